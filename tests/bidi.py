@@ -3,7 +3,6 @@
 https://w3c.github.io/webdriver-bidi/
 """
 
-import base64
 import contextlib
 import json
 import re
@@ -65,21 +64,6 @@ class Firefox:
             raise RuntimeError(answer["exceptionDetails"]["text"])
         return json.loads(answer["result"].get("value", "null"))
 
-    def press(self, *keys):
-        """Presses keys wherever the focus is."""
-        actions = [
-            {"type": kind, "value": key}
-            for key in keys
-            for kind in ("keyDown", "keyUp")
-        ]
-        source = {"type": "key", "id": "keys", "actions": actions}
-        self._here("input.performActions", actions=[source])
-
-    def picture(self):
-        """Returns what is in view, as PNG."""
-        answer = self._here("browsingContext.captureScreenshot")
-        return base64.b64decode(answer["data"])
-
     def _here(self, method, **parameters):
         return self._ask(method, context=self._context, **parameters)
 
@@ -102,17 +86,16 @@ class Firefox:
 
 
 @contextlib.contextmanager
-def firefox_or_skip(dark=False):
-    """A headless Firefox with an empty profile."""
+def firefox_or_skip():
+    """A headless Firefox with an empty profile, in a dark theme."""
     program = shutil.which("firefox") or shutil.which("firefox-esr")
     if program is None:
         skip_without("Firefox", "apt-get install firefox-esr")
     with tempfile.TemporaryDirectory() as profile:
         with open(f"{profile}/user.js", "w") as settings:
-            # 0 is dark, 1 light.
             settings.write(
                 'user_pref("layout.css.prefers-color-scheme.content-override",'
-                f" {0 if dark else 1});\n"
+                " 0);\n"
             )
         process = subprocess.Popen(
             [

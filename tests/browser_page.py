@@ -101,14 +101,6 @@ class Browser(Reader):
         self.until(lambda: self.count(css))
         self.one(css).click()
 
-    def hover(self, css, x, y):
-        """Moves the mouse to a place in a canvas."""
-        found = self.one(css)
-        x, y = x - found.size["width"] // 2, y - found.size["height"] // 2
-        chain = ActionChains(self.driver, duration=0)
-        chain.move_to_element_with_offset(found, x, y).perform()
-        return self.settle()
-
     def press(self, *keys):
         ActionChains(self.driver, duration=0).send_keys(*keys).perform()
         return self.settle()

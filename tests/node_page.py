@@ -136,16 +136,16 @@ class Page(Reader):
             raise RuntimeError(answer["error"])
         return answer["found"]
 
-    def open_file(self, path, dark=False, **link):
+    def open_file(self, path, **link):
         """Opens a report, by a link to what is in it."""
         path = pathlib.Path(path)
         html = path.read_text("utf-8")
-        self._ask("open", html, path.as_uri(), urlencode(link), dark)
+        self._ask("open", html, path.as_uri(), urlencode(link))
         return self
 
-    def open(self, url, dark=False, **link):
+    def open(self, url, **link):
         """Opens what a server has."""
-        self._ask("open", None, url, urlencode(link), dark)
+        self._ask("open", None, url, urlencode(link))
         return self
 
     def see(self, name, compare=None, **link):
@@ -226,9 +226,9 @@ class Page(Reader):
             kind,
         )
 
-    def pick(self, css, value, waits=True):
+    def pick(self, css, value):
         self._set(css, value, "change")
-        return self.settle() if waits else self
+        return self.settle()
 
     def type(self, css, text):
         self._set(css, text, "input")
@@ -260,18 +260,6 @@ class Page(Reader):
         """Does what the page does from time to time."""
         self.run("page.repeated.forEach((act) => act())")
         return self.settle()
-
-    def asked(self):
-        """What was asked of the server."""
-        return self.run("return page.asked")
-
-    @contextlib.contextmanager
-    def slow(self):
-        """A server that does not answer."""
-        self.run("page.holding = true")
-        yield
-        self.run("page.holding = false; page.held.splice(0).map((go) => go())")
-        self.settle()
 
     def block(self, part):
         """Lets requests fail that have this in their address."""
@@ -309,12 +297,6 @@ class Page(Reader):
         """What is written on a canvas."""
         return {mark["text"] for mark in self.marks(css, "text")}
 
-    def columns(self, css, colour, **wanted):
-        """From where to where something of a colour is."""
-        marks = self.marks(css, colour=colour, **wanted)
-        found = [x for mark in marks for x in _columns(mark)]
-        return (min(found), max(found)) if found else None
-
     def cells(self, css=HEAT):
         """The colours of a heatmap's rows, RGBA: a row each, in pixels."""
         height, width, data = self.run(
@@ -326,12 +308,6 @@ class Page(Reader):
         )
         data = np.frombuffer(base64.b64decode(data), "uint8")
         return data.reshape(height, width, 4)
-
-
-def _columns(mark):
-    if "points" in mark:
-        return [x for x, _ in mark["points"]]
-    return [mark["x"], mark["x"] + mark.get("width", 0)]
 
 
 @contextlib.contextmanager

@@ -35,32 +35,6 @@ test("no two modules define the same name, since the page is one script", () => 
 
 // Scales and ticks.
 
-test("scales, ticks and zoom", () => {
-  const scale = all.linearScale([10, 20], [100, 300]);
-  assert.deepEqual([scale(15), scale.invert(200)], [200, 15]);
-  assert.deepEqual(all.niceTicks(0, 2000, 4), [0, 500, 1000, 1500, 2000]);
-  assert.deepEqual(all.niceTicks(0, 3, 10), [0, 1, 2, 3]);
-  assert.deepEqual(all.niceTicks(0.004, 0.011, 4, 0), [0.004, 0.006, 0.008, 0.01]);
-  assert.deepEqual(all.exponentTicks(1, 20, 6), [4, 8, 12, 16, 20]);
-  assert.equal(all.countAtMost([1, 3, 5], 3), 2);
-  assert.deepEqual([4, 9].map((step) => all.valueAtStep([5, 9], [7, 8], step)), [7, 8]);
-  assert.equal(all.valueAtStep([], [], 1), null);
-  assert.equal(all.zoomedDomain([0, 100], 50, 2, [0, 100]), null);
-  assert.deepEqual(all.zoomedDomain([0, 100], 50, 0.5, [0, 100]), [25, 75]);
-  assert.equal(all.labelStride(4, 11), 3);
-});
-
-test("the nearest mark within reach is hit, and none hides another", () => {
-  const marks = [{ x: 0, y: 0 }, { x: 10, y: 0 }];
-  assert.equal(all.nearestMark(marks, { x: 8, y: 1 }, 9), marks[1]);
-  assert.equal(all.nearestMark(marks, { x: 30, y: 0 }, 9), null);
-  const mark = (shape, x, y = 0) => ({ shape, x, y });
-  const placed = (...own) => all.setApart(own, 100).map(({ shape, x }) => [shape, x]);
-  assert.deepEqual(placed(mark("triangle", 50), mark("diamond", 52)), [["diamond", 59], ["triangle", 50]]);
-  assert.deepEqual(placed(mark("triangle", 95), mark("diamond", 95)), [["diamond", 86], ["triangle", 95]]);
-  assert.deepEqual(placed(mark("triangle", 50, 9), mark("diamond", 50))[0], ["diamond", 50]);
-});
-
 test("a reading takes one unit, and what lies between two none", () => {
   const HEAT = { from: [1, 50, 99], until: [1, 50, 100] };
   const axis = all.readingAxis(HEAT);
@@ -94,22 +68,6 @@ test("two runs are placed by their own epochs, side by side", () => {
   const lacking = { ...state, compareData: { ...compareData, clock: {} } };
   assert.equal(all.axisOf(lacking).name, "step");
   assert.equal(all.alignedSteps(lacking, lacking.compareData).toShown(10), 10);
-  const scale = all.alignedScale(state, compareData, Object.assign((step) => 2 * step, { invert: (x) => x / 2 }));
-  assert.deepEqual([scale(40), scale.invert(32), scale.base(5)], [32, 40, 10]);
-});
-
-test("the axis of losses fits what is in view, and no noise fills it", () => {
-  assert.deepEqual(all.lossAxis([0.5, 2.5]), [0.5, 2.5]);
-  const [low, high] = all.lossAxis([2.29, 2.31]);
-  // A tenth of 2.31, with 2.3 in the middle.
-  assert.ok(Math.abs(high - low - 0.231) < 1e-12 && Math.abs(low + high - 4.6) < 1e-12);
-  assert.deepEqual(all.lossAxis([0, 0]), [0, 0]);
-  const curves = all.finiteStretches({ steps: [2, 4, 6, 8, 10], values: [9, 1, "nan", 3, 2] });
-  const ranges = [[0, 20], [5, 20], [11, 20]].map((domain) => all.lossRange([curves], domain));
-  assert.deepEqual(ranges, [[1, 9], [2, 3], null]);
-  const gaps = (...values) => all.lossGaps({ steps: [50, 100, 150, 200], values });
-  assert.deepEqual(gaps(9, "nan", "nan", 2), [[50, 150]]);
-  assert.deepEqual(gaps("nan", "nan", "nan", "nan"), [[0, 200]]);
 });
 
 test("skipped steps are counted between the rows of the loss scale, too", () => {
@@ -120,12 +78,6 @@ test("skipped steps are counted between the rows of the loss scale, too", () => 
 });
 
 // Columns and rows of the heatmap.
-
-test("columns leave no gaps between them", () => {
-  const edges = all.columnEdges([0, 50, 100], [0, 50, 100]);
-  assert.deepEqual(edges, [-25, 25, 75, 125]);
-  assert.deepEqual([24, 25, 200].map((step) => all.columnAt(edges, step)), [0, 1, -1]);
-});
 
 test("one bad column stays visible however narrow the picture is", () => {
   const steps = Array.from({ length: 1000 }, (_, step) => step);
@@ -165,16 +117,6 @@ test("under a pixel the gravest counts: an overflow, not bad data or what a wide
   assert.deepEqual([since(4), since(5)], [true, false]);
 });
 
-test("the data say of which cells another layer, or the whole run, is the cause", () => {
-  const [one, run] = [{ layer: "a" }, { because: "it diverged" }];
-  const originAt = all.originsIn({
-    layers: ["a", "b"], from: [1, 2, 3],
-    passed: [{ from: one, rows: [1], columns: [[0, 0]] }, { from: run, rows: [0, 1], columns: [[1, 2]] }],
-  });
-  const cells = [[1, 0], [0, 0], [0, 2], [1, 1], [0, -1]];
-  assert.deepEqual(cells.map((cell) => originAt(...cell)), [one, null, run, run, null]);
-});
-
 test("a layer has at each step the dtype that it was computed in", () => {
   const moved = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [28, "float32"]] });
   assert.deepEqual([0, 28, 29].map((step) => all.dtypeAt(moved, step)), ["float16", "float16", "float32"]);
@@ -211,40 +153,6 @@ test("every unit of the package has words, and every value of it a colour", () =
   }
 });
 
-// CIE L*a*b* of sRGB, in which a distance of about 2 is just seen.
-function labOf(rgb) {
-  const linear = rgb.map((channel) => {
-    const part = channel / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  });
-  const rows = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]];
-  const [x, y, z] = rows.map((row, place) => {
-    const white = [0.95047, 1, 1.08883][place];
-    const part = row.reduce((sum, factor, index) => sum + factor * linear[index], 0) / white;
-    return part > 0.008856 ? Math.cbrt(part) : 7.787 * part + 16 / 116;
-  });
-  return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
-}
-
-test("two bits of headroom more are seen wherever they are, and special colours are none of them", () => {
-  const color = (value, wider = false) => all.valueColor("headroom", value, wider);
-  const far = (one, other) => Math.hypot(...one.map((part, place) => part - other[place]));
-  for (let bits = 2; bits <= 22; bits += 1) {
-    const [one, two] = [bits, bits + 2].map((value) => labOf(color(value)));
-    assert.ok(one[0] - two[0] > 5, `lightness at ${bits} bits`);
-    assert.ok(far(one, two) > 9, `colour at ${bits} bits`);
-  }
-  assert.ok(far(labOf(color(2)), labOf(all.levelColor("warning"))) > 30);
-  for (let bits = -1; bits <= 30; bits += 0.1) {
-    for (const [special, least] of [[color(INF), 20], [color(-1, true), 20], [color(5, true), 40]]) {
-      assert.ok(Math.max(...color(bits).map((one, place) => Math.abs(one - special[place]))) > least, `${bits}`);
-    }
-  }
-  assert.notDeepEqual(all.levelColor("input"), all.levelColor("bad"));
-  const share = (value) => all.valueColor("share", value).join();
-  assert.ok(![0, 0.5, 1].map(share).includes(share(INF)));
-});
-
 // Numbers and names as text.
 
 test("numbers are written as Python writes them", () => {
@@ -263,39 +171,9 @@ test("numbers are written as Python writes them", () => {
   assert.equal(all.listSome(["a", "b", "c"], 2), "a, b and 1 more");
 });
 
-const BLOCK = [
-  "", "/self_attention", "/self_attention/query", "/self_attention/attention_output",
-  "/self_attention_layer_norm", "/feedforward_intermediate_dense",
-];
-const DEEP = ["token_embedding", ...[...Array(12).keys()].flatMap((block) => {
-  return BLOCK.map((part) => `bert_base_en_backbone/transformer_encoder_${block}${part}`);
-}), "pool"];
-
-test("what tells long names apart stays visible, and no two labels are alike", () => {
-  const labels = all.shortNames(DEEP, 32);
-  const label = (block, part) => labels.get(`bert_base_en_backbone/transformer_encoder_${block}${part}`);
-  assert.equal(label(11, BLOCK[2]), "…encoder_11/self_attention/query");
-  assert.equal(label(3, BLOCK[3]), "…encoder_3/…/attention_output");
-  assert.match(label(7, BLOCK[5]), /^…encoder_7\/feed.*ate_dense$/);
-  const equal = [...Array(200).keys()].map((n) => `${"x".repeat(50)}${n}${"y".repeat(50)}`);
-  const towers = ["text", "image"].flatMap((tower) => DEEP.map((path) => `${tower}_encoder_with_a_name/${path}`));
-  for (const paths of [DEEP, equal, towers, ["a"], []]) {
-    for (const length of [20, 32, 36]) {
-      const found = [...all.shortNames(paths, length).values()];
-      assert.equal(new Set(found).size, paths.length);
-      assert.ok(found.every((text) => text.length <= length));
-    }
-  }
-  assert.deepEqual([["tuned/mixprec", "float16/mixprec"], ["mixprec", "a/mixprec"]].map((own) => all.shortRun(...own)),
-    ["tuned", "mixprec"]);
-});
-
 test("links are read back as they were written, and nothing else", () => {
   const state = { run: "a b/c+d", layer: "x&y=1#2", step: 0 };
   assert.deepEqual(all.readHash(all.writeHash({ ...state, compare: null })), state);
-  const url = all.hostLink("http://h/", state);
-  assert.ok(url.startsWith("http://h/#mixed_precision&p.mixed_precision.run="));
-  assert.deepEqual(all.readHostHash(new URL(url).hash), state);
   assert.deepEqual(all.readLink({ part: "constructor", step: "x" }), {});
 });
 
@@ -325,39 +203,6 @@ test("steps skipped in a row are one event, of each optimizer its own", () => {
   const counts = (events, skipped) => all.countsByKind([{ events, skipped }]).map((one) => [one.count, one.rows]);
   assert.deepEqual(counts([...both, found("x"), found("y", { same_as: "x" }), rest], 24), [[4, 4], [2, 1], [20, 1]]);
   assert.deepEqual(counts([skip(1), skip(2)], 2), [[2, 1]]);
-});
-
-test("a sound run leads to the gravest that has an open finding", () => {
-  const row = (run, state, gravity) => ({ run, gravity, headline: { state } });
-  const rows = [row("a", "healthy", 19), row("b", "warning", 5), row("c", "failing", 0)];
-  const of = (list, run) => all.graverRun(list, run);
-  assert.deepEqual(of(rows, "a"), { run: "c", state: "failing", others: 1 });
-  assert.deepEqual(of(rows, "b"), { run: "c", state: "failing", others: 0 });
-  assert.equal(of([rows[0], rows[1], row("f", "warning", 6)], "b"), null);
-  assert.equal(of([rows[0], row("d", "repaired", 15)], "a"), null);
-  assert.equal(of([rows[0], { run: "e", unread: true }], "a"), null);
-  assert.equal(of(null, "a"), null);
-});
-
-test("the least headroom says what was found beside a reading that looks safe", () => {
-  const own = layer("a", { worst_step: 8, least_gradient_headroom: 6, worst_gradient_step: 4 });
-  const run = { layers: [own], format: { name: "float16" }, events: [], finding: null, stuck: 0 };
-  const tiles = (...events) => all.leastHeadroom({ ...run, events }).map(({ text, level }) => [text, level]);
-  assert.deepEqual(tiles(), [["9 bits", undefined], ["6 bits", undefined]]);
-  const verdict = { kind: "verdict", verdict: "forward_overflow", layer: "a", step: 3, numbers: {} };
-  assert.deepEqual(tiles(verdict)[0], ["▲ overflow found", "bad"]);
-  assert.equal(tiles({ ...verdict, numbers: { overflows_in_steps: 30 } })[0][0], "9 bits");
-  const skip = { kind: "skipped_step", step: 9, at_step: 5 };
-  assert.deepEqual(tiles(skip), [["9 bits", undefined], ["6 bits, then overflow", "skip"]]);
-  assert.equal(tiles({ ...skip, at_step: 3 })[1][0], "6 bits");
-  assert.equal(tiles({ ...skip, bad_input: { x: 0 } })[1][0], "6 bits");
-  assert.equal(tiles({ ...skip, at_step: 9, loss: ["nan"] })[0][0], "9 bits, then overflow");
-  // Gradients of a run that skips all of its steps have none, nor where no reading was finite.
-  for (const bits of [6, null]) {
-    const layers = [{ ...own, least_gradient_headroom: bits }];
-    const [, stuck] = all.leastHeadroom({ ...run, layers, stuck: 182 });
-    assert.deepEqual([stuck.text, stuck.level], ["▲ not finite", "bad"]);
-  }
 });
 
 // What if.
@@ -444,31 +289,6 @@ test("a plan stays below the loss scales at which steps were skipped, unless a l
   assert.deepEqual([scale(13, REFUSED), scale(13, REFUSED, true)], [[15, true], [12, false]]);
 });
 
-test("a plan does not lower a loss scale that the run had room for", () => {
-  // 1.5 bits are left at 2**15, and the first step that is skipped has bad data.
-  const run = { last_step: 300, scale: [{ steps: [0, 7, 29], scale: [2 ** 15, 2 ** 14, 2 ** 13], skipped: [0, 1, 2] }] };
-  const found = (largest, overflowing_scale, more = run, own = {}) => planOf([layer("a", own)], {
-    a: { activation: range(1, -3), gradient: range(largest, -20) },
-  }, { overflowing_scale }, more).scale;
-  const tight = FLOAT16.maximum_bits - 15 - 1.5;
-  assert.deepEqual([found(tight, null), found(tight, null, {})], [15, 14]);
-  // Where gradients overflowed, or would, or were in float32 then, nothing is proven.
-  const moved = { dtypes: [[0, "float16"], [2, "float32"], [20, "float16"]] };
-  assert.deepEqual([found(tight, 15), found(tight, null, run, moved)], [14, 14]);
-  assert.ok(found(tight + 2, null) < 15);
-  // All steps at 2**15 were skipped; a run without a change of the loss scale has one row.
-  const skips = { last_step: 2, scale: [{ steps: [0, 1], scale: [2 ** 15, 2 ** 14], skipped: [0, 1] }] };
-  const steady = { last_step: 9, scale: [{ steps: [0], scale: [2 ** 15], skipped: [0] }] };
-  assert.deepEqual(all.provenScales(skips, null), [{ bits: 14, step: 2 }]);
-  assert.deepEqual(all.provenScales(steady, null), [{ bits: 15, step: 9 }]);
-});
-
-test("the loss scale suits the layers with the most FLOPs", () => {
-  const of = (lowest, highest, cost) => ({ window: { lowest, highest }, cost });
-  assert.equal(all.bestScale([of(0, 4, 1), of(8, 12, 3), of(10, 20, 3)], [-14, 126]), 12);
-  assert.deepEqual([all.bestScale([], [-14, 126]), all.bestScale([], [-14, 126], 13)], [15, 13]);
-});
-
 test("a plan is not offered without what other runs found in its 16-bit layers", () => {
   const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
   const finding = (layer, level = "bad") => ({ kind: "verdict", verdict: "forward_overflow", layer, level, repaired: true });
@@ -483,34 +303,6 @@ test("a plan is not offered without what other runs found in its 16-bit layers",
 });
 
 // Readings of a layer.
-
-test("the course of a layer holds its largest, median and smallest numbers", () => {
-  const course = (...of) => all.courseOf(...of, 16);
-  const own = heat([1, 2, 10, -INF], { layers: ["a", "b"], from: [0, 5], until: [4, 9] });
-  const histogram = { steps: [3], exponents: [[-4, -3, 1, 128]], counts: [[1, 4, 3, 9]], low: [-3] };
-  const empty = { largest: [], median: [], smallest: [], nonfinite: [], readings: 0, isZero: false };
-  assert.deepEqual(course(own, histogram, "b"), {
-    ...empty, largest: [[4, 6]], median: [[3, -3]], smallest: [[3, -4]], nonfinite: [3, 9], readings: 2,
-  });
-  assert.deepEqual(course(null, null, "b"), empty);
-  assert.deepEqual(course(heat([INF, INF, INF]), null, "a"), { ...empty, readings: 3, isZero: true });
-  // A histogram that is part of a column of the heatmap is no reading of its own.
-  const lost = heat([-INF, -INF], { from: [1, 20], until: [1, 20] });
-  const bins = { exponents: [[3, 128], [3, 128]], counts: [[1, 2], [1, 2]], low: [3, 3] };
-  const readings = (steps) => course(lost, { ...bins, steps }, "a").nonfinite;
-  assert.deepEqual([readings([10, 20]), readings([20, 40])], [[1, 20], [1, 20, 40]]);
-});
-
-test("the histogram is the latest at or before the step, else the first", () => {
-  const data = { steps: [32, 64], exponents: [[0, 1, 128], [1]], counts: [[2, 4, 2], [6]], low: [0, 1] };
-  assert.deepEqual([63, 1, null].map((step) => all.histogramAt(data, step).step), [32, 32, 64]);
-  assert.equal(all.histogramAt(null, 3), null);
-  // What is not finite has no place in it, but a share.
-  const { bars, nonfinite } = all.histogramAt(data, 32);
-  assert.deepEqual([bars.map((bar) => bar.exponent), nonfinite], [[0, 1], 0.25]);
-  const zones = [16, 15, -15, -25].map((exponent) => all.zoneOf(exponent, FLOAT16));
-  assert.deepEqual(zones, ["overflow", "normal", "subnormal", "vanishes"]);
-});
 
 test("the worst of all calls of a layer counts, since a repair, without bad batches", () => {
   const [headroom, error] = ["headroom", "error"].map((kind) => ({ name: kind, kind }));
@@ -546,10 +338,6 @@ test("runs differ most where their errors, dtypes and headroom do", () => {
   assert.equal(by("all")[0].path, "a");
   const cell = (id, ...runs) => all.differencesOf(...runs, ...errors, "all")[0].cells.find((found) => found.id === id);
   assert.match(cell("error", one, other).notes[0], /step 50$/);
-  // A layer with a verdict in either run comes before larger differences.
-  const found = run(of("a", "float16", 9), of("b", "float16", 9, { verdicts: ["forward_overflow"] }));
-  const order = (column) => all.differencesOf(run(of("a", "float16", 1), of("b", "float16", 9)), found, null, null, column);
-  assert.deepEqual(["all", "headroom"].map((column) => order(column)[0].path), ["b", "a"]);
   // Headroom is that of each dtype: enough of it is no difference.
   const brain = { ...run(of("a", "bfloat16", 132)), format: { name: "bfloat16" } };
   assert.equal(cell("headroom", brain, run(of("a", "float32", 19.8))).size, 0);
@@ -584,33 +372,3 @@ test("layers are in blocks by their folders, and a folder of one is none", () =>
   assert.deepEqual(rows.map((row) => row.block ?? row.layer.path), ["a", "a/b", "a/c/z", "only/one", "flat"]);
 });
 
-test("errors of trials span decades", () => {
-  const points = ["inf", 0.02, 0, null].map((error) => ({ share_in_16_bits: 0.5, error, pareto_optimal: true, float32: [] }));
-  const trials = all.trialsOf({ points });
-  assert.deepEqual(trials.map(({ error }) => error), [INF, 0.02, 0, NaN]);
-  assert.deepEqual(all.decadesOf(trials), [-2, -1]);
-  assert.deepEqual(all.trialsOf(null), []);
-});
-
-test("a store tells only those whose keys changed", () => {
-  const store = all.createStore({ a: 1, b: 2 });
-  const heard = [];
-  store.on(["a"], (state) => heard.push(state.a));
-  for (const patch of [{ b: 3 }, { a: 1 }, { a: 2 }]) store.set(patch);
-  assert.deepEqual(heard, [2]);
-});
-
-test("what is asked for while a frame is drawn is drawn in it, each once", () => {
-  const frames = [];
-  globalThis.requestAnimationFrame = (next) => frames.push(next);
-  const done = [];
-  const picture = () => done.push("picture");
-  const card = () => {
-    done.push("card");
-    for (const draw of [picture, card]) all.drawSoon(draw);
-  };
-  for (const draw of [card, card]) all.drawSoon(draw);
-  assert.equal(frames.length, 1);
-  frames.shift()();
-  assert.deepEqual([done, frames.length], [["card", "picture"], 1]);
-});

@@ -137,19 +137,13 @@ function stopWaiting(id) {
   page.waiting.delete(id);
 }
 
-// What a test holds back is answered when it lets go; what it blocks never is.
+// What a test blocks is never answered.
 async function fetchOf(path, options) {
-  const { base, asked, blocked, held } = page;
+  const { base, blocked } = page;
   const own = page;
-  asked.push(path);
   if (blocked && path.includes(blocked)) throw new TypeError("blocked");
   own.fetching += 1;
   try {
-    if (own.holding) {
-      own.fetching -= 1;
-      await new Promise((resolve) => held.push(resolve));
-      own.fetching += 1;
-    }
     return await fetch(new URL(path, base), options);
   } finally {
     own.fetching -= 1;
@@ -164,7 +158,7 @@ function equip() {
     requestAnimationFrame: later, clearTimeout: stopWaiting,
     setTimeout: (act, time = 0) => (time < SOON ? later(act) : 0),
     setInterval: (act) => page.repeated.push(act),
-    matchMedia: () => ({ matches: page.dark, addEventListener: (_, act) => page.onTheme.push(act) }),
+    matchMedia: () => ({ matches: false, addEventListener: () => {} }),
   });
   window.URL.createObjectURL = (blob) => {
     page.blobs.set(`blob:${page.blobs.size}`, blob);
@@ -178,8 +172,7 @@ async function atRest() {
   for (let turns = 0; quiet < 3; turns += 1) {
     await turn();
     const { ready, later: more } = window.document.body.dataset;
-    const isHeld = page.held.length > 0;
-    quiet = page.waiting.size || page.fetching || !(ready || isHeld) || more ? 0 : quiet + 1;
+    quiet = page.waiting.size || page.fetching || !ready || more ? 0 : quiet + 1;
     if (turns > 20_000) throw new Error(`not at rest: ${JSON.stringify({ ready, more, waiting: page.waiting.size, fetching: page.fetching })}`);
   }
 }
@@ -192,11 +185,11 @@ async function textOf(url) {
 
 const requests = {
   // A page as it is sent: all of it in one file, or with a server behind it.
-  async open(html, url, hash, dark) {
+  async open(html, url, hash) {
     window?.close();
     page = {
-      base: url, asked: [], blocked: null, holding: false, held: [], fetching: 0, repeated: [], waiting: new Map(), lastId: 0,
-      saved: [], blobs: new Map(), copied: [], errors: [], broughtIntoView: [], onTheme: [], dark,
+      base: url, blocked: null, fetching: 0, repeated: [], waiting: new Map(), lastId: 0,
+      saved: [], blobs: new Map(), copied: [], errors: [], broughtIntoView: [],
     };
     let script = "";
     let whole = html ?? await textOf(url);

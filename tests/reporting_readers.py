@@ -43,11 +43,11 @@ def read_tag(folder, tag):
 
 
 @contextlib.contextmanager
-def tensorboard(log_dir, *flags, server=(SERVER,), **environment):
+def tensorboard(log_dir, *flags, **environment):
     """The URL of a TensorBoard process on `log_dir`."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
-            [sys.executable, *server, "--logdir", log_dir, *flags],
+            [sys.executable, SERVER, "--logdir", log_dir, *flags],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | environment,

@@ -3,26 +3,18 @@
 import csv
 import io
 import json
-import math
 
 import numpy as np
 import pytest
 from canonical_logs import layer
-from node_page import WIDTH, colour
 from plugin_runs import write
 
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.run_data import RunData
-from keras_mixprec.reporting.run_ranges import run_ranges
 
 RUN, REPAIRED = "overflow/mixprec", "repaired/mixprec"
 HEALTHY = "healthy/mixprec"
 SQUARE, HEADROOM = "block/square", "activation_headroom_bits"
-POINTS = [
-    {"share_in_16_bits": 1.0, "error": 0.5, "float32": []},
-    {"share_in_16_bits": 0.5, "error": 0.001, "float32": ["a"]},
-    {"share_in_16_bits": 0.25, "error": 0.01, "float32": ["b"]},
-]
 
 
 @pytest.fixture
@@ -84,14 +76,6 @@ def test_events(page, rows, run):
     assert [(row["step"], row["kind"]) for row in rows("events")] == kinds
 
 
-def test_runs(page, rows, told):
-    found = {row["run"].partition("/")[0]: row for row in rows("runs")}
-    assert found.keys() == told.keys()
-    for name, run in told.items():
-        assert found[name]["skipped"] == run["skipped"]
-        assert found[name]["state"] == run["headline"]["state"]
-
-
 def test_loss_scale_and_loss(page, rows, told):
     page.pick("#compare", REPAIRED)
     saved = rows("timeline")
@@ -109,15 +93,6 @@ def test_loss_scale_and_loss(page, rows, told):
             assert column == known
         values = [float(row["loss"]) for row in losses]
         np.testing.assert_equal(values, told[name]["loss"]["values"])
-
-
-def test_speed(page, rows, told):
-    page.pick("#run", HEALTHY)
-    saved = rows("performance")
-    for figure in told["healthy"]["performance"]["figures"]:
-        own = [row for row in saved if row["figure"] == figure["name"]]
-        whole, *by_step = (row["value"] for row in own)
-        assert (whole, by_step) == (figure["value"], figure["values"])
 
 
 def test_heatmap(page, rows, data):
@@ -139,28 +114,6 @@ def test_histogram(page, rows, data):
     assert found == [(exponent, count) for exponent, count in bars if count]
 
 
-def test_map(page, rows, run):
-    layers = {known["path"]: known for known in run["layers"]}
-    for row in rows("map"):
-        known = layers[row["layer"]]
-        assert row["fed_by"] == known["fed_by"]
-        least = pytest.approx(known["least_headroom"], rel=2**-7)
-        assert float(row["worst"]) == least
-
-
-def test_range_by_step(page, rows, data):
-    page.click(f"#layers tr[data-layer='{SQUARE}']")
-    grid = data(RUN).grid(HEADROOM, 1200)
-    bits = grid.worst[grid.layers.index(SQUARE)]
-    known = dict(zip(np.asarray(grid.last).tolist(), bits, strict=True))
-    for row in rows("course"):
-        assert row["not_finite"] == (known[row["step"]] == -math.inf)
-    page.click("#layers tr[data-layer=embed]")
-    for row in rows("course"):
-        largest = np.log2(65504) - 12.5
-        assert row["largest_log2"] == pytest.approx(largest, abs=0.1)
-
-
 def test_dtypes(page, rows, told):
     page.pick("#run", REPAIRED)
     (square,) = (x for x in told["repaired"]["layers"] if x["path"] == SQUARE)
@@ -170,62 +123,6 @@ def test_dtypes(page, rows, told):
     ]
     assert bars[-1]["to_step"] == told["repaired"]["last_step"]
     assert bars[-1]["because"] == square["demoted_because"]
-
-
-def test_what_if(page, rows, data):
-    page.pick("#run", HEALTHY)
-    ranges = run_ranges(data(HEALTHY), 1200)["layers"]
-    saved = rows("what-if")
-    assert len(saved) == 15 * len(ranges)
-    wanted = {"format": "float8_e4m3fn", "layer": "embed", "reading": "worst"}
-    (row,) = (row for row in saved if wanted.items() <= row.items())
-    worst = {part: ranges["embed"][part]["worst"] for part in ranges["embed"]
-             if part in ("activation", "gradient")}  # fmt: skip
-    left = np.log2(448) - worst["activation"]["largest"]
-    assert row["activation_bits_left"] == pytest.approx(left)
-    assert row["lowest_scale_log2"] == -9 - worst["gradient"]["low"]
-
-
-def test_differences(page, rows, told):
-    page.pick("#compare", REPAIRED)
-    one, two = (
-        {known["path"]: known for known in told[run]["layers"]}
-        for run in ("overflow", "repaired")
-    )
-    for row in rows("difference"):
-        for layers, end in (one, ""), (two, "_of_other"):
-            known = layers[row["layer"]]
-            assert row[f"dtype{end}"] == known["compute_dtype"]
-            inside = known["inside"] or {"outputs": known["least_headroom"]}
-            # Of float32 that of its own range.
-            wider = 112 * (known["compute_dtype"] == "float32")
-            assert float(row[f"headroom{end}"]) == inside["outputs"] + wider
-
-
-@pytest.fixture
-def search(page, tmp_path):
-    best = [True, True, False]
-    points = [
-        point | {"pareto_optimal": is_best}
-        for point, is_best in zip(POINTS, best, strict=True)
-    ]
-    event = {"kind": "trade_off", "title": "error", "points": points, "step": 0}
-    write(tmp_path, "a", event)
-    return page.show(tmp_path)
-
-
-def test_trials(search, rows):
-    for row, point in zip(rows("pareto"), POINTS, strict=True):
-        assert row["share"] == point["share_in_16_bits"]
-        assert row["error"] == point["error"]
-        assert row["float32"] == point["float32"]
-    assert not search.count("#dtypes .dtype-bar")
-    # The best two, at half and at all of the FLOPs, from 0.5 to 0.001.
-    (line,) = search.marks("#pareto canvas", "line", colour="line-1")[:1]
-    xs, ys = np.transpose(line["points"])
-    wanted = [64 + share * (WIDTH - 64 - 24) for share in (0.5, 1)]
-    np.testing.assert_allclose(sorted({*xs})[:2], wanted, atol=1)
-    assert ys.max() == pytest.approx(22 + 240 - 8, abs=1)
 
 
 def test_names_in_a_table_are_no_formulas(page, tmp_path):
@@ -242,10 +139,8 @@ def test_names_in_a_table_are_no_formulas(page, tmp_path):
     ("card", "run", "words"),
     [
         ("timeline", RUN, {"loss scale", "step"}),
-        ("performance", HEALTHY, {"step time"}),
         ("heatmap", RUN, {"all zero", "step"}),
         ("histogram", HEALTHY, {"magnitude", "elements"}),
-        ("course", HEALTHY, {"largest", "maximum"}),
     ],
 )
 def test_a_picture_says_what_it_is_of(page, told, card, run, words):
@@ -258,10 +153,3 @@ def test_a_picture_says_what_it_is_of(page, told, card, run, words):
     # All that is on the canvas of the page.
     (canvas, *_) = page.values(f"#{card} canvas", "marks")
     assert [mark for mark in canvas if mark not in marks] == []
-
-
-def test_the_special_colours_are_explained_in_the_picture(page):
-    page.see("overflow")
-    marks = json.loads(page.download("heatmap", "png"))
-    hatched = {m["colour"] for m in marks if m["hatched"] and m["width"] == 14}
-    assert {colour("zero"), colour("beyond")} <= hatched

@@ -1,16 +1,13 @@
 """What a reader does with the page: opens, chooses, sorts, filters, copies."""
 
-import math
 import os
 import pathlib
 
-import numpy as np
 import pytest
 from canonical_logs import layer
 from node_page import HEAT, LABELS, OTHER_HEAT, TIMELINE, served
 from plugin_runs import verdict, write
 
-import keras_mixprec as kmp
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.run_log import RunLog
 
@@ -152,13 +149,6 @@ def test_the_headline_leads_to_the_event_that_matters_most(page):
         assert page.brought() == "verdict"
 
 
-def test_a_demotion_leads_to_its_layer(page):
-    page.see("repaired").type("#layer-filter", "logits")
-    page.click(".health:nth-child(4)")
-    assert page.chosen()[1] == "block/norm"
-    assert page.focused() == "TR"
-
-
 def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     page.click(MARK)
     (found,) = (e for e in told["overflow"]["events"] if e["kind"] == "verdict")
@@ -175,32 +165,6 @@ def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     assert "received: 2.5" in details[2]
     page.click("#headline .next button")
     assert page.copied() == told["overflow"]["next"]["code"]
-
-
-def test_a_sound_run_leads_to_the_gravest(page):
-    page.see("repaired")
-    assert "▲" in page.text(".graver")
-    page.click(".graver")
-    assert (
-        page.values("#runs tbody tr", "dataset.run")[0]
-        == (page.values("#run", "value")[0])
-    )
-    assert not page.shown(".graver")
-
-
-@pytest.mark.parametrize(
-    ("run", "level"), [("overflow", "bad"), ("repaired", "fine")]
-)
-def test_what_is_repaired_is_green(page, run, level):
-    page.see(run)
-    assert page.values("#headline .sentence", "className") == [
-        f"sentence {level}"
-    ]
-    marks = "▲" if level == "bad" else "✓"
-    assert page.texts(f".health.{level} .value")[-1].startswith(marks)
-    assert page.text("#layers .badge").startswith(marks)
-    wrong = ".health.bad, .badge.bad:not(#events *, #runs *, #what-if *)"
-    assert (page.count(wrong) > 0) == (level == "bad")
 
 
 def test_what_is_chosen_is_chosen_everywhere(page, told):
@@ -248,79 +212,9 @@ def test_all_of_hundreds_of_rare_events_can_be_reached(page, tmp_path):
         page.click("#events .page:last-child")
     found = page.values("#events li", "dataset.step")
     assert [*map(int, found)] == steps
-    page.open_file(tmp_path / "report.html").press(
-        "ArrowLeft", "Enter", css=TIMELINE
-    )
-    assert page.values("#events li.chosen", "dataset.step") == ["299000"]
 
 
 # Layers.
-
-
-COLUMNS = {
-    "path": lambda layer: layer["path"],
-    "class": lambda layer: layer["class"],
-    "dtype": lambda layer: layer["compute_dtype"],
-    # In its own dtype: 112 powers of two more in float32.
-    "headroom": lambda layer: (
-        layer["least_headroom"] + 112 * (layer["compute_dtype"] == "float32")
-    ),
-    "verdicts": lambda layer: layer["severity"],
-    "demoted": lambda layer: layer["demoted_at"],
-    "parameters": lambda layer: layer["parameters"],
-    "flops": lambda layer: layer["share_of_flops"],
-}
-
-
-def ordered(layers, key, descending):
-    """Paths by rising or falling key; without one they come last."""
-    known = [layer for layer in layers if key(layer) is not None]
-    known = sorted(known, key=key, reverse=descending)
-    rest = [layer for layer in layers if key(layer) is None]
-    return [layer["path"] for layer in known + rest]
-
-
-@pytest.fixture(scope="module")
-def flat(tmp_path_factory):
-    """Layers in no block, one of which was demoted; and the page of them."""
-    folder = tmp_path_factory.mktemp("flat")
-    about = [("a", 3, 0.2), ("d", 9, 0.1), ("c", 1, 0.4), ("b", 4, 0.3)]
-    rows = [
-        layer(path, f"Kind{size}", share=share, parameters=size)
-        for path, size, share in about
-    ]
-    wide = rows[:2] + [rows[2] | {"compute_dtype": "float32"}] + rows[3:]
-    change = {"c": {"before": "mixed_float16", "after": "float32"}}
-    demotion = {"kind": "demote", "layers": change, "reasons": {}, "step": 2}
-    bits = {"activation_headroom_bits": [7.0, 12.0, 3.0, 1.5]}
-    write(
-        folder,
-        rows,
-        verdict("c"),
-        verdict("b", kind="underflow"),
-        demotion,
-        tables={2: wide},
-        heat={1: bits, 9: bits},
-    )
-    report = kmp.load_report(folder)
-    report.save_html(folder / "report.html")
-    (run,) = report.to_dict().values()
-    return folder / "report.html", run["layers"]
-
-
-@pytest.mark.parametrize("column", COLUMNS)
-def test_every_column_sorts(page, flat, column):
-    path, layers = flat
-    page.open_file(path)
-    heads = page.values("#layers th button", "dataset.column")
-    assert {*heads} == {*COLUMNS}
-    for order in "ascending", "descending":
-        page.click(f"th [data-column={column}]")
-        down = order == "descending"
-        assert page.layers() == ordered(layers, COLUMNS[column], down)
-        sorts = page.values("#layers th", "ariaSort")
-        assert sorts[heads.index(column)] == order
-        assert sorts.count("none") == len(heads) - 1
 
 
 @pytest.mark.parametrize(
@@ -328,10 +222,8 @@ def test_every_column_sorts(page, flat, column):
     [
         ("block", ["block/norm", SQUARE]),
         ("norm dense", []),
-        *((x, ["logits"]) for x in ("float32", "fp32", "single")),
-        *((x, ["embed", "block/norm", SQUARE]) for x in ("fp16", "half", "16")),
+        ("fp32", ["logits"]),
         ("forward overflow", [SQUARE]),
-        ("square FP16", [SQUARE]),
     ],
 )
 def test_layers_can_be_filtered(page, text, found):
@@ -343,84 +235,7 @@ def test_layers_can_be_filtered(page, text, found):
     assert rows == len(found)
 
 
-def block(place, *parts):
-    return [f"encoder/block_{place}/{part}" for part in parts or "abcdefghij"]
-
-
-@pytest.fixture
-def blocks(page, tmp_path):
-    """Layers in blocks: one overflows, one is held in float32."""
-    paths = [path for place in range(10) for path in block(place)]
-    rows = [layer(p, share=0.01, parameters=2) for p in paths]
-    rows[7]["compute_dtype"] = "float32"
-    bits = np.full(100, 12.0)
-    bits[7] = -3
-    sound = {"activation_headroom_bits": bits.tolist()}
-    bits[65] = -math.inf
-    heat = dict.fromkeys(range(20), sound)
-    heat[8] = {"activation_headroom_bits": bits.tolist()}
-    found = verdict(paths[65], step=10, at_step=8)
-    write(tmp_path, rows, found, heat=heat)
-    return page.show(tmp_path)
-
-
-def folds(page):
-    return page.values("#layers tr[data-block]", "dataset.block")
-
-
-def test_blocks_fold_with_their_worst_value_upwards(blocks):
-    blocks.click("#fold-blocks")
-    assert folds(blocks)[1:3] == ["encoder/block_0", "encoder/block_1"]
-    assert blocks.layers() == []
-    worst = "#layers tr[data-block='encoder/block_6']"
-    (row,) = blocks.rows(worst)
-    assert row[1:3] == ["10 layers", "fp16 ×10"]
-    assert row[3:5] == ["▲ not finite", "▲ forward overflow"]
-    assert [x.replace("\u202f", "") for x in row[6:]] == ["20", "10%"]
-    (row,) = blocks.rows("#layers tr[data-block='encoder/block_0']")
-    assert row[2:4] == ["fp16 ×9fp32", "12 bits"]
-    # A row of the heatmap as well, with the worst of the block.
-    said = blocks.hover(HEAT, LABELS + 300, 6)
-    assert (said[0], said[-1]) == ("worst of encoder/block_0", "12 bits left")
-    blocks.click("th [data-column=headroom]")
-    assert folds(blocks)[1] == "encoder/block_6"
-    for act in (
-        lambda: blocks.click(worst),
-        lambda: blocks.press("ArrowRight", css=worst),
-    ):
-        act()
-        # In the order of the least headroom.
-        assert blocks.layers() == block(6, *"fabcdeghij")
-        blocks.press("ArrowLeft", css=worst)
-        assert blocks.layers() == []
-    blocks.click(MARK)
-    assert blocks.chosen()[0].startswith(f"Selected: {block(6)[5]} · ")
-
-
-def test_only_problems_are_left_in_the_table_and_the_heatmap(blocks):
-    blocks.click("#only-problems")
-    assert blocks.layers() == [block(6)[5]]
-    assert blocks.text("#layers .hint") == "1 of 100"
-    assert len(blocks.cells()) == 1
-    assert blocks.marks(HEAT, "box", colour="bad", hatched=True)
-    blocks.click("#only-problems").type("#layer-filter", "block_6/a")
-    assert blocks.layers() == block(6, "a")
-    assert len(blocks.cells()) == 1
-
-
 # Runs.
-
-
-def test_every_column_of_the_runs_sorts(page):
-    for column in page.values("#runs th button", "dataset.runColumn"):
-        button = f"#runs [data-run-column={column}]"
-        page.click(button)
-        (way,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
-        rows = page.values("#runs tbody tr", "dataset.run")
-        page.click(button)
-        assert page.values("#runs tbody tr", "dataset.run") != rows, column
-        (other,) = page.values("#runs th[aria-sort$=ending]", "ariaSort")
-        assert {way, other} == {"ascending", "descending"}
 
 
 def test_runs_are_chosen_and_compared_from_their_table(page):
@@ -475,55 +290,11 @@ def test_enter_selects_and_escape_clears(page, rows, layer):
     assert page.chosen() == ("", None)
 
 
-@pytest.mark.parametrize(
-    ("key", "steps"), [("ArrowRight", (0, 1)), ("ArrowLeft", (40, 39))]
-)
-def test_arrow_keys_begin_at_the_ends_of_the_timeline(page, key, steps):
-    page.focus(TIMELINE)
-    for step in steps:
-        page.press(key)
-        where = f"step {step}" if step else "before the first"
-        assert where in page.chosen()[0]
-
-
-def test_keys_zoom_the_timeline_and_escape_ends_it(page):
-    page.click(TIMELINE, 526, 60)
-    whole = page.written(HEAT)
-    page.press("+", css=TIMELINE)
-    assert page.shown("#timeline button.quiet")
-    assert page.written(HEAT) != whole  # Which follows.
-    page.press("Escape")
-    assert page.written(HEAT) == whole
-    assert page.chosen() == ("Selected: step 20", None)
-
-
 # While what was asked for is on its way.
 
 
 def busy(page, css):
     return page.values(css, "ariaBusy") == ["true"]
-
-
-def test_what_is_awaited_is_marked_above_what_was_there(page):
-    before = page.layers()
-    with page.slow():
-        page.pick("#run", FITS, waits=False)
-        assert busy(page, "main")
-        assert page.layers() == before
-    assert not busy(page, "main")
-    assert page.text("#headline strong").startswith("✓")
-    with page.slow():
-        page.pick("#metric", "gradient_headroom_bits", waits=False)
-        assert busy(page, "#heatmap")
-        assert not busy(page, "main")
-    assert not busy(page, "#heatmap")
-
-
-def test_a_metric_that_is_still_here_is_not_asked_for_again(page):
-    for metric in "gradient_headroom_bits", "activation_headroom_bits":
-        page.pick("#metric", metric)
-    asked = [path for path in page.asked() if "/heat" in path]
-    assert len(asked) == len({*asked}) == 2
 
 
 def test_a_failure_is_no_longer_loading(page):

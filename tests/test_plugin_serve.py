@@ -11,7 +11,6 @@ from node_page import served
 from page_server import ask, interrupt, running
 from plugin_runs import write
 
-import keras_mixprec as kmp
 from keras_mixprec.cli import main
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
@@ -21,7 +20,6 @@ from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.tensorboard_plugin import endpoints
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
-from keras_mixprec.tensorboard_plugin.page_server import PageServer
 
 RUN, LONG = "healthy/mixprec", "x" * 5000
 METRIC = "weight_headroom_bits"
@@ -109,9 +107,7 @@ def test_head_says_what_get_would(url, target):
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        *((host, 403) for host in ("evil.example", "[::1]", "x")),
-        ("127.0.0.1.evil.example", 403),
-        ("192.168.0.1:6007", 403),
+        *((host, 403) for host in ("evil.example", "127.0.0.1.evil.example")),
         *((host, 200) for host in ("localhost:1", "127.0.0.1", "LOCALHOST:9")),
     ],
 )
@@ -133,17 +129,12 @@ def test_other_methods_are_refused(url, method):
 @pytest.mark.parametrize(
     "target",
     [
-        "/static/../plugin.py",
         "/static/%2e%2e%2fplugin.py",
         "/static/index.js",
-        "//etc/passwd",
         "/../../etc/passwd",
-        "/data/",
         "/data/run/..",
         "/data/nothing",
-        "/favicon.ico",
         "http://evil.example/",
-        "*",
     ],
 )
 def test_other_paths_are_refused(url, target):
@@ -157,18 +148,14 @@ def test_other_paths_are_refused(url, target):
     ("route", "query", "status"),
     [
         ("run", {}, 400),
-        *(
-            ("run", {"run": run}, 400 if run == LONG else 404)
-            for run in ("nothing", "../../etc", "/etc", LONG)
-        ),
+        ("run", {"run": "../../etc"}, 404),
+        ("run", {"run": LONG}, 400),
         ("heat", {"run": RUN, "metric": "none", "columns": "9"}, 404),
-        ("heat", {"run": RUN, "metric": LONG}, 400),
         *(
             ("heat", {"run": RUN, "metric": "m", "columns": columns}, 400)
-            for columns in ("", "0", "-1", "1e3", "2001", "9" * 400, "²")
+            for columns in ("", "0", "2001", "9" * 400, "²")
         ),
         ("histogram", {"run": RUN, "layer": "a", "part": "b"}, 404),
-        ("histogram", {"run": RUN, "layer": "a"}, 400),
     ],
 )
 def test_senseless_questions_are_refused(url, route, query, status):
@@ -232,22 +219,6 @@ def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):
     assert [row["run"] for row in json.loads(rows)] == ["mixprec"]
 
 
-def test_folders_and_runs_of_any_name_are_read_by_everything(tmp_path, capsys):
-    write(tmp_path / os.fsdecode(b"caf\xe9"), "a", STOP)
-    report = kmp.load_report(tmp_path)
-    report.save_html(tmp_path / "report.html")
-    assert main(["report", str(tmp_path)]) == 1
-    capsys.readouterr().out.encode()
-    runs = LogFolder(str(tmp_path))
-    (listed,) = runs.listed()
-    assert [*report.to_dict()] == [listed["run"]]
-    query = {"run": listed["run"]}
-    found = json.loads(Endpoints().data(runs, "run", query).body)
-    assert found["last_step"] == 3
-    with PageServer(str(tmp_path / os.fsdecode(b"caf\xe9")), 0) as server:
-        assert rb"caf\udce9" in server.answer("/").body
-
-
 def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
     for number in range(9):
         write(tmp_path / str(number), "a")
@@ -266,16 +237,6 @@ def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
         rows = json.loads(answers.data(runs, "summaries", {}).body)
         requests += 1
     assert len(walked) == requests * (1 + 2 * 9)
-
-
-def test_a_damaged_run_leaves_the_others_readable(canonical, tmp_path):
-    for name in "overflow", "healthy":
-        shutil.copytree(canonical[name].log_dir, tmp_path / name)
-    (path,) = (tmp_path / "overflow" / "mixprec").glob("*tfevents*")
-    path.write_bytes(path.read_bytes()[:20_000] + b"\xff" * 64)
-    with served(tmp_path) as url:
-        assert json_of(url, "/data/run", run="overflow/mixprec") is not None
-        assert json_of(url, "/data/run", run=RUN)["last_step"] == 41
 
 
 # The command.
@@ -306,10 +267,7 @@ def test_what_is_no_folder_is_said(path, capsys):
     assert path in printed
 
 
-WRONG = "", "a b", "a --port", "a --port x", "a --port -1", "a --port 65536"
-
-
-@pytest.mark.parametrize("call", [*WRONG, "a --port 1.5", "a --host 0.0.0.0"])
+@pytest.mark.parametrize("call", ["", "a --port 65536", "a --host 0.0.0.0"])
 def test_wrong_calls_are_refused(call, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["serve", *call.split()])

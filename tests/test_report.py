@@ -25,7 +25,7 @@ from reporting_readers import read_tag
 import keras_mixprec as kmp
 from keras_mixprec import cli
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.reporting import report_page, report_picture, schema
+from keras_mixprec.reporting import report_page, schema
 from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import gravity, summary
@@ -185,13 +185,6 @@ def test_a_finding_is_as_grave_wherever_it_is_shown(name, reports):
         )
 
 
-def test_several_runs_have_a_table_the_gravest_first(two):
-    table, *texts = str(kmp.load_report(two)).split("\n\n")
-    names = ["z/mixprec", "a/mixprec"]
-    assert [line.split()[-1] for line in table.splitlines()[2:]] == names
-    assert [text.partition(" (")[0] for text in texts] == names
-
-
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
     def rank(state, level=None):
         finding = {"event": 0, "repaired": False, "level": level}
@@ -315,48 +308,6 @@ def test_the_picture_has_the_colours_of_the_page():
         assert page is None or abs(picture[:3] - page).max() <= 0.5
 
 
-def drawn(report):
-    pytest.importorskip("matplotlib")
-    figure = report_picture.draw(report._runs, report.to_dict())
-    figure.canvas.draw()
-    return figure.axes
-
-
-def test_the_picture_of_a_repaired_run(reports):
-    upper, lower, bar = drawn(reports["repaired"])
-    assert (upper.get_xlabel(), upper.get_ylabel()) == ("step", "loss scale")
-    assert upper.yaxis.get_major_formatter()(15, 0) == "$2^{15}$"
-    assert bar.get_ylabel().startswith("headroom")
-    (mesh,) = lower.collections
-    colours = np.asarray(mesh.get_array())[..., :3]
-    row = [x["path"] for x in run_of(reports["repaired"])["layers"]].index(
-        "block/square"
-    )
-    beyond = report_page.level("beyond")
-    assert colours[row, -1] == pytest.approx(beyond)
-    assert beyond.tolist() not in colours[row, :1].tolist()
-
-
-def test_the_picture_has_blocks_of_skips_and_a_line_for_a_fit(
-    tmp_path, reports
-):
-    with RunLog(tmp_path) as log:
-        for step, fit in (0, 1), (500, 2):
-            log.event(step, {"kind": "train_begin", "fit": fit})
-        block = {"first_step": 100, "last_step": 900, "count": 700}
-        log.event(900, {"kind": "skipped_steps_not_kept"} | block)
-    upper = drawn(kmp.load_report(tmp_path))[0]
-    lines = {tuple(line.get_xdata()): line for line in upper.lines}
-    assert lines[100, 900].get_linewidth() == 6
-    assert lines[500, 500].get_linestyle() == ":"
-    assert [text.get_text() for text in upper.texts] == ["700 skipped"]
-    # No label of a constant scale is there twice.
-    axis = drawn(reports["healthy"])[0]
-    labels = [x.get_text() for x in axis.get_yticklabels()]
-    assert "$2^{15}$" in labels
-    assert len(set(labels)) == len(labels)
-
-
 def test_the_command_line_prints_and_writes_it(two, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     report, page = kmp.load_report(two), tmp_path / "new" / "a.html"
@@ -400,15 +351,6 @@ def test_what_is_no_log_of_this_version_is_an_error(tmp_path, monkeypatch):
         log.event(0, {"kind": "train_end"})
     with pytest.raises(ValueError, match="newer version"):
         kmp.load_report(tmp_path)
-
-
-def test_a_torn_log_counts_up_to_there(canonical, tmp_path):
-    folder = shutil.copytree(canonical["overflow"].log_dir, tmp_path / "own")
-    (path,) = (folder / "mixprec").glob("*tfevents*")
-    os.truncate(path, path.stat().st_size // 2)
-    # The folder of a run has one, without a name.
-    report = kmp.load_report(folder / "mixprec")
-    assert 0 < report.to_dict()["."]["last_step"] < 40
 
 
 def test_a_report_outlives_its_log(two, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.clock import clock as axes
-from keras_mixprec.reporting.run_log import RunLog
 
 pytestmark = pytest.mark.one_backend
 
@@ -34,15 +33,9 @@ NEXT_DAY = [at(100, 86399.0, "before_training"), at(100, 86400.0)]
             [FIRST, at(100, 110.0, "train_end"), *NEXT_DAY],
             {0: 0.0, 100: 10.0, 200: 20.0},
         ),
-        (
-            [(100, 110.0), (200, 86410.0)],
-            [FIRST, *NEXT_DAY],
-            {0: 0.0, 100: 10.0, 200: 20.0},
-        ),
         # Events date steps where no epoch ended.
         ([], [FIRST, at(6, 103.0, "skipped_step")], {0: 0.0, 6: 3.0}),
         # One date is no axis.
-        ([], [], None),
         ([], [at(5, 1.0)], None),
     ],
 )
@@ -83,10 +76,3 @@ def test_fit_logs_when_each_epoch_ended(tmp_path, clock):
     assert epoch == {"steps": steps, "values": [0, 1, 2, 3, 4]}
     dates = dict(zip(*time.values(), strict=True))
     assert [dates[step] for step in steps] == steps
-
-
-def test_a_log_without_dates_has_no_such_axis(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.scale_rows(0, [[0, 2.0**15, 0, 0]])
-    (run,) = kmp.load_report(tmp_path).to_dict().values()
-    assert run["clock"] == {"epoch": None, "time": None}

@@ -48,16 +48,6 @@ def test_the_copied_rules_repair_training(fixes):
     assert int(model.optimizer.skipped_steps) == 0
 
 
-def test_the_copied_plan_gives_the_next_model_the_same(
-    fixes, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    models = [tiny_transformer(), tiny_transformer()]
-    exec(fixes["plan"], {"model": models[0]})
-    kmp.apply_policy(models[1], kmp.PrecisionPlan.load("plan.json"))
-    assert all(map(is_repaired, models))
-
-
 def test_the_copied_conversion_is_right_where_float16_overflows(fixes):
     model, x = tiny_transformer(), X[:64]
     names = {"model": model, "x": x}

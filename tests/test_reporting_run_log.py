@@ -121,18 +121,6 @@ def test_a_second_run_bears_what_a_killed_one_left(tmp_path, cut):
     assert [x["n"] for x in events_of(log.folder, 0)] == [0, 1, 2]
 
 
-def test_a_damaged_file_counts_up_to_the_damage(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.scalars(0, {"a": 0.0})
-        size = os.path.getsize(event_file_paths(log.folder)[0])
-        log.scalars(1, {"a": 1.0})
-    with open(event_file_paths(log.folder)[0], "r+b") as file:
-        file.seek(size + 12)
-        file.write(b"\xff" * 8)
-    with RunLog(tmp_path) as log:
-        assert log.next_step == 1
-
-
 @pytest.mark.parametrize("where", ["file", "file/below", "taken", "lines"])
 def test_a_place_that_cannot_hold_a_log_is_refused(tmp_path, where):
     (tmp_path / "file").touch()
@@ -143,31 +131,6 @@ def test_a_place_that_cannot_hold_a_log_is_refused(tmp_path, where):
         RunLog(tmp_path / where)
     assert caught.value.filename == str(tmp_path / where)
     assert not event_file_paths(tmp_path)
-
-
-@pytest.fixture
-def read_only(tmp_path):
-    tmp_path.chmod(0o500)
-    user = os.geteuid()
-    if user == 0:  # Permissions do not stop root.
-        os.seteuid(65534)
-    yield tmp_path
-    os.seteuid(user)
-    tmp_path.chmod(0o700)
-
-
-def test_a_read_only_folder_is_refused(read_only):
-    with pytest.raises(PermissionError, match="Choose another"):
-        RunLog(read_only / "logs")
-
-
-@pytest.mark.parametrize(
-    ("log_dir", "error"),
-    [(None, TypeError), (3, TypeError), ("gs://bucket/logs", ValueError)],
-)
-def test_a_log_dir_is_a_local_path(log_dir, error):
-    with pytest.raises(error, match="`log_dir` must.*Received: log_dir="):
-        RunLog(log_dir)
 
 
 def test_what_cannot_be_written_is_refused_whole(tmp_path):
@@ -199,19 +162,6 @@ def test_writing_imports_no_backend(tmp_path):
     command = [sys.executable, "-c", WRITES, str(tmp_path)]
     printed = subprocess.check_output(command, env=environment, text=True)
     assert printed.strip() == "set()"
-
-
-def test_settings_are_in_the_run_itself(tmp_path):
-    known = {"policy": str}, {"mixprec/loss_scale": "loss scale"}
-    for _ in range(2):
-        with RunLog(tmp_path) as log:
-            log.settings({"policy": "mixed_float16"}, *known)
-    assert event_file_paths(tmp_path) == []
-    tags = [v.tag for e in read_events(log.folder) for v in e.summary.value]
-    assert set(tags) == {
-        "_hparams_/experiment",
-        "_hparams_/session_start_info",
-    }
 
 
 @pytest.fixture
@@ -365,13 +315,6 @@ def test_what_only_has_the_name_of_an_event_file_is_left_alone(tmp_path, make):
     assert len(os.listdir(log.folder)) == 5
 
 
-def test_a_pipe_in_the_place_of_the_lines_is_refused(tmp_path):
-    (tmp_path / "mixprec").mkdir()
-    os.mkfifo(tmp_path / "mixprec" / "events.jsonl")
-    with pytest.raises(OSError, match="regular file"):
-        RunLog(tmp_path)
-
-
 METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
 
 
@@ -408,15 +351,6 @@ def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):
     assert grid.first[column] <= found <= grid.last[column]
     assert grid.worst[1, column] == 3.0
     assert np.isnan(np.delete(grid.worst[1], column)).all()
-
-
-def test_layers_that_change_begin_a_new_table(tmp_path):
-    with RunLog(tmp_path) as log:
-        log.heat(0, [[1.0, 0.0]], ["a"], METRICS)
-        log.heat(1, [[2.0, 0.0], [3.0, 0.0]], ["b", "a"], METRICS)
-    grid = read(log).grid("activation_headroom_bits", 10)
-    assert grid.layers == ["b", "a"]
-    np.testing.assert_array_equal(grid.worst, [[np.nan, 2.0], [1.0, 3.0]])
 
 
 def test_a_log_of_version_1_is_read_and_continued(tmp_path):
