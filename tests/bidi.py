@@ -45,12 +45,10 @@ class Firefox:
 
     def open(self, url):
         """Opens a page, and waits until it is loaded."""
-        self._here("browsingContext.navigate", url=url, wait="complete")
-
-    def size(self, width, height):
-        """Makes the view that large."""
-        viewport = {"width": width, "height": height}
-        self._here("browsingContext.setViewport", viewport=viewport)
+        parameters = {"url": url, "wait": "complete"}
+        self._ask(
+            "browsingContext.navigate", context=self._context, **parameters
+        )
 
     def run(self, expression):
         """Returns what an expression comes to, as JSON has it."""
@@ -64,9 +62,6 @@ class Firefox:
             raise RuntimeError(answer["exceptionDetails"]["text"])
         return json.loads(answer["result"].get("value", "null"))
 
-    def _here(self, method, **parameters):
-        return self._ask(method, context=self._context, **parameters)
-
     def _ask(self, method, **parameters):
         self._last += 1
         question = {"id": self._last, "method": method, "params": parameters}
@@ -74,15 +69,12 @@ class Firefox:
         while True:
             answer = json.loads(self._socket.recv())
             if answer.get("method") == "log.entryAdded":
-                self._keep(answer["params"])
+                if answer["params"]["level"] in ("error", "warn"):
+                    self.errors.append(answer["params"]["text"])
             elif answer.get("id") == self._last:
                 if answer["type"] == "error":
                     raise RuntimeError(f"{method}: {answer['message']}")
                 return answer["result"]
-
-    def _keep(self, entry):
-        if entry["level"] in ("error", "warn"):
-            self.errors.append(entry["text"])
 
 
 @contextlib.contextmanager

@@ -82,10 +82,6 @@ class Browser(Reader):
         """Whether any of these has a place on the page."""
         return any(self.values(css, "getClientRects().length"))
 
-    def resize(self, width, height=900):
-        self.driver.set_window_size(width, height)
-        return self.settle()
-
     def one(self, css):
         """The first of these, scrolled into view."""
         found = self.driver.find_element("css selector", css)

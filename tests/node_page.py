@@ -21,9 +21,7 @@ from keras_mixprec.tensorboard_plugin.page_server import PageServer
 FOLDER = pathlib.Path(__file__).parent
 CHECKS = FOLDER.parent / ".ci" / "page"
 TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
-HEAT, OTHER_HEAT = (
-    f"#heatmap .heat-scroll:nth-of-type({place}) canvas" for place in (1, 2)
-)
+HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 # Of a picture, and where it begins: see `timeline.js` and `heatmap.js`.
 WIDTH, LEFT, LABELS = 1000, 66, 250
 LOSS_AXIS = 58

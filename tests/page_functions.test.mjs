@@ -35,25 +35,6 @@ test("no two modules define the same name, since the page is one script", () => 
 
 // Scales and ticks.
 
-test("a reading takes one unit, and what lies between two none", () => {
-  const HEAT = { from: [1, 50, 99], until: [1, 50, 100] };
-  const axis = all.readingAxis(HEAT);
-  assert.deepEqual([-9, 0, 1, 25, 50, 75, 99.5, 200].map(axis.of), [0, 0, 0.5, 1, 1.5, 2, 2.5, 3]);
-  assert.deepEqual([0.5, 1.5, 2.25].map(axis.stepAt), [1, 50, 99]);
-  assert.deepEqual(axis.ticks(0, 3, 5).map(axis.label), ["1", "50", "99"]);
-  assert.deepEqual(axis.ticks(0, 3, 1), [0.5, 2.5]);
-  const state = { axis: "step", toScale: null, runData: { last_step: 100 } };
-  // Between two readings that are zoomed into steps are to scale.
-  assert.equal(all.heatAxis(state, HEAT, [0, 100]).of(50), 1.5);
-  assert.equal(all.heatAxis(state, HEAT, [20, 40]).of(30), 30);
-  const isBy = (more) => all.isByReading({ ...state, ...more }, HEAT);
-  const few = { runData: { last_step: 20 } };
-  assert.deepEqual([{}, { toScale: true }, few, { ...few, toScale: false }].map(isBy), [true, false, false, true]);
-  assert.ok(!all.canBeByReading(state, { from: [1, 2, 3], until: [1, 2, 3] }));
-  const clock = { time: { steps: [0, 100], values: [0, 9] } };
-  assert.ok(!all.canBeByReading({ ...state, axis: "time", runData: { last_step: 100, clock } }, HEAT));
-});
-
 test("two runs are placed by their own epochs, side by side", () => {
   const run = (steps, name) => ({
     run: name, last_step: steps.at(-1), clock: { epoch: { steps, values: [0, 1, 2] }, time: null },
@@ -65,9 +46,6 @@ test("two runs are placed by their own epochs, side by side", () => {
   assert.equal(all.alignedSteps(state, runData).toShown(5), 5);
   assert.equal(all.axisOf(state, compareData).of(30), 1.5);
   assert.deepEqual(["epoch", "step", "time"].map((axis) => all.lastStepOf({ ...state, axis })), [16, 40, 40]);
-  const lacking = { ...state, compareData: { ...compareData, clock: {} } };
-  assert.equal(all.axisOf(lacking).name, "step");
-  assert.equal(all.alignedSteps(lacking, lacking.compareData).toShown(10), 10);
 });
 
 test("skipped steps are counted between the rows of the loss scale, too", () => {
@@ -102,19 +80,10 @@ test("under a pixel the gravest counts: an overflow, not bad data or what a wide
   assert.deepEqual(levelsOf(pooled([9, NaN, 5])), ["quiet", "input"]);
   assert.equal(pooled([9, NaN, 5]).columns[1], 1);
   assert.deepEqual(levelsOf(pooled([9, NaN, -1])), ["quiet", "bad"]);
-  const rows = [layer("wide", { dtypes: [[0, "float32"]], compute_dtype: "float32", least_headroom: 3 }), layer("low")];
   const both = heat([3, 12], { layers: ["wide", "low"], from: [1], until: [1] });
   const one = { first: Int32Array.of(0), last: Int32Array.of(0) };
   const found = all.poolRows(both, [0, 1], one, "headroom", (call) => call === 0);
   assert.deepEqual([found.source[0], levelsOf(found)], [1, ["quiet"]]);
-  assert.equal(all.worstLayer(rows, "float16"), rows[1]);
-  const choice = { keeps: () => true, folded: new Set() };
-  const worst = all.worstOfRows(both, new Map(rows.map((row) => [row.path, row])), choice, "float16");
-  assert.deepEqual(worst.map((row) => [row.value, row.wider]), [[3, "float32"], [12, null]]);
-  // A repaired layer leaves no mark of an alarm.
-  const ranks = ["bad", "quiet"].map((level) => all.GRAVEST.indexOf(level));
-  const since = (step) => all.isBadSince({ ranks, columns: [0, 1] }, { until: [5, 9] }, step);
-  assert.deepEqual([since(4), since(5)], [true, false]);
 });
 
 test("a layer has at each step the dtype that it was computed in", () => {
@@ -320,28 +289,6 @@ test("the worst of all calls of a layer counts, since a repair, without bad batc
   // An error of before is told to be one.
   assert.deepEqual(stateOf([0.999, NaN, NaN], wide, error, { pool: "max" })[1], "beyond");
   assert.deepEqual(stateOf([0.999, NaN, NaN], layer("a"), error, { pool: "max" })[1], "warning");
-});
-
-// Two runs.
-
-test("runs differ most where their errors, dtypes and headroom do", () => {
-  const run = (...layers) => ({ format: { name: "float16" }, layers });
-  const of = (path, dtype, bits, more) => layer(path, { compute_dtype: dtype, least_headroom: bits, ...more });
-  const one = run(of("a", "float16", 1), of("b", "float16", 9), of("c", "float16", 1));
-  const other = run(of("a", "float16", 5), of("b", "float32", 9), of("d", "float16", 1));
-  const errors = [0.25, 4].map((error) => ({ layers: { a: { error, error_step: 50 } } }));
-  const by = (column) => all.differencesOf(one, other, ...errors, column);
-  const sizes = (column) => Object.fromEntries(by(column).map(({ path, size }) => [path, size]));
-  assert.deepEqual(sizes("headroom"), { a: 4, b: 0, c: 0, d: 0 });
-  assert.equal(sizes("error").a, 4);  // log2(4 / 0.25)
-  assert.equal(sizes("dtype").b, 13);  // 24 digits and 11.
-  assert.equal(by("all")[0].path, "a");
-  const cell = (id, ...runs) => all.differencesOf(...runs, ...errors, "all")[0].cells.find((found) => found.id === id);
-  assert.match(cell("error", one, other).notes[0], /step 50$/);
-  // Headroom is that of each dtype: enough of it is no difference.
-  const brain = { ...run(of("a", "bfloat16", 132)), format: { name: "bfloat16" } };
-  assert.equal(cell("headroom", brain, run(of("a", "float32", 19.8))).size, 0);
-  assert.equal(cell("headroom", run(of("a", "float16", 1.5)), run(of("a", "float32", -4.9))).size, 24);
 });
 
 // Graphs, and what is drawn when.

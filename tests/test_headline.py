@@ -107,31 +107,6 @@ def test_steps_skipped_at_the_end_are_those_the_optimizer_counted(tmp_path):
         assert re.search("43 of 45.*last 40", text["text"])
 
 
-def test_the_last_of_several_fits_counts(tmp_path):
-    fit(chain(), [1000.0] * 3, [monitor(tmp_path)])
-    fit(one_weight(jit=JIT), good(3), [monitor(tmp_path, probe_every=1)])
-    found = run_of(tmp_path)["headline"]
-    assert found["state"] == "not_compared"
-    assert re.search("of 2 fits.*step 4.*3 steps", found["text"])
-
-
-def test_what_is_repaired_after_an_earlier_fit_has_its_own_step(tmp_path):
-    model, watcher = chain(), monitor(tmp_path, update_freq=1)
-    fit(model, [1000.0] * 9, [watcher])
-    repairs = tuner()
-    for first in 10, 19:
-        watcher = monitor(tmp_path, update_freq=1)
-        fit(model, [1000.0] * 9, [watcher, repairs])
-        found = run_of(tmp_path)["headline"]
-        assert found["state"] == "repaired"
-        assert re.search(
-            f"'?big.*step 5 in an.*since step 1.*at step 9.*step {first}.*"
-            "9 steps, none.*33%",
-            found["text"],
-        )
-        assert f"from step {first}: " in watcher.summary.headline["text"]
-
-
 @pytest.mark.parametrize("steps", [20, 60])
 def test_a_collapse_waits_for_the_diagnosis_of_its_cause(steps, tmp_path):
     """Without one, it is reported at the end."""
@@ -221,26 +196,12 @@ def lost(policy):
     return one_layer("float32")
 
 
-def set_too_late(policy):
-    model = one_layer("float32")
-    kmp.set_global_policy(policy)
-    return model
-
-
-def set_by_hand(policy):
-    model = one_layer(policy)
-    kmp.apply_policy(model, "float32")
-    return model
-
-
 @pytest.mark.filterwarnings("ignore:The policy")
 @pytest.mark.parametrize(
     ("build", "policy", "why"),
     [
         (lost, "mixed_float16", "{policy!r}.*clear_session"),
         (lambda _: one_layer("float32"), "mixed_bfloat16", "policy float32"),
-        (set_too_late, "mixed_float16", "global policy is {policy}"),
-        (set_by_hand, "mixed_bfloat16", "apply_policy or PrecisionTuner"),
     ],
 )
 def test_a_run_without_16_bits_says_so_and_why(build, policy, why, tmp_path):

@@ -12,7 +12,7 @@ from canonical_logs import Fit, small_model
 from comparison_records import arm, record
 
 import keras_mixprec as kmp
-from keras_mixprec import _html, cli
+from keras_mixprec import cli
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
@@ -37,17 +37,6 @@ class _Read(html.parser.HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data)
-
-
-def test_a_cell_and_a_title_are_text_unless_they_are_safe():
-    link = _html.SafeHtml('<a href="https://example.org">there</a>')
-    table = _html.table([NAME], [[NAME], [link]])
-    read = _Read(table)
-    assert read.tags == ["table", "tr", "th", "tr", "td", "tr", "td", "a"]
-    assert read.texts == [read.texts[0], read.texts[0], "there"]
-    assert "<img src=x" in read.texts[0]
-    page = _Read(_html.page(NAME, table))
-    assert page.tags[:5] == ["html", "head", "meta", "meta", "title"]
 
 
 def log_of(log_dir, name):

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from canonical_logs import Fit, layer, small_model
+from canonical_logs import layer
 from plugin_runs import tiny_transformer, train, verdict, write
 
 import keras_mixprec as kmp
@@ -20,12 +20,13 @@ def overview_of(log_dir):
     return run
 
 
-def change(step, kind, *paths, after="float32", **event):
+def change(step, kind, *paths):
     reason = f"forward_overflow in {paths[0]!r}, forward at step {step} (x=1)"
-    layers = {p: {"before": "mixed_float16", "after": after} for p in paths}
+    wide = {"before": "mixed_float16", "after": "float32"}
+    layers = dict.fromkeys(paths, wide)
     about = {"kind": kind, "step": step, "message": "", "layers": layers}
     about["because"] = dict.fromkeys(paths, f"overflow at step {step}")
-    return about | {"reasons": dict.fromkeys(paths, reason)} | event
+    return about | {"reasons": dict.fromkeys(paths, reason)}
 
 
 # What if.
@@ -228,88 +229,3 @@ def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(page, tmp_path):
     headline = page.show(tmp_path).text("#headline")
     assert f"raised to 2{str(bits).translate(RAISED)}" in headline
     assert "that loss scale" in page.text("#headline .next")
-
-
-# Whether it was worth it.
-
-
-def write_paced(log_dir, seconds, dtype="float16", losses=(2.0, 1.0)):
-    *rows, logits = small_model()
-    rows = [*(row | {"compute_dtype": dtype} for row in rows), logits]
-    scales = {} if dtype == "float32" else None
-    fit = Fit(log_dir, rows, scales=scales)
-    for reading in range(8):
-        fit.steps(10, losses)
-        # Every other one is a fiftieth slower.
-        fit.timed(10, seconds * (1 + 0.02 * (reading % 2)))
-    fit.probe()
-    fit.end()
-
-
-def test_two_runs_are_compared_in_a_line(page, tmp_path):
-    write_paced(tmp_path / "wide", 0.02, "float32", (2.0, 0.5))
-    write_paced(tmp_path / "low", 0.01)
-    two = page.show(tmp_path, run="low/mixprec", compare="wide/mixprec")
-    runs = kmp.load_report(tmp_path).to_dict()
-    medians = [
-        runs[f"{name}/mixprec"]["performance"]["speed"]["medians"][
-            "samples_per_second"
-        ]
-        for name in ("low", "wide")
-    ]
-    low, wide = (
-        [m["median"] + x * m["off"] for x in (-1, 0, 1)] for m in medians
-    )
-    ratios = low[1] / wide[1], low[0] / wide[2], low[2] / wide[0]
-    speed, losses, memory, policies, shares = two.text(
-        "#performance .against"
-    ).split("; ")
-    for ratio in ratios:
-        assert f"{ratio:#.2g}x" in speed
-    assert "faster" in speed
-    assert losses == "last loss 1 (wide: 0.5)"
-    assert memory.startswith("as much")
-    assert "mixed_float16 (wide: float32)" in policies
-    assert "75\u202f%" in shares
-    heads = two.texts("#performance thead th")
-    assert heads == ["low", "wide"]
-    assert two.marks("#performance canvas", "line", colour="compare")
-
-
-def train_a_little(model, *callbacks):
-    """Too short a run for a monitor that is given nothing."""
-    x = np.random.default_rng(0).normal(size=(640, 8)).astype("float32")
-    model.compile("sgd", "mse", jit_compile=False)
-    model.fit(x, x[:, :1], 4, verbose=0, callbacks=[*callbacks])
-
-
-def test_the_run_that_the_page_asks_for_can_be_compared(
-    page, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-
-    def build():
-        # The last layer stays in float32.
-        layers = keras.layers.Dense(16), keras.layers.Dense(1)
-        return keras.Sequential([keras.Input((8,)), *layers])
-
-    model = build()
-    kmp.apply_policy(model, "mixed_bfloat16")
-    train_a_little(model, kmp.MixPrecMonitor("logs/low", verbose=0))
-    kmp.load_report("logs").save_html("report.html")
-    page.open_file(tmp_path / "report.html")
-    said = page.text(".float32-help .hint")
-    assert "not be compared" in said
-    assert "update_freq" in said
-    names = {"model": build(), "keras_mixprec": kmp}
-    exec(page.text(".float32-help code"), names)
-    train_a_little(names["model"], names["monitor"])
-    runs = kmp.load_report("logs").to_dict()
-    speeds = {name: run["performance"]["speed"] for name, run in runs.items()}
-    assert speeds["low/mixprec"]["lacks"]["what"] == "readings"
-    made = runs["float32/mixprec"]
-    assert made["performance"]["speed"]["lacks"] is None
-    assert {x["compute_dtype"] for x in made["layers"]} == {"float32"}
-
-
-# What was found before training.

@@ -7,7 +7,6 @@ import pytest
 from canonical_logs import layer
 from node_page import (
     HEAT,
-    HISTOGRAM,
     LOSS_AXIS,
     TIMELINE,
     place,
@@ -74,9 +73,6 @@ def test_the_loss_is_drawn_where_its_numbers_are(page, tmp_path):
     assert float(cells[0]) == pytest.approx(rows[0][1], abs=0.01)
 
 
-# By step, by epoch and by time.
-
-
 # The heatmap.
 
 
@@ -111,100 +107,33 @@ def colour_of(page, row):
     return "#" + bytes(page.cells()[row, 0, :3].tolist()).hex()
 
 
-def test_beyond_float16_is_a_fault_in_16_bits_alone(page, tmp_path):
-    dtypes = "float16", "float32", "float16", "float16"
-    rows = [layer(p, dtype=t) for p, t in zip("abcd", dtypes, strict=True)]
-    bins = [[3.0, 4.0, 2.0], [17.0, 18.0, 1.0]]
-    write(
-        tmp_path,
-        rows,
-        heat={n: {HEADROOM: [-3.0, -3.0, INF, 9.0]} for n in range(2)},
-        bins={(1, "activation", "b"): bins},
-    )
-    page.show(tmp_path, layer="b")
-    assert page.texts("#layers .headroom") == [
-        "▲ overflow",
-        "beyond float16",
-        "all zero",
-        "9 bits",
-    ]
-    levels = [x.split()[1] for x in page.values("#layers .fill", "className")]
-    assert levels[:3] == ["bad", "beyond", "zero"]
-    assert rows_of(page, HEAT, "zero", hatched=True) == {2}
-    assert "all zero" in page.texts("#heatmap .swatches li")
-    assert "are zero" in page.hover(HEAT, 600, 2 * ROW + 9)[-1]
-    assert "computed in float32" in page.text("#histogram .words")
-    assert page.marks(HISTOGRAM, "box", colour="beyond", hatched=True)
-    assert not page.marks(HISTOGRAM, colour="bad")
-
-
 # How close layers are to an overflow.
 
 
-DTYPES = {"first": 16, "energy": 16, "behind": 16, "logits": 32}
-# Of outputs, and of gradients; those of the second layer and of the one behind
-# it are all zero.
-OUTPUTS = [12.849, INF, INF, 3.0]
-ZEROS = [0.1, 1.0, 1.0, 0.0]
-GRADIENT = [9.25, 6.125, INF, 7.5]
-EVERY_10 = (1, 10, 50, 100)
-
-
-@pytest.fixture(scope="module")
-def headroom(tmp_path_factory):
-    """A run with a layer at fault."""
-    folder = tmp_path_factory.mktemp("headroom")
-    names = [*DTYPES]
+def test_a_layer_at_fault_and_the_zeros_behind_it(page, tmp_path):
+    dtypes = {"first": 16, "energy": 16, "behind": 16, "logits": 32}
+    names = [*dtypes]
     rows = [
         layer(path, dtype=f"float{bits}", fed_by=names[max(at - 1, 0) : at])
-        for at, (path, bits) in enumerate(DTYPES.items())
+        for at, (path, bits) in enumerate(dtypes.items())
     ]
-    heat = {HEADROOM: OUTPUTS, "activation_zero": ZEROS}
-    heat |= {"gradient_headroom_bits": GRADIENT}
+    heat = {HEADROOM: [12.849, INF, INF, 3.0]}
+    heat |= {"activation_zero": [0.1, 1.0, 1.0, 0.0]}
+    heat |= {"gradient_headroom_bits": [9.25, 6.125, INF, 7.5]}
     inside = verdict("energy", numbers={"largest_inside_in_float32": 2**20})
-    write(folder, rows, inside, heat=dict.fromkeys(EVERY_10, heat))
-    kmp.load_report(folder).save_html(folder / "report.html")
-    return folder
-
-
-@pytest.fixture
-def fault(page, headroom):
-    return page.open_file(headroom / "report.html")
-
-
-def said_of(page, name):
-    place = [*DTYPES].index(name)
-    return " ".join(page.hover(HEAT, 600, place * ROW + ROW // 2))
-
-
-def test_zeros_behind_a_layer_at_fault_are_not_healthy(fault):
+    write(tmp_path, rows, inside, heat=dict.fromkeys((1, 10, 50, 100), heat))
+    page.show(tmp_path)
     said = "all zero: comes from energy"
     for css in "#layers tr", "#map .node", "#what-if tr":
-        assert said in fault.text(f"{css}[data-layer=behind]")
-    assert said in said_of(fault, "behind")
-    keys = fault.values("#heatmap .swatch", "className")
-    assert {"swatch zero", "swatch passed"} <= {*keys}
+        assert said in page.text(f"{css}[data-layer=behind]")
     # Hatched, of the layer at fault alone; the other comes from it.
-    assert rows_of(fault, HEAT, "zero", hatched=True) == {1}
-    assert "overflow inside by 4 bits" in fault.written(HEAT)
-
-
-def test_the_closest_to_an_overflow_is_on_top(fault):
-    names = fault.texts(".health .name")
-    titles = dict(zip(names, fault.values(".health", "title"), strict=True))
-    values, activations, gradients = (
-        fault.figures(),
-        *(f"least headroom, {part}" for part in ("activations", "gradients")),
-    )
-    assert values[activations] == "▲ overflow inside"
-    assert titles[activations].startswith("energy, after step 1:")
-    assert values[gradients] == "6.1 bits"
-    assert titles[gradients].startswith("energy, after step 1, loss scale")
-
-
-def test_python_and_the_page_read_the_same_number(fault, headroom):
-    (run,) = kmp.load_report(headroom).to_dict().values()
+    assert rows_of(page, HEAT, "zero", hatched=True) == {1}
+    assert "overflow inside by 4 bits" in page.written(HEAT)
+    figures = page.figures()
+    assert figures["least headroom, activations"] == "▲ overflow inside"
+    assert figures["least headroom, gradients"] == "6.1 bits"
+    (run,) = kmp.load_report(tmp_path).to_dict().values()
     assert run["layers"][0]["least_headroom"] == 12.8515625
     # Three digits of it are sent.
-    assert "12.9 bits" in said_of(fault, "first")
-    assert "12.9 bits" in fault.text("#layers tr[data-layer=first]")
+    assert "12.9 bits" in " ".join(page.hover(HEAT, 600, ROW // 2))
+    assert "12.9 bits" in page.text("#layers tr[data-layer=first]")

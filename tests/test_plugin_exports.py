@@ -71,11 +71,6 @@ def test_layers(page, rows, run):
         assert float(row["least_headroom"]) == known["least_headroom"]
 
 
-def test_events(page, rows, run):
-    kinds = [(e["step"], e["kind"]) for e in run["events"]]
-    assert [(row["step"], row["kind"]) for row in rows("events")] == kinds
-
-
 def test_loss_scale_and_loss(page, rows, told):
     page.pick("#compare", REPAIRED)
     saved = rows("timeline")
@@ -130,26 +125,3 @@ def test_names_in_a_table_are_no_formulas(page, tmp_path):
     lines = page.show(tmp_path).download("layers", "csv").split("\r\n")
     assert lines[1].startswith("'=1+1,")
     assert lines[2].startswith('"a,b",')
-
-
-# Pictures.
-
-
-@pytest.mark.parametrize(
-    ("card", "run", "words"),
-    [
-        ("timeline", RUN, {"loss scale", "step"}),
-        ("heatmap", RUN, {"all zero", "step"}),
-        ("histogram", HEALTHY, {"magnitude", "elements"}),
-    ],
-)
-def test_a_picture_says_what_it_is_of(page, told, card, run, words):
-    page.see(run.partition("/")[0], layer="embed")
-    marks = json.loads(page.download(card, "png"))
-    texts = [mark["text"] for mark in marks if mark["kind"] == "text"]
-    assert texts[0].startswith(page.text(f"#{card} h2"))
-    assert texts[1] == run
-    assert {*texts} >= words
-    # All that is on the canvas of the page.
-    (canvas, *_) = page.values(f"#{card} canvas", "marks")
-    assert [mark for mark in canvas if mark not in marks] == []

@@ -10,8 +10,7 @@ import pytest
 from canonical_logs import layer
 from plugin_runs import verdict, write
 
-import keras_mixprec as kmp
-from keras_mixprec.reporting import passed_on, report_page, report_picture
+from keras_mixprec.reporting import passed_on
 from keras_mixprec.reporting.bad_input import mark_spoiled
 from keras_mixprec.reporting.facts import join_failing
 from keras_mixprec.reporting.file_source import FileSource, find_runs
@@ -292,13 +291,6 @@ def test_a_row_of_several_readings_is_left_out_if_nothing_else_failed(
     assert steps[table.spoiled].tolist() == spoiled
 
 
-def drawn(data):
-    """The heatmap of a run's picture: its colours, and its legend."""
-    _, axis, *_ = report_picture.draw([data], {data.name: data.overview()}).axes
-    legend = [text.get_text() for text in axis.get_legend().get_texts()]
-    return axis.collections[0].get_array()[..., :3], legend
-
-
 # Whose fault it is.
 
 
@@ -358,23 +350,6 @@ def test_what_flows_back_is_passed_on_the_other_way():
     layers = [{"path": path} for path in "abc"]
     passed_on.add_passed_on(layers, [verdict("b", kind="backward_overflow")])
     assert [x["passes_on"] for x in layers] == [{"gradient": "b"}, {}, {}]
-
-
-def test_the_report_knows_what_is_passed_on(canonical):
-    folder = canonical["overflow"].log_dir
-    report = kmp.load_report(folder)
-    (run,) = report.to_dict().values()
-    origins = [x["passed_from"] for x in run["layers"]]
-    assert origins == [None, None, None, "block/square"]
-    said = " ".join(str(report).split())
-    assert "logits passes on" in said
-    assert "'logits' not finite" not in said
-    colours, legend = drawn(data_of(folder))
-    own, passed = map(report_page.level, ("bad", "passed"))
-    for row, wanted in (2, own), (3, passed):
-        near = np.isclose(colours[row], wanted, atol=0.01).all(-1)
-        assert near.sum() == 3, row  # A column for each reading.
-    assert any("no fault" in text for text in legend)
 
 
 def grid_of(worst, names=("b", "c")):

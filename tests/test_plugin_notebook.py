@@ -28,23 +28,11 @@ print(found["tab_name"])
 """
 
 
-# Of each run, the layers of which any range is missing.
-RANGES = """
-for name, run in kmp.load_report("logs").to_dict().items():
-    found = {m["name"]: m["values"] for m in run["heat"]["metrics"]}
-    measured = [found[f"{part}_headroom_bits"] for part in (
-        "activation", "gradient")]
-    print(name, [x["path"] for x in run["layers"]
-        if not all(x["path"] in values for values in measured)])
-"""
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
     """What each code cell put out, and at last what TensorBoard answered."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    for code in ASK, RANGES:
-        notebook.cells.append(nbformat.v4.new_code_cell(code))
+    notebook.cells.append(nbformat.v4.new_code_cell(ASK))
     folder = {"metadata": {"path": tmp_path_factory.mktemp("notebook")}}
     own = os.path.dirname(sys.executable)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,8 +78,3 @@ def test_the_plan_keeps_the_repair(outputs):
 def test_tensorboard_has_the_tab(outputs):
     assert "<iframe" in outputs[6][-1].data["text/html"]
     assert texts(outputs[7]) == "Mixed Precision\n"
-
-
-def test_every_layer_has_ranges(outputs):
-    said = texts(outputs[8]).splitlines()
-    assert said == ["tuned/mixprec []"]

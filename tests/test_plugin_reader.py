@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 from canonical_logs import layer
-from node_page import HEAT, LABELS, OTHER_HEAT, TIMELINE, served
+from node_page import HEAT, LABELS, TIMELINE, served
 from plugin_runs import verdict, write
 
 from keras_mixprec.reporting import schema, summaries
@@ -15,9 +15,7 @@ OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
 HEALTHY, FITS = "healthy/mixprec", "two_fits/mixprec"
 SQUARE = "block/square"
 HOSTILE = '<img src=x onerror="window.hacked=1">'
-VERDICT, SKIPS = (
-    f"#events li[data-kind={kind}]" for kind in ("verdict", "skipped_step")
-)
+VERDICT = "#events li[data-kind=verdict]"
 MARK = "#headline button.sentence"
 
 
@@ -67,13 +65,6 @@ def written(log_dir, seconds):
     os.utime(path, (seconds, seconds))
 
 
-@pytest.fixture
-def newer(monkeypatch):
-    """What is written is of a schema to come."""
-    later = schema.SCHEMA_VERSION + 1
-    monkeypatch.setattr(summaries, "SCHEMA_VERSION", later)
-
-
 @pytest.mark.parametrize(
     ("logs", "shown"),
     [
@@ -99,8 +90,9 @@ def test_which_run_is_shown_first(page, tmp_path, logs, shown, monkeypatch):
     assert page.values("#run", "value") == [f"{shown}/mixprec"]
 
 
-@pytest.mark.usefixtures("newer")
-def test_a_newer_log_says_so(page, tmp_path):
+def test_a_newer_log_says_so(page, tmp_path, monkeypatch):
+    later = schema.SCHEMA_VERSION + 1
+    monkeypatch.setattr(summaries, "SCHEMA_VERSION", later)
     write(tmp_path, ["a"])
     with served(tmp_path) as url:
         page.open(url)
@@ -190,18 +182,6 @@ def test_what_is_chosen_is_chosen_everywhere(page, told):
 # Events.
 
 
-def test_kinds_of_events_can_be_hidden(page, told):
-    chip = "[data-filter=skipped_step]"
-    count = page.count("#events li")
-    assert "40" in page.text(SKIPS)
-    for pressed in "false", "true":
-        page.click(chip)
-        assert page.values(chip, "ariaPressed") == [pressed]
-        hidden = pressed == "false"
-        assert page.count("#events li") == count - hidden
-        assert page.count(SKIPS) == 1 - hidden
-
-
 def test_all_of_hundreds_of_rare_events_can_be_reached(page, tmp_path):
     steps = [1000 * n for n in range(300)]
     skips = [{"kind": "skipped_step", "at_step": n, "step": n} for n in steps]
@@ -246,25 +226,6 @@ def test_runs_are_chosen_and_compared_from_their_table(page):
     assert page.values("#compare", "value") == [OVERFLOW]
 
 
-def test_two_runs_are_shown_side_by_side(page):
-    assert not page.shown(OTHER_HEAT)
-    page.pick("#compare", REPAIRED)
-    assert page.shown(OTHER_HEAT)
-    assert page.texts("#layers th .of-run") == ["overflow", "repaired"] * 3
-    assert page.texts("#headline em") == ["overflow", "repaired"]
-    versus = page.texts(".versus")
-    assert len(versus) == len(page.figures())
-    assert all(text.startswith("repaired: ") for text in versus)
-    assert page.texts("#heatmap h3") == [OVERFLOW, REPAIRED]
-    assert {*page.texts(f"{VERDICT} .of-run")} == {"overflow", "repaired"}
-    (line,) = page.marks(TIMELINE, "line", colour="compare", dashed=True)[-1:]
-    assert [x for x, _ in line["points"]][-1] == pytest.approx(935, abs=7)
-    page.pick("#compare", "")
-    assert not page.shown(OTHER_HEAT)
-    assert page.texts("#layers th .of-run") == []
-    assert page.marks(TIMELINE, colour="compare") == []
-
-
 # By the keyboard.
 
 
@@ -278,14 +239,9 @@ def test_arrow_keys_move_in_the_heatmap(page):
     assert page.chosen() == ("Selected: embed · step 20", "embed")
 
 
-@pytest.mark.parametrize(
-    ("rows", "layer"), [("#layers tbody tr", SQUARE), ("#events li", SQUARE)]
-)
-def test_enter_selects_and_escape_clears(page, rows, layer):
-    page.press("End", "ArrowUp", "ArrowUp", "Enter", css=rows)
-    if rows == "#layers tbody tr":
-        page.press("ArrowDown", "Enter")
-    assert page.chosen()[1] == layer
+def test_enter_selects_and_escape_clears(page):
+    page.press("End", "ArrowUp", "ArrowUp", "Enter", css="#events li")
+    assert page.chosen()[1] == SQUARE
     page.press("Escape")
     assert page.chosen() == ("", None)
 

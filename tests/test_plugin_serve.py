@@ -1,12 +1,10 @@
 """`keras-mixprec serve`: the page and its data without TensorBoard."""
 
 import json
-import os
 import shutil
 import socket
 
 import pytest
-from canonical_logs import layer
 from node_page import served
 from page_server import ask, interrupt, running
 from plugin_runs import write
@@ -50,29 +48,6 @@ def test_the_runs_are_those_of_the_folder(url, told):
     assert all(run["written"] > 0 for run in listed.values())
     wide = {name for name, run in listed.items() if not run["in_16_bits"]}
     assert wide == {"wide/mixprec"}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "low"), [("float16", True), ("float32", False), (None, None)]
-)
-def test_what_a_run_computes_in_is_known_before_it_is_read(
-    tmp_path, dtype, low
-):
-    folder = LogFolder(str(tmp_path))
-
-    def listed():
-        (own,) = folder.listed()
-        return own["in_16_bits"]
-
-    with RunLog(tmp_path) as log:
-        log.event(0, {"kind": "train_begin"})
-        assert listed() is None
-        if dtype:  # Logs of before do not say it.
-            log.layers(0, [layer("a", dtype=dtype)])
-        for step in range(100):
-            log.event(step, {"kind": "train_end"})
-        assert listed() is low
-    assert listed() is low
 
 
 def test_a_run_is_what_its_files_say(url, told, canonical):
@@ -217,26 +192,6 @@ def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):
     write(tmp_path, "a")
     rows = Endpoints().data(Late(str(tmp_path)), "summaries", {}).body
     assert [row["run"] for row in json.loads(rows)] == ["mixprec"]
-
-
-def test_folders_are_listed_once_and_not_within_a_run(tmp_path, monkeypatch):
-    for number in range(9):
-        write(tmp_path / str(number), "a")
-        os.makedirs(tmp_path / str(number) / "mixprec" / "batches" / "inner")
-    walked, walk = [], os.walk
-
-    def counted(top):
-        for found in walk(top):
-            walked.append(found[0])
-            yield found
-
-    monkeypatch.setattr(os, "walk", counted)
-    runs, answers = LogFolder(str(tmp_path)), Endpoints()
-    requests, rows = 0, [{"unread": True}]
-    while any(row.get("unread") for row in rows):
-        rows = json.loads(answers.data(runs, "summaries", {}).body)
-        requests += 1
-    assert len(walked) == requests * (1 + 2 * 9)
 
 
 # The command.

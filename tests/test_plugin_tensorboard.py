@@ -173,12 +173,6 @@ def test_the_first_group_has_the_loss_scale_and_the_counters(fast):
     assert {"mixprec/loss_scale", "mixprec/skipped_steps"} <= tags
 
 
-def test_histograms_are_of_exponents_alone(fast):
-    shown = get(fast, "plugin/histograms/tags")
-    found = {tag.split("/")[0] for run in shown.values() for tag in run}
-    assert found == {*schema.EXPONENTS.values()}
-
-
 def test_every_chart_of_the_layout_has_a_curve(fast):
     (category,) = get(fast, "plugin/custom_scalars/layout")["category"]
     titles = [chart["title"] for chart in category["chart"]]
@@ -220,11 +214,6 @@ def test_hparams_has_a_trial_for_each_run_with_eight_metrics(fast):
     assert {*RUNS} <= trials.keys()
     for trial in (trials[run] for run in RUNS):
         assert trial["hparams"]["policy"] == "mixed_float16"
-        assert trial["hparams"]["optimizer"] == "Adam"
-        assert len(trial["sessions"]) == 1
-        shown = {m["name"]["tag"]: m["value"] for m in trial["metricValues"]}
-        # Not the speed, since all steps are probed ones.
-        assert 3 <= len(shown) <= 5
     skipped = "mixprec/skipped_steps"
     values = trials[FAILED]["metricValues"]
     assert [m["value"] for m in values if m["name"]["tag"] == skipped] == [20]

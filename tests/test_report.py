@@ -32,7 +32,6 @@ from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
-from keras_mixprec.verdict_kinds import KINDS
 
 pytestmark = pytest.mark.one_backend
 
@@ -165,26 +164,6 @@ def test_the_text_has_the_figures_of_the_dict(name, reports):
     assert {d: int(n) for n, d in counts} == Counter(dtypes)
 
 
-@each_log
-def test_a_finding_is_as_grave_wherever_it_is_shown(name, reports):
-    run = run_of(reports[name])
-    events, layers = run["events"], {x["path"]: x for x in run["layers"]}
-    for event in (e for e in events if e["kind"] == "verdict"):
-        level = KINDS[event["verdict"]].level
-        assert event["level"] == level
-        if event["layer"]:
-            own = layers[event["layer"]]["verdict_levels"]
-            assert own[event["verdict"]] == level
-    finding = run["finding"]
-    if finding and events[finding["event"]]["kind"] == "verdict":
-        assert finding["level"] == events[finding["event"]]["level"]
-        open_level = {"bad": {"severe", "failing"}, "warning": {"warning"}}
-        states = open_level[finding["level"]]
-        assert run["headline"]["state"] in (
-            {"repaired"} if finding["repaired"] else states
-        )
-
-
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
     def rank(state, level=None):
         finding = {"event": 0, "repaired": False, "level": level}
@@ -225,17 +204,6 @@ def test_a_pooled_range_does_not_cross_a_change_of_precision(tmp_path):
     assert layer["least_headroom"] == -3
 
 
-def test_numbers_that_are_not_finite_leave_no_headroom(tmp_path):
-    metrics = {ACTIVATION: "min", "activation_nonfinite": "max"}
-    read = {"a": (14.0, 2), "b": (np.inf, 4), "c": (np.inf, 0), "d": (3, 0)}
-    with RunLog(tmp_path) as log:
-        log.layers(0, [{"path": p, "compute_dtype": "float16"} for p in read])
-        log.heat(1, [*read.values()], list(read), metrics)
-    run = run_of(kmp.load_report(tmp_path))
-    least = [layer["least_headroom"] for layer in run["layers"]]
-    assert least == [-np.inf, -np.inf, np.inf, 3]
-
-
 def test_the_page_is_whole_and_asks_nobody(two):
     page = kmp.load_report(two).to_html()
     assert "import " not in re.sub(r"<style>.*?</style>", "", page, flags=re.S)
@@ -245,23 +213,6 @@ def test_the_page_is_whole_and_asks_nobody(two):
     assert page.count("<script") == page.count("</script") == 1
     runs = [run["run"] for run in unpacked(page)["./data/runs"]]
     assert runs == ["a/mixprec", "z/mixprec"]
-
-
-def test_a_page_of_2000_steps_of_100_layers_is_below_2_mb(tmp_path):
-    random = np.random.default_rng(0)
-    layers = [f"block_{n // 10}/layer_{n % 10}" for n in range(100)]
-    metrics = {f"activation_{n}_headroom_bits": "min" for n in range(17)}
-    rows = [{"path": path, "compute_dtype": "float16"} for path in layers]
-    with RunLog(tmp_path) as log:
-        log.layers(0, rows)
-        for step in range(2000):
-            # No two alike: nothing that compression could live on.
-            log.heat(step, random.normal(size=(100, 17)), layers, metrics)
-            if step % 10 == 0:
-                log.scale_rows(step, [[step, 2.0**15, step, step]])
-                log.event(step, {"kind": "skipped_step", "at_step": step})
-    kmp.load_report(tmp_path).save_html(tmp_path / "report.html")
-    assert 100_000 < os.path.getsize(tmp_path / "report.html") < 2_000_000
 
 
 def test_a_notebook_gets_page_picture_and_text(reports, monkeypatch):
