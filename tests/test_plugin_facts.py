@@ -163,6 +163,12 @@ def test_no_loss_scale_is_to_blame_for_data_or_a_loss(written, more):
     assert run_ranges(data, 2000)["overflowing_scale"] is None
 
 
+def test_the_plan_knows_the_loss_scale_that_a_verdict_advises(written):
+    numbers = {"needed_bits": 13}
+    data = written("a", verdict(None, kind="scale_too_low", numbers=numbers))
+    assert run_ranges(data, 100)["needed_scale"] == 13
+
+
 @pytest.mark.parametrize(
     ("errors", "found"), [({2: 0.75}, 2), ({2: 0.75, 7: 0.25}, 7)]
 )

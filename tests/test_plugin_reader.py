@@ -239,13 +239,6 @@ def test_arrow_keys_move_in_the_heatmap(page):
     assert page.chosen() == ("Selected: embed · step 20", "embed")
 
 
-def test_enter_selects_and_escape_clears(page):
-    page.press("End", "ArrowUp", "ArrowUp", "Enter", css="#events li")
-    assert page.chosen()[1] == SQUARE
-    page.press("Escape")
-    assert page.chosen() == ("", None)
-
-
 # While what was asked for is on its way.
 
 

@@ -186,13 +186,6 @@ def test_every_chart_of_the_layout_has_a_curve(fast):
             assert found["tag_to_events"] or timed, chart["title"]
 
 
-def test_no_run_is_there_twice(url, logs):
-    found = [run for run in get(url, "runs") if run in RUNS]
-    assert found == RUNS
-    for name in "scalars", "custom_scalars", "text", "histograms", "hparams":
-        assert get(url, "plugins_listing")[name]["enabled"], name
-
-
 def ask_hparams(url, route, **asked):
     request = urllib.request.Request(
         f"{url}data/plugin/hparams/{route}",

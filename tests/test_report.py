@@ -204,17 +204,6 @@ def test_a_pooled_range_does_not_cross_a_change_of_precision(tmp_path):
     assert layer["least_headroom"] == -3
 
 
-def test_the_page_is_whole_and_asks_nobody(two):
-    page = kmp.load_report(two).to_html()
-    assert "import " not in re.sub(r"<style>.*?</style>", "", page, flags=re.S)
-    names = re.findall(r"https?://[^\s\"']*", page)
-    # Nobody asks for what names a namespace.
-    assert {*names} <= {"http://www.w3.org/2000/svg"}
-    assert page.count("<script") == page.count("</script") == 1
-    runs = [run["run"] for run in unpacked(page)["./data/runs"]]
-    assert runs == ["a/mixprec", "z/mixprec"]
-
-
 def test_a_notebook_gets_page_picture_and_text(reports, monkeypatch):
     pytest.importorskip("matplotlib")
     report = reports["healthy"]

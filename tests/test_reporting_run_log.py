@@ -133,6 +133,15 @@ def test_a_place_that_cannot_hold_a_log_is_refused(tmp_path, where):
     assert not event_file_paths(tmp_path)
 
 
+def test_what_cannot_be_written_is_refused_whole(tmp_path):
+    with RunLog(tmp_path) as log:
+        with pytest.raises(TypeError, match="not JSON"):
+            log.event(0, {"model": object()})
+        with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
+            log.scale_rows(0, [0, 1, 2, 3])
+    assert lines_of(log.folder) == []
+
+
 WRITES = """
 import sys
 from keras_mixprec.reporting.run_log import RunLog
