@@ -5,7 +5,6 @@ and a part of the monitor that does, end nothing.
 """
 
 import math
-import shutil
 import warnings
 
 import keras
@@ -25,7 +24,6 @@ from monitor_models import (
     fit,
     good,
     monitor,
-    not_jax,
     not_torch,
     one_backend,
     one_weight,
@@ -39,10 +37,8 @@ from monitor_models import (
 from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.examination import Examination
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.loss_scaling.presets import PRESETS
-from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 
 pytestmark = one_backend
 
@@ -66,12 +62,7 @@ def following(name):
 # gradient of 2e4 * 4 would fit float16, so that 18 steps are a search.
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [("own", 100), ("torch", 100), ("torch", 18), ("deepspeed", 100)]
-    + [
-        pytest.param(name, 100, marks=pytest.mark.slow)
-        for name in PRESETS
-        if name not in ("torch", "deepspeed")
-    ],
+    [("own", 100), ("torch", 100), ("torch", 18), ("deepspeed", 100)],
 )
 def test_a_collapse_is_told_from_a_search_under_every_rule(
     name, steps, tmp_path
@@ -83,19 +74,6 @@ def test_a_collapse_is_told_from_a_search_under_every_rule(
     assert len(collapses) == (steps == 100)
 
 
-# Keras' own, and two of the five presets that have no floor.
-@pytest.mark.parametrize("name", ["own", "torch", "mxnet"])
-def test_a_tuner_gives_up_without_a_floor(name, monkeypatch):
-    monkeypatch.setattr(
-        "keras_mixprec.diagnosis.in_training.examine",
-        lambda *args, **options: Examination([]),
-    )
-    callback = tuner(on_limit="raise")
-    with pytest.raises(FloatingPointError, match="no layer is"):
-        fit(chain(wrap=following(name)), [1000.0] * 400, [callback])
-    assert callback.history[-1]["kind"] == "give_up"
-
-
 def at_the_floor(inner):
     rule = kmp.DynamicLossScale(2.0, min_scale=1.0)
     return kmp.LossScaleOptimizer(inner, rule)
@@ -105,12 +83,9 @@ def at_the_floor(inner):
     ("wrap", "stop_after", "reason"),
     [
         (following("ours"), 3, "3 steps"),
-        (lambda inner: following("ours")(inner, 1.0), 3, "3 steps"),
-        (following("own"), 3, "3 steps"),
         (lambda inner: following("own")(inner, 1.0), 3, "3 steps"),
-        # Rules without a floor, and one with.
+        # A rule without a floor, and one with.
         (following("torch"), 3, "3 steps"),
-        (following("mxnet"), 3, "3 steps"),
         (at_the_floor, 8, "loss scale of 1"),
     ],
 )
@@ -128,15 +103,6 @@ def test_it_stops_whatever_the_scale(
     assert "scale_collapsed" not in [v.kind for v in run.verdicts]
 
 
-@each_jit
-def test_other_runs_go_on(jit, tmp_path):
-    values, model = with_bad(good(12), 2, 5), one_weight(at_the_floor, jit)
-    run = watched(tmp_path, values, model, update_freq=1, stop_after=3)
-    assert model.optimizer.attempted_steps == 12
-    assert run.told("stopped") == []
-    assert "scale_collapsed" not in [v.kind for v in run.verdicts]
-
-
 class Ended(keras.callbacks.Callback):
     ended = False
 
@@ -144,11 +110,10 @@ class Ended(keras.callbacks.Callback):
         self.ended = True
 
 
-@pytest.mark.parametrize("with_tuner", [False, True])
-def test_a_backup_outlives_a_run_that_raises(with_tuner, tmp_path):
+def test_a_backup_outlives_a_run_that_raises(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     watcher = monitor(tmp_path, stop_after=5, on_stop="raise", update_freq=2)
-    ours = [tuner(dry_run=True), watcher] if with_tuner else [watcher]
+    ours = [tuner(dry_run=True), watcher]
     model, other = one_weight(), Ended()
     values = [*good(8), *[BAD] * 24]
     with pytest.raises(FloatingPointError, match="in a row"):
@@ -198,18 +163,6 @@ class Raises(keras.callbacks.Callback):
             raise self.error
 
 
-class InCall(layers.Layer):
-    """Raises when it is called on numbers, in `fit` for the first time."""
-
-    def call(self, x):
-        if getattr(getattr(x, "device", None), "type", "") == "meta":
-            return x  # Where torch works shapes out.
-        raise OSError("lookup table")
-
-    def compute_output_spec(self, x):
-        return keras.KerasTensor(x.shape, x.dtype)
-
-
 def ended(folder, model, error, *callbacks):
     """The monitor of a run that raises, and what its log says of it."""
     watcher = monitor(folder, verbose=1)
@@ -236,18 +189,6 @@ def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
     # A fit after it is judged by itself.
     later = watched(tmp_path, good(2), model).overview()
     assert later["headline"]["state"] != "failing"
-
-
-# JAX calls it before `fit` has begun.
-@every_backend
-@not_jax
-def test_a_step_in_float32_that_raises(tmp_path):
-    model = dense(InCall(), inputs=1, policy="float32", jit=False)
-    _, run = ended(tmp_path, model, (OSError, RuntimeError))
-    assert run["headline"]["state"] == "failing"
-    assert "lookup table" in prose(kmp.load_report(tmp_path))
-    finding = run["events"][run["finding"]["event"]]
-    assert finding["step"] in (0, 1)
 
 
 def test_what_was_interrupted_does_not_fail(tmp_path):
@@ -307,25 +248,6 @@ def test_training_is_the_same_and_the_first_are_kept(tmp_path, jit):
     assert batches[0].plan == {"dense": "mixed_float16"}
 
 
-def test_dicts_and_weights_of_samples_are_kept(tmp_path):
-    batch = ({"a": np.ones(2), "b": [np.zeros(3), None]}, np.ones(1), None)
-    kept = FailingBatch(4, batch, [np.ones((2, 2))], [], {"optimizer": 2.0}, {})
-    kept.save(tmp_path / "b.npz")
-    found = FailingBatch.load(tmp_path / "b.npz")
-    keras.tree.map_structure(np.testing.assert_array_equal, found.batch, batch)
-    np.testing.assert_array_equal(found.weights[0], np.ones((2, 2)))
-    assert (found.step, found.scales) == (4, {"optimizer": 2.0})
-
-
-def test_other_files_and_other_models_are_refused(tmp_path):
-    np.savez(tmp_path / "other.npz", a=np.ones(2))
-    with pytest.raises(ValueError, match="Received: path"):
-        FailingBatch.load(tmp_path / "other.npz")
-    batch = FailingBatch(0, (np.ones((2, 4)),), [np.ones((9, 9))], [], {}, {})
-    with pytest.raises(ValueError, match="Received: model"):
-        batch.replay(model_with_squares())
-
-
 @every_backend
 @not_torch
 def test_of_several_steps_in_one_call_none_is_kept(tmp_path):
@@ -350,51 +272,38 @@ def disk(tmp_path):
 
 
 class Fails(keras.callbacks.Callback):
-    """The folder of the log is full, removed or replaced in an epoch of 3."""
+    """The folder of the log is full in the second epoch of three."""
 
-    def __init__(self, folder, how):
+    def __init__(self, folder):
         super().__init__()
-        self.folder, self.how, self.full = folder, how, full(folder)
+        self.full = full(folder)
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self.how == "full" and epoch:
-            ends = self.full.__enter__, lambda: self.full.__exit__(*[None] * 3)
-            ends[epoch - 1]()
-        elif epoch == 1:
-            shutil.rmtree(self.folder)
-            if self.how == "replaced":
-                self.folder.write_text("in its place")
+        if epoch == 1:
+            self.full.__enter__()
+        elif epoch == 2:
+            self.full.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("full", marks=every_backend), "removed", "replaced"],
-)
-def test_a_disk_that_fails_ends_nothing(how, disk, tmp_path):
-    folder = disk / "log" if how != "full" else disk
+@every_backend
+def test_a_disk_that_fails_ends_nothing(disk, tmp_path):
     values, options = with_bad(good(STEPS), 3) * 3, {"update_freq": 1}
     options["epochs"] = 3
     with pytest.warns(UserWarning, match="not be written") as warned:
-        run = watched(folder, values, None, Fails(folder, how), **options)
+        run = watched(disk, values, None, Fails(disk), **options)
     # Keras and NumPy have others, of their own.
     messages = [str(w.message) for w in warned if w.category is UserWarning]
     [line] = [message for message in messages if "written" in message]
     assert "\n" not in line
     assert run.history == watched(tmp_path / "b", values, epochs=3).history
-    if how == "replaced":
-        assert folder.read_text() == "in its place"
-        return
-    first = 0 if how == "full" else STEPS + 1
-    assert [*run.scalars("loss_scale")] == [*range(first, 3 * STEPS + 1)]
+    assert [*run.scalars("loss_scale")] == [*range(3 * STEPS + 1)]
     [gap] = run.told("log_gap")
     assert run.told("train_end")
-    assert run.overview()["layers"]
-    if how == "full":
-        skipped = [e["at_step"] for e in run.told("skipped_step")]
-        assert skipped == [4, STEPS + 4, 2 * STEPS + 4]
-        assert gap["lost"] == 0
-        assert STEPS <= gap["from_step"] < gap["step"] <= 2 * STEPS + 1
-        assert "No space left" in gap["reason"]
+    skipped = [e["at_step"] for e in run.told("skipped_step")]
+    assert skipped == [4, STEPS + 4, 2 * STEPS + 4]
+    assert gap["lost"] == 0
+    assert STEPS <= gap["from_step"] < gap["step"] <= 2 * STEPS + 1
+    assert "No space left" in gap["reason"]
 
 
 # A `fit` that does not start, after which others are watched.
@@ -410,7 +319,6 @@ class NotYet(keras.callbacks.Callback):
     [
         (None, [NotYet()], ValueError, "not yet"),
         (None, [kmp.MixPrecMonitor("b")], ValueError, "one `MixPrecMonitor`"),
-        ("log", [], OSError, "Received: .*log"),
         ("log/mixprec", [], OSError, "Received: .*log"),
     ],
 )
@@ -447,6 +355,9 @@ WRONG = {
     "max_overhead": (["x", None], [-1, 2, math.nan]),
     "verbose": (["auto"], [2]),
     "log_dir": ([5, None], ["gs://bucket/x"]),
+    "loggers": (["wandb", {}], []),
+    "lint": ([True, []], []),
+    "doctor": (["quick"], []),
 }
 
 
@@ -466,45 +377,6 @@ def test_a_wrong_argument_is_refused_where_it_is_given(name, value, error):
 
 
 # Parts of the monitor that fail.
-
-
-class Refuses(layers.Layer):
-    def call(self, x):
-        raise TypeError("\x1b[31mnot\x1b[0m " + "like this " * 100)
-
-
-@pytest.fixture
-def error():
-    """What Keras makes of it: paragraphs in bold."""
-    with pytest.raises(TypeError) as caught:
-        Refuses(name="refuses")(keras.ops.ones((2, 2)))
-    assert "\n" in str(caught.value)
-    assert "\x1b[1m" in str(caught.value)
-    return caught.value
-
-
-@pytest.mark.usefixtures("training_goes_on")
-@pytest.mark.parametrize("form", [lambda e: e, str], ids=["error", "text"])
-def test_a_warning_is_one_line(error, form):
-    with pytest.warns(UserWarning, match="cannot do it") as caught:
-        warn_disabled("do it", form(error))
-    (line,) = (str(w.message) for w in caught)
-    assert "Refuses.call(). not like this" in line
-    assert len(line) < 300
-    assert not {"\n", "\x1b"} & {*line}
-
-
-def test_the_log_has_the_details(error):
-    event = failure_event("probe_failed", error, layer="refuses")
-    assert (event["kind"], event["layer"]) == ("probe_failed", "refuses")
-    assert event["reason"].startswith("TypeError: Exception")
-    assert len(event["reason"]) <= 200
-    assert "in call\n" in event["details"]
-    assert "\x1b" not in event["details"]
-    assert len(event["details"]) <= 8000
-    # An error without words has its name.
-    assert failure_event("x", KeyError())["reason"] == "KeyError"
-    assert failure_event("x", "why")["details"] == "why"
 
 
 PARTS = {
@@ -536,13 +408,3 @@ def test_a_part_that_fails_is_named_once_and_training_goes_on(
     assert f"cannot {part}" in said
     (event,) = run.told("task_failed")
     assert event["task"] == part
-
-
-def test_what_ends_a_process_is_let_through(tmp_path, monkeypatch):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    part = PARTS["read the counters"]
-    monkeypatch.setattr(f"keras_mixprec.{part}", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        watched(tmp_path, good(4))

@@ -11,18 +11,15 @@ from monitor_models import (
     JITS,
     ROWS,
     arrays,
-    compiling,
     dense,
     each_jit,
     every_backend,
-    fit,
     good,
     monitor,
     not_jax,
     not_torch,
     one_backend,
     one_weight,
-    overview,
     stream,
     watched,
     with_bad,
@@ -80,19 +77,6 @@ def test_the_end_of_an_epoch_that_is_not_read_is_in_the_curve(tmp_path, clock):
     assert logged["steps"][:2] == [10, 15]
     mean = np.mean(np.square(good(15)[10:]))
     assert logged["values"][1] == pytest.approx(mean, rel=1e-5)
-
-
-def test_a_loop_by_hand_has_the_losses_that_it_reports(tmp_path):
-    watcher = monitor(tmp_path, update_freq=2, max_overhead=0.02)
-    callbacks = keras.callbacks.CallbackList([watcher], model=one_weight())
-    callbacks.on_train_begin()
-    for epoch, loss in enumerate([0.5, 0.25]):
-        callbacks.on_epoch_begin(epoch)
-        for step in range(6):
-            callbacks.on_train_batch_begin(step)
-        callbacks.on_epoch_end(epoch, {"loss": loss})
-    callbacks.on_train_end()
-    assert overview(tmp_path)["loss"]["values"] == [0.5, 0.25]
 
 
 # Losses that are not finite.
@@ -167,17 +151,6 @@ def test_losses_are_counted_by_kind(make, jit, tmp_path):
         assert np.isfinite(curve["values"]).all()
 
 
-def test_another_fit_in_the_folder_counts_on(tmp_path):
-    model = one_weight(loss=sum_loss)
-    _, again, other = [
-        watched(tmp_path / folder, targets(*losses), model, batch_size=1)
-        for folder, losses in (("a", TARGETS), ("a", [0, INF]), ("b", [NAN, 0]))
-    ]
-    assert other.summary.nonfinite_losses == {"inf": 0, "-inf": 0, "nan": 1}
-    assert counts(again, "nonfinite_losses") == COUNTED | {"inf": 4}
-    assert counts(other, "nonfinite_losses") == {"nan": 1}
-
-
 @each_jit
 def test_a_skipped_step_has_the_kinds_of_its_loss_and_gradients(jit, tmp_path):
     model = one_weight(jit=jit, loss=times_loss)
@@ -198,20 +171,6 @@ def test_a_skipped_step_has_the_kinds_of_its_loss_and_gradients(jit, tmp_path):
     assert done.nonfinite_counts == gradients
     assert counts(run, "nonfinite_gradients") == gradients
     assert "| inf |" in run.texts("skipped_step")[6]
-
-
-@every_backend
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_a_healthy_run_has_no_counts(policy, tmp_path):
-    run = watched(tmp_path, good(3), dense(inputs=1, policy=policy))
-    scaled = policy != "float32"
-    counted = dict.fromkeys(COUNTED, 0) if scaled else None
-    assert run.summary.nonfinite_losses == counted
-    assert len(run.summary.optimizers) == scaled
-    assert bool(run.scalars("loss_scale")) == scaled
-    assert not counts(run, "nonfinite_losses")
-    kinds = {event["kind"] for event in run.told()}
-    assert not kinds & {"nonfinite_losses", "nonfinite_gradients"}
 
 
 @each_jit
@@ -295,14 +254,9 @@ def test_a_metric_that_overflows_is_logged_once(
 METRICS = [
     keras.metrics.MeanSquaredError,
     keras.metrics.RootMeanSquaredError,
-    keras.metrics.LogCoshError,
     keras.metrics.R2Score,
-    keras.metrics.PearsonCorrelation,
-    keras.metrics.CosineSimilarity,
     lambda: keras.metrics.AUC(num_thresholds=5),
     lambda: "accuracy",
-    lambda: keras.metrics.F1Score(threshold=0.5),
-    keras.metrics.FalsePositives,
     keras.metrics.Precision,
     lambda: keras.metrics.BinaryIoU(threshold=0.15),
 ]
@@ -342,16 +296,6 @@ def test_metrics_leave_the_bad_batches_out(jit, tmp_path):
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize("weights", [None, np.zeros(8)])
-def test_what_is_zero_stays_zero(weights, tmp_path):
-    wrong = keras.metrics.FalsePositives(name="wrong")
-    model = one_weight(metrics=[wrong], weighted_metrics=["mse"])
-    x = np.zeros((8, 1)) if weights is None else np.ones((8, 1))
-    watching = {"verbose": 0, "callbacks": [monitor(tmp_path)]}
-    history = model.fit(x, x, sample_weight=weights, **watching).history
-    assert history == {"loss": [0.0], "wrong": [0.0], "mse": [0.0]}
-
-
 def test_sample_weights(tmp_path):
     model = one_weight(weighted_metrics=["mse"])
     weights = {"sample_weight": np.repeat([3.0, 1.0, 1.0], 4)}
@@ -362,10 +306,7 @@ def test_sample_weights(tmp_path):
 
 
 @each_jit
-@pytest.mark.parametrize(
-    "epoch", ["first", pytest.param("second", marks=one_backend)]
-)
-def test_losses_of_several_outputs(jit, epoch, tmp_path):
+def test_losses_of_several_outputs(jit, tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((1,))
     dense = {
@@ -380,55 +321,7 @@ def test_losses_of_several_outputs(jit, epoch, tmp_path):
     optimizer = kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0))
     model.compile(optimizer, losses, metrics=metrics, jit_compile=jit)
     y = {"a": np.zeros_like(X), "b": np.zeros_like(X)}
-    if epoch == "second":
-        model.fit(X, y, **BATCHES)
     logs = model.fit(X, y, callbacks=[monitor(tmp_path)], **BATCHES).history
     a, b = 5 / 128, 3 / 16
     shown = [logs[n][0] for n in ("loss", "a_loss", "b_loss", "a_mse", "b_mae")]
     np.testing.assert_allclose(shown, [a + b, a, b, a, b], rtol=1e-6)
-
-
-class OwnTracker(keras.Sequential):
-    """A model with a metric of its own, as Keras' guides write it."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.outputs_mean = keras.metrics.Mean(name="outputs_mean")
-
-    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
-        self.outputs_mean.update_state(y_pred)
-        return super().compute_loss(x, y, y_pred, *args, **kwargs)
-
-
-@each_jit
-def test_a_tracker_of_the_models_own(jit, tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    model = OwnTracker([keras.Input((1,)), layer])
-    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit)
-    history = fit(model, [1 / 8, BAD, 1 / 4], [monitor(tmp_path)])
-    np.testing.assert_allclose(history["outputs_mean"], [3 / 16])
-
-
-def test_sparse_targets(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    head = keras.layers.Dense(3, use_bias=False, kernel_initializer="ones")
-    model = keras.Sequential([keras.Input((1,)), head])
-    model.compile(
-        kmp.LossScaleOptimizer(keras.optimizers.SGD(0.0)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[
-            keras.metrics.SparseCategoricalCrossentropy("own", from_logits=True)
-        ],
-        **compiling(None),
-    )
-    history = fit(model, with_bad(good(4), 0), [monitor(tmp_path)])
-    for name in "loss", "own":
-        np.testing.assert_allclose(history[name], [np.log(3)], rtol=1e-4)
-
-
-def test_nothing_but_bad_batches(tmp_path):
-    model = one_weight(metrics=["mse", keras.metrics.R2Score(name="r2")])
-    history = fit(model, [BAD, BAD], [monitor(tmp_path)])
-    assert history.keys() == {"loss", "mse", "r2"}
-    assert np.isnan(list(history.values())).all()
