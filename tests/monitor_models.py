@@ -13,21 +13,22 @@ import os
 import keras
 import numpy as np
 import pytest
+from optimizer_models import (  # noqa: F401
+    BACKEND,
+    JITS,
+    only_jax,
+    only_tensorflow,
+    only_torch,
+)
 from reporting_readers import read_events, read_tag
 
 import keras_mixprec as kmp
 
-BACKEND = keras.backend.backend()
 BAD = 1e30
 ROWS = 4
 
-# TensorFlow op by op and under XLA; JAX always compiles, torch never does.
-JITS = {
-    "tensorflow": {False: "ops", True: "xla"},
-    "jax": {True: "jit"},
-    "torch": {False: "ops"},
-}[BACKEND]
-JIT = next(iter(JITS))
+# Op by op on TensorFlow; JAX always compiles, torch never does.
+JIT = JITS[-1]
 # For files most of which runs on one backend, and what in them runs on each.
 one_backend = pytest.mark.one_backend
 every_backend = pytest.mark.every_backend
@@ -35,12 +36,8 @@ every_backend = pytest.mark.every_backend
 each_jit = pytest.mark.parametrize(
     "jit",
     [
-        pytest.param(jit, id=name, marks=marks)
-        for (jit, name), marks in zip(
-            reversed(JITS.items()),
-            (every_backend, pytest.mark.slow),
-            strict=False,
-        )
+        pytest.param(JITS[0], marks=every_backend),
+        *(pytest.param(jit, marks=pytest.mark.slow) for jit in JITS[1:]),
     ],
 )
 OPTIMIZERS = {
@@ -54,10 +51,6 @@ each_optimizer = pytest.mark.parametrize(
     "wrap",
     [kmp.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer],
     ids=["ours", "keras"],
-)
-only_tensorflow, only_jax, only_torch = (
-    pytest.mark.skipif(name != BACKEND, reason=f"a feature of {name}")
-    for name in ("tensorflow", "jax", "torch")
 )
 not_torch, not_jax = (
     pytest.mark.skipif(name == BACKEND, reason=f"{name} lacks it")

@@ -7,9 +7,7 @@ from keras import layers, ops
 from monitor_models import (
     BACKEND,
     DEFAULTS,
-    EveryStep,
     assert_logged,
-    compiling,
     dense,
     each_jit,
     every_backend,
@@ -45,11 +43,15 @@ def run(folder, data, *others, model=None, **arguments):
 def test_samples_are_named_in_the_users_order(shuffle, jit, tmp_path):
     x, y = data(5, 30)
     y[17] = np.inf
-    done = run(tmp_path, (x, y), model=one_weight(jit=jit), shuffle=shuffle)
+    weights = np.ones(40, "float32")
+    weights[11] = np.nan
+    own = {"shuffle": shuffle, "sample_weight": weights}
+    done = run(tmp_path, (x, y), model=one_weight(jit=jit), **own)
     (verdict,) = done.verdicts
     assert verdict.kind == "bad_data"
     assert verdict.numbers["samples_of_x"] == [5, 30]
     assert verdict.numbers["samples_of_y"] == [17]
+    assert verdict.numbers["samples_of_sample_weight"] == [11]
     assert "5, 30 of x" in done.summary.headline["text"]
 
 
@@ -86,13 +88,6 @@ def test_each_batch_of_each_epoch_has_its_own_rows(tmp_path):
     assert " 28 of y" in headline
 
 
-def test_weights_of_samples_are_checked(tmp_path):
-    weights = np.ones(40, "float32")
-    weights[11] = np.nan
-    done = run(tmp_path, data(), sample_weight=weights)
-    assert done.verdicts[0].numbers["samples_of_sample_weight"] == [11]
-
-
 @pytest.mark.parametrize(
     ("bad", "tuned", "scale"),
     [
@@ -116,57 +111,21 @@ def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
     assert done.told("bad_batches") == []
 
 
-@pytest.mark.parametrize("rows", [[9, 37], [2, 33, 66], [66]])
-def test_a_tuner_changes_nothing_that_is_said(tmp_path, rows):
-    """Rows 2 and 66 are in batches that it audits."""
-    found = []
-    for callbacks in [], [tuner()]:
-        folder = tmp_path / str(len(callbacks))
-        options = {"update_freq": 50, "epochs": 1} | DEFAULTS
-        done = run(folder, data(*rows, rows=80), *callbacks, **options)
-        assert done.model.optimizer.skipped_steps == len(rows)
-        assert np.isfinite(done.model.get_weights()[0]).all()
-        [verdict] = done.verdicts
-        assert verdict.numbers["samples_of_x"] == rows
-        text = done.summary.headline["text"].partition(";")[0]
-        found.append((verdict, done.summary.bad_data, text))
-    assert found[0] == found[1]
-
-
-class Trained(EveryStep):
-    """Reads the scale that each batch is trained with, and the last one."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        pass
-
-    def on_train_batch_begin(self, batch, logs=None):
-        super().on_train_batch_end(batch)
-
-    def on_train_batch_end(self, batch, logs=None):
-        pass
-
-    def on_train_end(self, logs=None):
-        super().on_train_batch_end(-1)
-
-
 @pytest.mark.parametrize("update_freq", [1, 4, 100])
 def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
-    seen, options = Trained(), {"update_freq": update_freq, "epochs": 1}
-    run(tmp_path, data(1, 39), tuner(), seen, **options)
-    assert len(seen.scales) == 11
-    assert seen.scales[-1] == 2.0**15
-    assert_logged(tmp_path, seen.scales)
+    model, scales = one_weight(), []
 
+    def read(*args):
+        scales.append(float(model.optimizer.loss_scale))
 
-def test_structures_of_arrays(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    inputs = {name: keras.Input((1,), name=name) for name in "ab"}
-    outputs = layers.Dense(1)(layers.Add()(list(inputs.values())))
-    model = keras.Model(inputs, outputs)
-    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", **compiling(None))
-    x, y = data(21)
-    done = run(tmp_path, ({"a": y, "b": x}, y), model=model)
-    assert done.verdicts[0].numbers["samples_of_x"] == [21]
+    # What each batch is trained with, and the last one.
+    seen = {"on_train_batch_begin": read, "on_train_end": read}
+    seen = tuner(), keras.callbacks.LambdaCallback(**seen)
+    options = {"update_freq": update_freq, "epochs": 1}
+    run(tmp_path, data(1, 39), *seen, model=model, **options)
+    assert len(scales) == 11
+    assert scales[-1] == 2.0**15
+    assert_logged(tmp_path, scales)
 
 
 @pytest.mark.parametrize("row", [0, 39])

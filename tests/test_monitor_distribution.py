@@ -34,10 +34,6 @@ def test_two_devices_have_one_log():
     workers.run("replicas_monitor.py")
 
 
-def data_parallel(devices):
-    return keras.distribution.DataParallel(devices=devices)
-
-
 def model_parallel(devices):
     mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices)
     layout = keras.distribution.LayoutMap(mesh)
@@ -49,10 +45,9 @@ def model_parallel(devices):
 
 
 @only_jax
-@pytest.mark.parametrize("distribute", [data_parallel, model_parallel])
-def test_probes_on_two_devices(distribute, tmp_path):
+def test_probes_on_two_devices(tmp_path):
     devices = keras.distribution.list_devices()[:2]
-    keras.distribution.set_distribution(distribute(devices))
+    keras.distribution.set_distribution(model_parallel(devices))
     try:
         wide = layers.Dense(6, name="wide", kernel_initializer="ones")
         still = {"optimizer": keras.optimizers.SGD(0.0), "rules": []}

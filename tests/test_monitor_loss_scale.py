@@ -1,5 +1,7 @@
 """The logged loss scale is the optimizer's after every single step."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -87,14 +89,6 @@ def test_steps_that_are_taken_by_eights(jit, tmp_path):
     assert_logged(tmp_path, seen.scales)
 
 
-def test_another_model_into_the_same_folder(tmp_path):
-    for scale in 2.0**4, 2.0**10:
-        run = watched(tmp_path, good(60), one_weight(wrapped(scale)))
-    # Where one ends the other begins; a curve has one point there.
-    expected = {0: 16, 50: 16, 60: 16, 61: 1024, 110: 1024, 120: 1024}
-    assert run.scalars("loss_scale") == expected
-
-
 @every_backend
 def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
     class Set(keras.callbacks.Callback):
@@ -146,11 +140,6 @@ class Log:
         self.events.append(event | {"step": step})
 
 
-class Skipped:
-    def __init__(self, step, inputs):
-        self.step, self.inputs = step, inputs
-
-
 def reading(points, new):
     return Reading(points, [], 0, 0, False, new, [], {}, {}, 0)
 
@@ -165,7 +154,8 @@ def follow(finite, growth_interval=2000, every=1, bad=()):
         state = rule.next_state(state, is_finite)
         skipped += not is_finite
         if not is_finite:
-            new.append(Skipped(step, {"x": 0} if step in bad else {}))
+            inputs = {"x": 0} if step in bad else {}
+            new.append(SimpleNamespace(step=step, inputs=inputs))
         point = ScalePoint(step, float(state.scale), skipped, step - skipped)
         if point.scale != points[-1].scale or step % every == 0:
             points.append(point)

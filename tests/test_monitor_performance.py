@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
 from monitor_models import (
     BACKEND,
     ROWS,
-    compiling,
     dense,
     every_backend,
     not_torch,
@@ -18,7 +16,6 @@ from monitor_models import (
     watched,
 )
 
-from keras_mixprec import _clock
 from keras_mixprec.monitoring.overhead import OverheadBudget
 from keras_mixprec.monitoring.step_clock import StepClock
 from keras_mixprec.reporting.performance import (
@@ -73,19 +70,6 @@ def near(expected, rel=1e-6):
     return pytest.approx(expected, rel=rel)
 
 
-def of_graphs():
-    """Each sample has three nodes and seven edges."""
-    nodes, edges = keras.Input((4,)), keras.Input((2,))
-    ends = layers.Dense(1)(edges)
-    graphs = ops.mean(ops.reshape(nodes, (-1, 3, 4)), axis=1)
-    outputs = layers.Dense(1)(graphs) + ops.mean(ends)
-    model = keras.Model([nodes, edges], outputs)
-    model.compile("sgd", "mse", **compiling(None))
-    x = np.ones((3 * ROWS, 4), "float32"), np.ones((7 * ROWS, 2), "float32")
-    data = ((x, np.ones((ROWS, 1), "float32")) for _ in range(25))
-    return {"model": model, "data": data}
-
-
 def of_epochs():
     x = np.ones((ROWS * 12, 4), "float32")
     data = x, x[:, :1]
@@ -108,7 +92,6 @@ def of_several_steps_at_once():
             *(of_several_steps_at_once, 4, 1e-6),
             marks=[not_torch, every_backend],
         ),
-        (of_graphs, 1, 1e-6),
     ],
 )
 def test_a_step_takes_what_the_clock_says(make, at_once, off, tmp_path, clock):
@@ -118,12 +101,6 @@ def test_a_step_takes_what_the_clock_says(make, at_once, off, tmp_path, clock):
         assert found[name] == near(PAUSE / at_once)
     rate = found["samples_per_second"] * found["step_time"]
     assert rate == near(ROWS, rel=off)
-
-
-def test_the_last_fit_is_what_counts(tmp_path, clock):
-    for pause in 4 * PAUSE, PAUSE:
-        found = timed(tmp_path, Pace(clock, pause), batches(25))
-        assert found["step_time"] == near(pause)
 
 
 @every_backend
@@ -173,16 +150,6 @@ def test_what_the_host_enqueues_is_not_taken_for_a_step(steps_clock, clock):
     assert durations == near([0.001] * 21)  # Now they are seen.
 
 
-def test_what_the_host_has_seen_end_is_listed(steps_clock, clock):
-    asked = []
-    with _clock.set_to(lambda: asked.append(1) or clock.read()):
-        stretch, durations = stretch_of(steps_clock, clock, behind=False)
-    assert durations == near([0.001] * 20)
-    assert stretch.seconds == near(0.02)
-    # One for a step, and another for the end of the stretch.
-    assert len(asked) <= 21 + 2
-
-
 # What is made of the rows of a log.
 
 
@@ -222,17 +189,6 @@ def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
     for first in rows[0], rows[0]._replace(samples=math.nan):
         value = found_in([first, *rows[1:]])
         assert value["samples_per_second"] * value["step_time"] == 8
-
-
-def test_a_median_may_be_off_by_the_notch_of_its_readings():
-    times = [0.9, 0.95, 1.0, 1.05, 1.5, 0.98]
-    rows = [row(9 * n, 9, t, t) for n, t in enumerate(times, 1)]
-    found = performance(rows, [])["speed"]
-    assert found["lacks"] is None
-    first, median, third = np.percentile(times, [25, 50, 75])
-    own = found["medians"]["step_time"]
-    assert own["median"] == near(median)
-    assert own["off"] == near(1.57 * (third - first) / 6**0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """The ranges of every layer, measured beside training and in probed steps."""
 
-import gc
 import warnings
-import weakref
 
 import keras
 import numpy as np
@@ -101,14 +99,6 @@ def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
         for name in LAYERS:
             drawn = logged(tmp_path).histogram(name, part)["steps"]
             assert (drawn[0], drawn[-1]) == (1, 135)
-
-
-@every_backend
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_an_epoch_of_unknown_length(tmp_path):
-    model, batches = sequential(), (data(rows) for rows in (32,) * 6 + (5,))
-    watched(tmp_path, batches, model, **DEFAULTS)
-    assert_complete(model, tmp_path, last=7)
 
 
 def test_a_run_that_ends_in_mid_epoch(tmp_path):
@@ -308,21 +298,6 @@ def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
     kmp.apply_policy(model, "mixed_bfloat16")
     probed(tmp_path / "c", model=model)
     assert len(made) == 2
-
-
-@every_backend
-@of_probes
-def test_a_probed_model_can_be_let_go(tmp_path):
-    model = dense(inputs=8, outputs=3)
-    assert tables(probed(tmp_path, model=model))
-    path = tmp_path / "model.keras"
-    model.save(path)
-    assert keras.saving.load_model(path).count_params() == model.count_params()
-    alive = weakref.ref(model)
-    del model
-    keras.backend.clear_session()
-    gc.collect()
-    assert alive() is None
 
 
 class Grows(layers.Layer):
