@@ -115,7 +115,7 @@ def test_what_overflows_by_itself_lowers_the_scale(tmp_path):
 def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
     model, scales = one_weight(), []
 
-    def read(*args):
+    def read(batch=None, logs=None):
         scales.append(float(model.optimizer.loss_scale))
 
     # What each batch is trained with, and the last one.
