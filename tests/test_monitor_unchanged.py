@@ -39,6 +39,7 @@ from monitor_models import (
 from optimizer_models import numbers
 
 import keras_mixprec as kmp
+from keras_mixprec.guards.train_function import DeferredCall
 
 pytestmark = one_backend
 
@@ -488,6 +489,52 @@ def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="probe"):
         found = run(monitor(tmp_path, probe_every=1))
     assert_same(found, expected)
+
+
+# Several may wait for the next call of a train function.
+
+
+class Model:
+    def __init__(self):
+        self.train_function = self.own = lambda data: [data]
+
+
+def waiting(model, call=None):
+    """A `DeferredCall` that tells of itself, once."""
+    call = call or DeferredCall()
+
+    def train(data):
+        call.disarm()
+        return [call, *model.train_function(data)]
+
+    call.arm(model, train)
+    return call
+
+
+@pytest.mark.parametrize("change", ["none", "first waits no more", "again"])
+def test_calls_that_wait_go_one_after_the_other(change):
+    model = Model()
+    first, last = waiting(model), waiting(model)
+    assert [first.armed, last.armed] == [True, True]
+    expected = [last, first, 1]
+    if change == "first waits no more":
+        first.disarm()
+        expected = [last, 1]
+    if change == "again":  # Which takes the place of the wait.
+        waiting(model, first)
+        expected = [first, last, 1]
+    assert model.train_function(1) == expected
+    assert [first.armed, last.armed] == [False, False]
+    assert model.train_function is model.own
+
+
+def test_a_recompiled_train_function_ends_the_wait():
+    model = Model()
+    call = waiting(model)
+    model.train_function = model.own
+    assert not call.armed
+    call.disarm()
+    assert model.train_function is model.own
 
 
 # Watched models and callbacks are saved, copied and used again as others.
