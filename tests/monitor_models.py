@@ -162,7 +162,6 @@ def monitor(log_dir, **arguments):
 
 # For a monitor that looks as often as it does by itself.
 DEFAULTS = {"max_overhead": 0.02, "probe_every": 100}
-OF_THE_MONITOR = inspect.signature(kmp.MixPrecMonitor).parameters
 
 
 class Run:
@@ -199,7 +198,7 @@ def watched(folder, data, model=None, *others, **arguments):
         *others: Callbacks.
         **arguments: Of the monitor and of `fit`.
     """
-    names = OF_THE_MONITOR.keys() & arguments.keys()
+    names = inspect.signature(kmp.MixPrecMonitor).parameters.keys() & arguments
     watcher = monitor(folder, **{n: arguments.pop(n) for n in names})
     model = model or one_weight()
     history = fit(model, data, [watcher, *others], **arguments)

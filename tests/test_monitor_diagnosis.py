@@ -192,15 +192,6 @@ class Uncallable(Wrapper):
 each_wrapper = pytest.mark.parametrize("kind", [Wrapper, Uncallable])
 
 
-@every_backend
-@each_wrapper
-def test_a_model_that_cannot_be_built_stays_unbuilt(kind):
-    model = kind()
-    with pytest.raises(ValueError, match="is not built"):
-        kmp.diagnose(model, X[:8], Y[:8])
-    assert not any(part.built for part in [model, model.inner])
-
-
 # Elsewhere Keras has to build it.
 @every_backend
 @only_tensorflow

@@ -251,26 +251,21 @@ def disk(tmp_path):
         yield folder
 
 
-class Fails(keras.callbacks.Callback):
-    """The folder of the log is full in the second epoch of three."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.full = full(folder)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
-            self.full.__enter__()
-        elif epoch == 2:
-            self.full.__exit__(None, None, None)
-
-
 @every_backend
 def test_a_disk_that_fails_ends_nothing(disk, tmp_path):
     values, options = with_bad(good(STEPS), 3) * 3, {"update_freq": 1}
     options["epochs"] = 3
+    filled = full(disk)
+
+    def change(epoch, logs=None):
+        if epoch == 1:
+            filled.__enter__()
+        elif epoch == 2:
+            filled.__exit__(None, None, None)
+
+    changing = keras.callbacks.LambdaCallback(on_epoch_begin=change)
     with pytest.warns(UserWarning, match="not be written") as warned:
-        run = watched(disk, values, None, Fails(disk), **options)
+        run = watched(disk, values, None, changing, **options)
     # Keras and NumPy have others, of their own.
     messages = [str(w.message) for w in warned if w.category is UserWarning]
     [line] = [message for message in messages if "written" in message]

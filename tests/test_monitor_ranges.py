@@ -81,14 +81,6 @@ def least_headroom(layer):
 
 
 @each_jit
-def test_a_run_of_one_step(jit, tmp_path):
-    model = sequential(jit)
-    measured(tmp_path, data(32), model)
-    assert_complete(model, tmp_path, last=1)
-    assert len(told(tmp_path, "ranges_measured")) == 1
-
-
-@each_jit
 def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
     model = sequential(jit)
     measured(tmp_path, data(1437), model, epochs=3)

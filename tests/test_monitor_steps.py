@@ -130,13 +130,6 @@ def test_each_fit_is_a_stretch_of_its_own(wrap, tmp_path):
     assert {*other.scalars("skipped_steps").values()} == {0}
 
 
-def test_skips_that_are_not_listed_are_a_block(tmp_path):
-    run = watched(tmp_path, BURST, update_freq=1000)
-    (block,) = run.told("skipped_steps_not_kept")
-    kept = ("first_step", "last_step", "count")
-    assert [block[k] for k in kept] == [6, 13, 8]
-
-
 def test_everything_counts_steps_alike(tmp_path):
     # The batch that `fit` counts as 5, from 0, is the sixth.
     values = [*good(5), np.nan, *good(4)]
