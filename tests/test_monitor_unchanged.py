@@ -6,6 +6,8 @@ import functools
 import inspect
 import pickle
 import random
+import threading
+import types
 import zipfile
 
 import keras
@@ -368,6 +370,72 @@ def model_with(*middle, **arguments):
     middle = middle or (layers.Dense(8), layers.Dropout(0.3))
     adam = {"optimizer": keras.optimizers.Adam(0.01), "rules": []}
     return dense(*middle, outputs=2, **adam, **arguments)
+
+
+@only_torch
+def test_a_step_set_on_the_instance(tmp_path):
+    import torch
+
+    def step(self, data):
+        with torch.no_grad():
+            for weight in self.trainable_variables:
+                weight.value.mul_(0.999)
+        return {"loss": update(self, self.optimizer, *data, 1.0)}
+
+    def run(*callbacks):
+        keras.utils.set_random_seed(1)
+        model = model_with()
+        model.optimizer.build(model.trainable_variables)
+        model.train_step = types.MethodType(step, model)
+        history = fit(model, (X, Y), callbacks)
+        return [history["loss"], *numbers(model.variables)]
+
+    assert_same(run(*both(tmp_path)), run())
+
+
+@every_backend
+def test_masks_and_sample_weights(tmp_path):
+    tokens = np.arange(96).reshape(8, 12) % 20
+    tokens[:, 8:] = 0
+
+    def run(*callbacks):
+        keras.utils.set_random_seed(0)
+        embedding = layers.Embedding(20, 4, mask_zero=True)
+        model = keras.Sequential([embedding, layers.Dense(20)])
+        kmp.apply_policy(model, "mixed_float16")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = kmp.LossScaleOptimizer("adam")
+        model.compile(optimizer, loss, jit_compile=JIT)
+        weights = {"sample_weight": (tokens != 0).astype("float32")}
+        history = fit(model, (tokens, tokens), callbacks, **weights)
+        return [history["loss"], *model.get_weights()]
+
+    watched = run(*both(tmp_path))
+    assert_same(watched, run())
+
+
+@every_backend
+def test_draws_of_another_thread_are_its_own():
+    model = model_with(layers.GaussianNoise(0.1), layers.Dropout(0.5))
+    kmp.diagnose(model, X, Y)
+    ones = ops.ones((64,))
+    alone = ops.convert_to_numpy(keras.random.dropout(ones, 0.5, seed=7))
+    numpy = np.random.RandomState(3)
+    np.random.seed(3)
+    found, over = [], threading.Event()
+
+    def draw():
+        while not over.is_set():
+            mask = keras.random.dropout(ones, 0.5, seed=7)
+            same = np.array_equal(ops.convert_to_numpy(mask), alone)
+            found.append((same, np.random.rand() == numpy.rand()))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    kmp.diagnose(model, X, Y)
+    over.set()
+    thread.join()
+    assert set(found) == {(True, True)}
 
 
 @only_torch
