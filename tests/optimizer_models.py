@@ -25,13 +25,6 @@ QUICK = {
     "torch": {"jit_compile": False},
 }[BACKEND]
 
-# The step of `fit`, compiled where it can be; where both can be, the other one
-# is slow.
-JITS = {"tensorflow": [True, False], "jax": [True], "torch": [False]}[BACKEND]
-each_jit = pytest.mark.parametrize(
-    "jit",
-    [JITS[0], *(pytest.param(j, marks=pytest.mark.slow) for j in JITS[1:])],
-)
 
 # The last and op by op; what comes between is slow.
 each_mode = pytest.mark.parametrize(
@@ -41,19 +34,11 @@ each_mode = pytest.mark.parametrize(
         for m in MODES
     ],
 )
-last_mode = pytest.mark.parametrize("mode", MODES[-1:])
 
 
 def rarely(*values):
     """A case of a parametrization that is slow elsewhere than on torch."""
     return pytest.param(*values, marks=pytest.mark.one_backend)
-
-
-only_tensorflow = pytest.mark.skipif(
-    BACKEND != "tensorflow", reason="a feature of TensorFlow"
-)
-only_jax = pytest.mark.skipif(BACKEND != "jax", reason="a feature of JAX")
-only_torch = pytest.mark.skipif(BACKEND != "torch", reason="a feature of torch")
 
 
 def over_modes(names, cases, quick=4):

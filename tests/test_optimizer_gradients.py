@@ -4,13 +4,13 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from monitor_models import only_tensorflow
 from optimizer_models import (
     BACKEND,
     each_mode,
     make_apply,
     make_variables,
     numbers,
-    only_tensorflow,
     over_modes,
     stepper,
 )
@@ -27,28 +27,17 @@ SIZES = {
     "inf": ([1.0, INF], False, {}),
     "nan": ([NAN, 1.0], False, {}),
     "both infinities": ([-INF, INF], False, {"scale": 2.0**10}),
-    "nan, smallest scale": ([1.0, NAN], False, {"scale": 2.0**-126}),
-    "10, smallest scale": ([10.0], False, {"scale": 2.0**-126}),
     "norm overflows": (np.full(100, 1e38), False, {}),
-    "1e25": ([1e25, 3e25], True, {}),
     "1e38": ([1e38, 1e38], True, {}),
-    "a thousand 1e36": (np.full(1000, 1e36), True, {}),
     "large scale": ([1e38], True, {"scale": 2.0**100}),
     "small": ([1e-30, 0.0], True, {"scale": 2.0**-60}),
     "subnormal": ([1e-40, 3.0], True, {}),
-    "float16 maximum": ([65504.0, 0.0], True, {"dtype": "float16"}),
     "float16 beyond": ([7e4, 1.0], False, {"dtype": "float16"}),
-    "float16 nan": ([NAN, 1.0], False, {"dtype": "float16"}),
-    "float16 inf": ([1.0, INF], False, {"dtype": "float16"}),
     "float16 norm": (np.full(10**4, 1e3), True, {"dtype": "float16"}),
-    "float16 all": (np.full(10**4, -7e4), False, {"dtype": "float16"}),
     "bfloat16": ([1e30, 1.0], True, {"dtype": "bfloat16"}),
-    "bfloat16 nan": ([NAN, 1.0], False, {"dtype": "bfloat16"}),
-    "float64": ([1e30, 1.0], True, {"dtype": "float64"}),
     "float64 inf": ([1.0, -INF], False, {"dtype": "float64"}),
     "float64 digits": ([1 / 3], True, {"dtype": "float64", "of": "float64"}),
     # Unscaled in float32.
-    "of float16": ([3.0], True, {"scale": SCALE, "of": "float16"}),
     "of float16, small": ([6e-8], True, {"scale": SCALE, "of": "float16"}),
     "of float16, inf": ([INF], False, {"scale": SCALE, "of": "float16"}),
 }
@@ -117,15 +106,10 @@ def random_gradients(*shapes):
 
 # 2**16 elements and fewer are stacked by shape, larger ones are not.
 UNEQUAL = (3, 4), (4,), (), (4, 3), (2, 1, 3), (1,)
-INTERLEAVED = (4,), (3, 4), (4,), (3, 4), (), (4,)
 NEAR_THE_LIMIT = (256, 256), (65537,), (256, 256), (300, 300), (7,)
 LARGE = (70_001,), (2**17,), (3 * 2**15, 2), (70_001,)
 GRADIENTS = {
-    "scalars": random_gradients((), ()),
-    "one": random_gradients((5,)),
-    "equal": random_gradients(*[(3, 4)] * 5),
     "unequal": random_gradients(*UNEQUAL),
-    "interleaved": random_gradients(*INTERLEAVED),
     "near the limit": random_gradients(*NEAR_THE_LIMIT),
     "odd and large": random_gradients(*LARGE),
     "empty": random_gradients((0, 3), (2, 2)),
@@ -224,31 +208,6 @@ def test_repeated_rows_of_a_sparse_gradient(mode):
     kinds = [s.kinds[table.path] for s in optimizer.nonfinite_steps()]
     assert kinds == [["inf", "-inf"], ["inf"], ["nan"], []]
     assert optimizer.nonfinite_counts() == {"inf": 2, "-inf": 1, "nan": 1}
-
-
-@only_tensorflow
-@over_modes("inner,bad", {"Adam": ("Adam", -INF), "Lion": ("Lion", NAN)})
-def test_a_repeated_index_hides_no_overflow(inner, bad, mode):
-    kind = getattr(keras.optimizers, inner)
-    optimizer, variables, apply = stepper(mode, (ROWS, 1), inner=kind(0.1))
-    for rows in ([bad, 1.0], [1.0, bad]):
-        apply([slices(rows, [0, 0])])
-    assert optimizer.skipped_steps == 2
-    np.testing.assert_array_equal(numbers(variables)[0], np.ones((ROWS, 1)))
-
-
-@only_tensorflow
-@each_mode
-def test_rows_of_a_float16_table(mode):
-    optimizer, (table,), apply = stepper(
-        mode, (ROWS, 1), inner=sgd(1.0), loss_scale=1.0, dtype="float16"
-    )
-    for value in (100.0, 3e4, 6e4):
-        table.assign(np.zeros((ROWS, 1)))
-        apply([slices([value, value], [1, 2])])
-        apply([slices([value, value], [0, 0])])
-        assert optimizer.last_step_skipped is (2 * value > 65504)
-        assert np.isfinite(numbers([table])[0]).all()
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not")

@@ -65,16 +65,7 @@ CASES |= {
     "user's": (AssignsDirectly, EVERYTHING | {"learning_rate": 0.1}),
     "on a schedule": (adam_on_schedule, EVERYTHING),
     "momentum": (optimizers.SGD, EVERYTHING | {"momentum": 0.9}),
-    "nesterov": (optimizers.SGD, {"momentum": 0.9, "nesterov": True}),
-    "amsgrad": (optimizers.Adam, EVERYTHING | {"amsgrad": True}),
-    "plain": (optimizers.Adam, {}),
-    "clipvalue": (optimizers.Adam, {"clipvalue": 0.3}),
-    "global_clipnorm": (optimizers.Adam, {"global_clipnorm": 0.5}),
     "accumulating": (optimizers.Adam, ACCUMULATING),
-    "user's, accumulating": (
-        AssignsDirectly,
-        ACCUMULATING | {"learning_rate": 0.1},
-    ),
 }
 if "MultiOptimizer" in CLASSES:
     CASES["several, accumulating"] = (multi, ACCUMULATING)

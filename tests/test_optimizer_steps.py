@@ -3,23 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from optimizer_models import (
-    BACKEND,
-    MODES,
-    each_mode,
-    last_mode,
-    make_variables,
-    numbers,
-    over_modes,
-    stepper,
-)
+from optimizer_models import each_mode, numbers, over_modes, stepper
 
-from keras_mixprec import (
-    DynamicLossScale,
-    FixedLossScale,
-    LossScaleOptimizer,
-    ScheduledLossScale,
-)
+from keras_mixprec import DynamicLossScale, FixedLossScale, ScheduledLossScale
 from keras_mixprec.loss_scaling.presets import PRESETS
 
 sgd = keras.optimizers.SGD
@@ -147,41 +133,6 @@ def test_a_run_is_that_of_numpy(rule, dtype, window, mode):
         np.testing.assert_allclose(value, weight, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.one_backend
-def test_nothing_has_happened_before_the_first_step():
-    optimizer = LossScaleOptimizer("sgd", initial_scale=8.0)
-    for built in (False, True):
-        assert float(optimizer.loss_scale) == 8.0
-        assert optimizer.step_counts() == (0, 0, 0)
-        assert optimizer.last_step_skipped is False
-        assert not any(optimizer.overflow_counts().values())
-        assert not any(optimizer.gradient_norms().values())
-        assert optimizer.nonfinite_steps() == []
-        if not built:
-            optimizer.build(make_variables((2,)))
-
-
-@pytest.mark.parametrize("xla", [mode == "xla" for mode in MODES[-1:]])
-def test_steps_per_execution_loses_no_record(xla):
-    x = np.ones((16, 2), "float32")
-    x[[3, 6, 7, 12]] = NAN
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    optimizer = LossScaleOptimizer("sgd")
-    model.compile(
-        optimizer,
-        loss="mse",
-        steps_per_execution=1 if BACKEND == "torch" else 4,
-        jit_compile=xla if BACKEND == "tensorflow" else "auto",
-    )
-    model.fit(x, x[:, :1] * 0 + 1, batch_size=1, shuffle=False, verbose=0)
-    recent = optimizer.nonfinite_steps()
-    assert [s.step for s in recent] == [4, 7, 8, 13]
-    assert [s.scale for s in recent] == [2.0**k for k in (15, 14, 13, 12)]
-    assert all(len(s.variables) == 2 for s in recent)
-    assert optimizer.attempted_steps == 16
-    assert int(optimizer.iterations) == 12
-
-
 @each_mode
 def test_what_is_set_between_compiled_steps_takes_effect(mode):
     optimizer, (variable,), apply = stepper(
@@ -201,39 +152,3 @@ def test_what_is_set_between_compiled_steps_takes_effect(mode):
     apply([good])
     assert float(optimizer.loss_scale) == 16.0
     assert int(optimizer.step_counter.value) == 0
-
-
-UNBOUNDED = {"min_scale": None, "max_scale": None}
-
-
-@last_mode
-@pytest.mark.parametrize(
-    ("bounds", "low", "high"),
-    [({}, 2.0**-14, 2.0**32), (UNBOUNDED, 2.0**-126, 2.0**126)],
-    ids=["default", "none"],
-)
-def test_long_runs_of_bad_steps_and_of_none(bounds, low, high, mode):
-    rule = DynamicLossScale(2.0**15, growth_interval=1, **bounds)
-    optimizer, (variable,), apply = stepper(
-        mode, (2,), inner=sgd(0.5), loss_scale=rule
-    )
-    times = 260  # More than from one end of the range to the other.
-
-    def repeat(gradient, times):
-        for _ in range(times):
-            apply([np.asarray(gradient, "float32")])
-
-    def assert_is(scale, *weights):
-        assert float(optimizer.loss_scale) == scale
-        np.testing.assert_array_equal(numbers([variable])[0], weights)
-
-    repeat([NAN, INF], times)
-    assert_is(low, 1, 1)
-    repeat([low, 2 * low], 1)
-    assert_is(2 * low, 0.5, 0)
-    repeat([0, 0], times)
-    assert_is(high, 0.5, 0)
-    repeat([high, 2 * high], 1)
-    assert_is(high, 0, -1)
-    assert optimizer.skipped_steps == times
-    assert int(optimizer.iterations) == times + 2
