@@ -12,69 +12,6 @@ import math
 from numpy import float32 as f32
 
 
-def torch(
-    init_scale=2.0**16,
-    growth_factor=2.0,
-    backoff_factor=0.5,
-    growth_interval=2000,
-):
-    """Is `torch.amp.GradScaler` and its kernel; factors are C++ doubles."""
-    scale, growth_tracker = f32(init_scale), 0
-    while True:
-        found_inf = yield scale
-        if found_inf:
-            scale = f32(float(scale) * backoff_factor)
-            growth_tracker = 0
-            continue
-        successful = growth_tracker + 1
-        if successful == growth_interval:
-            new_scale = f32(float(scale) * growth_factor)
-            scale = new_scale if math.isfinite(new_scale) else scale
-            successful = 0
-        growth_tracker = successful
-
-
-def apex_hysteresis_kernel(
-    init_scale=2.0**16,
-    growth_factor=2.0,
-    backoff_factor=0.5,
-    growth_interval=2000,
-    hysteresis=1,
-):
-    """Is Apex' `update_scale_hysteresis`: torch's rule behind a countdown."""
-    scale = f32(init_scale)
-    growth_tracker, hysteresis_tracker = 0, hysteresis
-    while True:
-        found_inf = yield scale
-        if found_inf:
-            growth_tracker = 0
-            hysteresis_tracker -= 1
-            if hysteresis_tracker <= 0:
-                scale = f32(float(scale) * backoff_factor)
-            continue
-        growth_tracker += 1
-        if growth_tracker == growth_interval:
-            new_scale = f32(float(scale) * growth_factor)
-            scale = new_scale if math.isfinite(new_scale) else scale
-            growth_tracker = 0
-        hysteresis_tracker = hysteresis
-
-
-def keras(initial_scale=2.0**15, dynamic_growth_steps=2000):
-    """Is `keras.optimizers.LossScaleOptimizer`."""
-    dynamic_scale, step_counter = f32(initial_scale), 0
-    while True:
-        overflow = yield dynamic_scale
-        if overflow:
-            step_counter = 0
-            dynamic_scale = dynamic_scale * f32(0.5)
-        elif step_counter == dynamic_growth_steps - 1:
-            step_counter = 0
-            dynamic_scale = dynamic_scale * f32(2.0)
-        else:
-            step_counter += 1
-
-
 def tf_keras(initial_scale=2.0**15, dynamic_growth_steps=2000):
     """Is `tf_keras.mixed_precision.LossScaleOptimizer`; multiplier fixed."""
     current_loss_scale, multiplier, counter = f32(initial_scale), f32(2), 0

@@ -8,7 +8,6 @@ import numpy as np
 import peer_scalers
 import pytest
 from loss_scale_traces import (
-    batch_of_states,
     comparable,
     random_overflows,
     trace_peer,
@@ -21,32 +20,22 @@ from keras_mixprec.loss_scaling.presets import PRESETS
 preset = DynamicLossScale.preset
 
 
-def case(peer, fixed=None, **names):
-    """A preset with fixed overrides, and how its peer names our arguments."""
-    name = peer.__name__.replace("_", "-")
-    return name, fixed or {}, peer, names
+def case(peer, **names):
+    """A preset, what is fixed in it, and how its peer names our arguments."""
+    return peer.__name__.replace("_", "-"), {}, peer, names
 
 
 SCALE = {"initial_scale": "init_scale"}
 WINDOW = SCALE | {"growth_interval": "scale_window"}
 SHIFT = {"hysteresis": "delayed_shift", "min_scale": "min_scale"}
-FACTORS = "growth_factor", "backoff_factor"
-SAME = {name: name for name in (*FACTORS, "growth_interval")}
-KERAS = {
-    "initial_scale": "initial_scale",
-    "growth_interval": "dynamic_growth_steps",
-}
-CONSECUTIVE = {"hysteresis_refill": "good_step"}
-
-
-def consecutive(preset, peer, names, **options):
-    return preset, CONSECUTIVE, functools.partial(peer, **options), names
 
 
 CASES = {
-    "torch": case(peer_scalers.torch, **SCALE, **SAME),
-    "keras": case(peer_scalers.keras, **KERAS),
-    "tf-keras": case(peer_scalers.tf_keras, **KERAS),
+    "tf-keras": case(
+        peer_scalers.tf_keras,
+        initial_scale="initial_scale",
+        growth_interval="dynamic_growth_steps",
+    ),
     "apex": case(
         peer_scalers.apex,
         min_scale="min_loss_scale",
@@ -59,7 +48,9 @@ CASES = {
         initial_scale="initial_scale",
         hysteresis="hysteresis",
         min_scale="min_scale",
-        **SAME,
+        growth_factor="growth_factor",
+        backoff_factor="backoff_factor",
+        growth_interval="growth_interval",
     ),
     "paddle": case(
         peer_scalers.paddle,
@@ -81,19 +72,14 @@ CASES = {
         max_scale="max_loss_scale",
         **SCALE,
     ),
-    "apex-hysteresis-kernel": consecutive(
-        "torch",
-        peer_scalers.apex_hysteresis_kernel,
-        SCALE | SAME | {"hysteresis": "hysteresis"},
-    ),
-    "deepspeed-consecutive": consecutive(
+    "deepspeed-consecutive": (
         "deepspeed",
-        peer_scalers.deepspeed,
+        {"hysteresis_refill": "good_step"},
+        functools.partial(peer_scalers.deepspeed, consecutive_hysteresis=True),
         WINDOW | SHIFT,
-        consecutive_hysteresis=True,
     ),
 }
-# Factors that float32 holds: others are compared with the real `GradScaler`.
+# Factors that float32 holds.
 CHOICES = {
     "initial_scale": (1.0, 1000.0, 2.0**15, 2.0**24),
     "growth_factor": (2.0, 1.5, 4.0),
@@ -121,7 +107,9 @@ def assert_same_scales(case, arguments, overflows):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_scales_and_defaults_are_the_peers(case):
     name, fixed, peer, names = case
-    assert {name for name, *_ in CASES.values()} == set(PRESETS)
+    # Those of torch and Keras are held against the real ones below.
+    others = {"torch", "keras"}
+    assert {name for name, *_ in CASES.values()} | others == set(PRESETS)
     rng = np.random.default_rng(7)
     for _ in range(20):  # 20 x 64 = 1280 sequences.
         overflows = random_overflows(rng, rng.integers(20, 401), 64)
@@ -187,11 +175,7 @@ def trace_grad_scalers(overflows, arguments):
     "arguments",
     [
         {"growth_interval": 1},
-        {"growth_interval": 2, "growth_factor": 4.0},
-        {"growth_interval": 3, "backoff_factor": 0.25},
         {"growth_interval": 5, "growth_factor": 1.5, "backoff_factor": 0.75},
-        {"growth_interval": 1, "growth_factor": 2.0**20},
-        {"growth_interval": 7, "initial_scale": 1000.0},
         {"growth_interval": 20, "initial_scale": 2.0**120},
         {},
     ],
@@ -206,20 +190,3 @@ def test_the_real_grad_scaler(arguments):
     theirs = trace_grad_scalers(overflows, arguments)
     np.testing.assert_array_equal(ours, theirs)
     assert arguments or ours[-1] == 2.0**17
-
-
-# torch multiplies by a C++ double and rounds once; a tensor rule multiplies
-# by the factor rounded to float32. So one update may differ by one ulp.
-@pytest.mark.one_backend
-@pytest.mark.parametrize("factors", [(1.1, 0.9), (3.3, 0.3)], ids=str)
-def test_other_factors_differ_by_an_ulp_at_most(factors):
-    arguments = dict(zip(FACTORS, factors, strict=True), growth_interval=2)
-    overflows = random_overflows(np.random.default_rng(5), 60, 40)
-    theirs = trace_grad_scalers(overflows, arguments)
-    rule = preset("torch", **arguments)
-    state = batch_of_states(rule, overflows.shape[1])
-    for scale, overflow, after in zip(
-        theirs, overflows, theirs[1:], strict=False
-    ):
-        state = rule.update(state._replace(scale=scale), ~overflow)
-        np.testing.assert_array_max_ulp(state.scale, after, maxulp=1)
