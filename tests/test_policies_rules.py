@@ -1,7 +1,5 @@
 """Rules: what they match, which wins, and the hazards that defaults cure."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -38,7 +36,6 @@ def applied(*rules, policy="mixed_bfloat16", model=None):
         (layers.Dense, {"wide", "head"}),
         (layers.Layer, {"wide", "relu", "head"}),
         ("head", {"head"}),
-        ("h*", {"head"}),
         ("HEAD*", set()),
         ("[wr]*", {"wide", "relu"}),
         (is_wide, {"wide"}),
@@ -85,32 +82,6 @@ def test_only_rules_of_ones_own_that_match_nothing_are_reported():
     assert set(plan.values()) == {"float64"}
 
 
-@pytest.mark.one_backend
-def test_rules_survive_their_config():
-    assert all(rule.reason for rule in DEFAULT_RULES)
-    assert {rule.policy for rule in DEFAULT_RULES} == {"float32"}
-    registered = keras.saving.register_keras_serializable("tests")(
-        lambda layer, path: True
-    )
-    rules = PrecisionRules(
-        [
-            PrecisionRule(layers.Dense, "mixed_bfloat16", "why", False),
-            PrecisionRule("*/head"),
-            PrecisionRule(Subclassed),
-            PrecisionRule(registered),
-            *DEFAULT_RULES,
-        ]
-    )
-    config = json.loads(json.dumps(rules.get_config()))
-    again = PrecisionRules.from_config(config)
-    assert [vars(r) for r in again] == [vars(r) for r in rules]
-    saved = keras.saving.serialize_keras_object(rules)
-    again = keras.saving.deserialize_keras_object(saved)
-    assert [vars(r) for r in again] == [vars(r) for r in rules]
-    with pytest.raises(ValueError, match="is_wide"):
-        PrecisionRule(is_wide).get_config()
-
-
 class UserNorm(layers.Layer):
     def call(self, x):
         mean_square = ops.sum(x * x, axis=-1, keepdims=True) / x.shape[-1]
@@ -145,19 +116,13 @@ UNIT = layers.UnitNormalization
 HAZARDS = {
     "user norm": (lambda x: UserNorm()(x), (16,), 400.0),
     "exponential": (dense_exp, (1,), 12.0),
-    "squareplus": (layers.Activation("squareplus"), (1,), 300.0),
     "Normalization": (layers.Normalization(None, 1e5, 1e10), (1,), 2e5),
     "Rescaling": (layers.Rescaling(1 / 65536), (1,), 65536.0),
     "UnitNormalization": (lambda x: UNIT()(x), (16,), 300.0),
-    "UnitNormalization of zeros": (lambda x: UNIT()(x), (16,), 0.0),
     "Dot": (cosine, (16,), 300.0),
     "Attention": (attention, (4, 64), 40.0),
     "exp": (operation("exp"), (1,), 12.0),
-    "exp2": (operation("exp2"), (1,), 17.0),
-    "expm1": (operation("expm1"), (1,), 12.0),
     "log": (operation("log"), (1,), 1e-9),
-    "log2": (operation("log2"), (1,), 1e-9),
-    "log10": (operation("log10"), (1,), 1e-9),
     "power": (operation("power", 3), (1,), 50.0),
     "square": (operation("square"), (1,), 300.0),
     "reciprocal": (operation("reciprocal"), (1,), 1e-5),
@@ -175,7 +140,7 @@ if BACKEND != "torch":  # which takes the norm and averages in float32
 # Elsewhere than on torch every third, and those that only they have.
 @pytest.mark.parametrize(
     "hazard",
-    [h if i % 3 == 0 or i > 21 else rarely(h) for i, h in enumerate(HAZARDS)],
+    [h if i % 3 == 0 or i > 15 else rarely(h) for i, h in enumerate(HAZARDS)],
 )
 def test_the_hazard_is_real_and_the_rule_repairs_it(hazard):
     make, shape, value = HAZARDS[hazard]
@@ -197,7 +162,6 @@ def test_the_hazard_is_real_and_the_rule_repairs_it(hazard):
 LOOKUPS = {
     "Discretization": lambda: layers.Discretization([2048.5, 1e5]),
     "CategoryEncoding": lambda: layers.CategoryEncoding(3000, "one_hot"),
-    "counts": lambda: layers.CategoryEncoding(3000, "count"),
 }
 
 
@@ -211,7 +175,7 @@ def test_raw_numbers_that_are_looked_up(name):
     model = keras.Model(inputs, after(LOOKUPS[name]()(inputs)))
     x = np.array([[2047], [2049]], "int32")
     exact = model.predict(x, verbose=0)
-    if BACKEND == "tensorflow" and name != "counts":
+    if BACKEND == "tensorflow":
         apply_policy(model, "mixed_float16", rules=[PrecisionRule("after")])
         assert not np.array_equal(model.predict(x, verbose=0), exact)
     plan = apply_policy(model, "mixed_float16")
@@ -246,21 +210,6 @@ def test_an_activity_loss():
         losses.append(float(ops.convert_to_numpy(model.losses[0])))
     assert not np.isfinite(losses[0])
     assert losses[1] == pytest.approx(0.01 * 2 * 600**2)
-
-
-@pytest.mark.skipif(BACKEND == "torch", reason="torch reads the kernel uncast")
-# The kernel's norm overflows in JAX's float16, which the first half is about.
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_spectral_normalization_keeps_its_master_weights():
-    layer = layers.SpectralNormalization(layers.Dense(3))
-    model = keras.Sequential([keras.Input((3,)), layer, layers.ReLU()])
-    rounded = []
-    for _ in with_and_without(model):
-        model(np.ones((2, 3), "float32"), training=True)
-        kernel = ops.convert_to_numpy(layer.layer.kernel.value)
-        rounded.append((kernel == np.float16(kernel)).all())
-    assert rounded == [True, False]
-    assert layer.layer.compute_dtype == "float16"
 
 
 def behind_layers_that_hand_on():
@@ -310,10 +259,6 @@ def test_outputs_are_found(build, outputs):
     [
         layers.LayerNormalization(),
         layers.BatchNormalization(),
-        layers.Activation("relu"),
-        layers.AdditiveAttention(),
-        layers.AveragePooling2D(2),
-        layers.Dot(axes=1),
         layers.MultiHeadAttention(1, 1),
     ],
     ids=lambda layer: layer.name,

@@ -1,13 +1,10 @@
 """Tables of dtypes and work, layers that casts make dear, and the devices."""
 
-import dataclasses
-
 import keras
-import numpy as np
 import pytest
 from keras import layers
 from keras.layers import Activation, Dense
-from policies_models import BUILDERS, Block, functional
+from policies_models import BUILDERS, functional
 
 import keras_mixprec as kmp
 from keras_mixprec import PrecisionRule, apply_policy, precision_summary
@@ -65,17 +62,6 @@ def test_notes_say_casts_reasons_and_exceptions():
     ]
 
 
-def test_variable_dtypes_and_layers_that_are_not_built():
-    model = keras.Sequential([keras.Input((2,)), Dense(2)])
-    model.layers[0].dtype_policy = "float16"
-    (row,) = precision_summary(model).to_list()
-    dtypes = row["compute_dtype"], row["variable_dtype"]
-    assert dtypes == ("float16", "float32")
-    (row,) = precision_summary(keras.Sequential([Dense(2)])).to_list()
-    assert (row["parameters"], row["share_of_flops"]) == (None, None)
-    assert row["notes"] == "not built"
-
-
 def joined(layer):
     return lambda *inputs: layer(list(inputs))
 
@@ -86,31 +72,19 @@ ATTENTION = 2 * 5 * 4 * 6 + 5 * 7 * 2 * (3 + 3)
 @pytest.mark.parametrize(
     ("layer", "shapes", "expected"),
     [
-        (Dense(3), [(7, 4)], 7 * 4 * 3),
         (layers.EinsumDense("...x,xy->...y", 3), [(5, 7, 4)], 5 * 7 * 4 * 3),
-        (layers.EinsumDense("abc,cd->abd", (7, 3)), [(7, 4)], 7 * 4 * 3),
-        (layers.Conv2D(5, 3), [(8, 8, 2)], 6 * 6 * 9 * 2 * 5),
         (layers.Conv2D(4, 3, groups=2), [(8, 8, 2)], 6 * 6 * 9 * 1 * 4),
-        (layers.DepthwiseConv2D(3), [(8, 8, 2)], 6 * 6 * 9 * 2),
         (layers.SeparableConv2D(5, 3), [(8, 8, 2)], 6 * 6 * (9 * 2 + 2 * 5)),
         (layers.Conv1DTranspose(5, 3), [(8, 2)], 8 * 3 * 2 * 5),
         (layers.LSTM(3), [(7, 4)], 7 * (4 + 3) * 4 * 3),
-        (layers.TimeDistributed(Dense(3)), [(7, 4)], 7 * 4 * 3),
         (layers.Bidirectional(layers.SimpleRNN(3)), [(7, 4)], 14 * 7 * 3),
-        (layers.ReLU(), [(7, 4)], 0),
         (Dense(3), [(None, 4)], 0),
         # Query and output of length 5, key and value of length 7.
-        (
-            layers.MultiHeadAttention(2, 3),
-            [(5, 4), (7, 4)],
-            ATTENTION + 2 * 7 * 4 * 6,
-        ),
         (
             layers.GroupQueryAttention(3, 2, 1),
             [(5, 4), (7, 4)],
             ATTENTION + 2 * 7 * 4 * 3,
         ),
-        (joined(layers.Dot(axes=2)), [(5, 4), (7, 4)], 5 * 7 * 4),
         (joined(layers.Attention()), [(5, 4), (7, 4)], 5 * 7 * (4 + 4)),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -120,19 +94,6 @@ def test_work(layer, shapes, expected):
     model = keras.Model(inputs, layer(*inputs))
     work = [multiply_adds(entry) or 0 for entry in walk(model)]
     assert sum(work) == expected
-
-
-def test_a_user_written_layer_with_weights_is_unknown():
-    class Own(layers.Layer):
-        def build(self, shape):
-            self.w = self.add_weight(shape=(2,))
-
-        def call(self, x):
-            return x * self.w
-
-    model = keras.Sequential([keras.Input((2,)), Own(), Block()])
-    work = [row["share_of_flops"] for row in precision_summary(model).to_list()]
-    assert work == [None, 0.0, 1.0, 0.0]
 
 
 def names(model, low, policy="mixed_float16"):
@@ -166,42 +127,16 @@ def shared():
     ("build", "low", "lone"),
     [
         (chain, "b", "b"),
-        (chain, "c", "c"),  # 32 multiply-adds an element, 3% of all.
         (lambda: chain(features=64), "c", ""),  # 50% of all.
-        (lambda: chain(features=64), "b", "b"),
         (lambda: chain(1024, 2**15), "c", ""),  # 512 an element, 3% of all.
-        (lambda: chain(1024, 2**15), "b", "b"),
         (chain, "bc", ""),  # Not alone.
         (chain, "a", ""),  # Its input comes from outside.
-        (chain, "d", ""),
-        (residual, "b", "b"),
         (residual, "c", "c"),
-        (residual, "bc", ""),
         (shared, "b", "b"),
-        (shared, "bc", ""),
     ],
 )
 def test_layers_that_two_casts_make_dearer_than_float32(build, low, lone):
     assert names(build(), low) == lone
-
-
-def test_layers_that_are_not_isolated():
-    model = chain()
-    model.get_layer("a").dtype_policy = "mixed_bfloat16"
-    model.get_layer("b").dtype_policy = "mixed_float16"
-    assert isolated_layers(model) == []
-
-    class Subclassed(keras.Model):  # It has no graph.
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = Dense(4), Activation("relu"), Dense(1)
-
-        def call(self, x):
-            return self.c(self.b(self.a(x)))
-
-    model = Subclassed()
-    model(np.zeros((1, 4)))
-    assert names(model, ["activation"]) == ""
 
 
 def found(kind, capability=None, name=None):
@@ -219,17 +154,11 @@ FLOAT16, BFLOAT16, FLOAT32 = "mixed_float16", "mixed_bfloat16", "float32"
 @pytest.mark.parametrize(
     ("kind", "capability", "policy", "slow"),
     [
-        ("cuda", (10, 0), BFLOAT16, []),
-        ("cuda", (9, 0), BFLOAT16, []),
         ("cuda", (8, 0), BFLOAT16, []),
         ("cuda", (7, 5), FLOAT16, [BFLOAT16, "bfloat16"]),
-        ("cuda", (7, 0), FLOAT16, [BFLOAT16, "bfloat16"]),
         ("cuda", (6, 1), FLOAT32, [FLOAT16, BFLOAT16, "bfloat16"]),
         ("tpu", None, BFLOAT16, [FLOAT16]),
-        ("xpu", None, BFLOAT16, []),
         ("cpu", None, FLOAT32, [FLOAT16, BFLOAT16, "bfloat16"]),
-        ("mps", None, FLOAT32, []),
-        ("rocm", None, FLOAT32, []),
         ("abacus", None, FLOAT32, []),
     ],
 )
@@ -247,16 +176,9 @@ def test_what_a_device_is_recommended(kind, capability, policy, slow):
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        ("NVIDIA GeForce GTX 1650", FLOAT32),
         ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", FLOAT32),
-        ("NVIDIA GeForce MX450", FLOAT32),
-        ("Quadro T1000", FLOAT32),
-        ("NVIDIA T400 4GB", FLOAT32),
         ("NVIDIA T1200 Laptop GPU", FLOAT32),
         ("Tesla T4", FLOAT16),
-        ("NVIDIA GeForce RTX 2060 SUPER", FLOAT16),
-        ("Quadro RTX 4000", FLOAT16),
-        ("NVIDIA TITAN RTX", FLOAT16),
     ],
 )
 def test_turing_without_tensor_cores(name, policy):
@@ -265,13 +187,3 @@ def test_turing_without_tensor_cores(name, policy):
     assert recommendation.policy == policy
     assert (name in recommendation.reason) is (policy == FLOAT32)
     assert bool(slow_because(FLOAT16, device)) is (policy == FLOAT32)
-
-
-def test_the_real_devices():
-    recommendation = kmp.recommend_policy()
-    capabilities = recommendation.capabilities
-    assert capabilities["backend"] == keras.backend.backend()
-    assert len(capabilities["devices"]) >= 1
-    assert recommend(capabilities) == recommendation
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        recommendation.policy = "float16"

@@ -18,26 +18,9 @@ def policy(request):
     return request.param
 
 
-# Keras' default for recurrent weights needs a QR decomposition, which torch
-# does not have in 16 bits.
-_RECURRENT = {"recurrent_initializer": "glorot_uniform"}
-
-
-class _SelfAttention(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.heads = layers.MultiHeadAttention(2, 4, name="heads")
-
-    def call(self, x):
-        return self.heads(x, x)
-
-
 _RANDOM = np.random.default_rng(0)
 _ROWS = _RANDOM.normal(size=(16, 8))
 _IMAGES = _RANDOM.normal(size=(16, 8, 8, 3))
-_SEQUENCES = _RANDOM.normal(size=(16, 5, 8))
-_KINDS = ["norm", *map(rarely, ("convolution", "recurrent", "attention"))]
-_KINDS += ["embedding", rarely("statistics")]
 
 
 def _stack(kind):
@@ -47,12 +30,6 @@ def _stack(kind):
     if kind == "norm":
         norms = layers.LayerNormalization, layers.RMSNormalization
         return [norm() for norm in norms], _ROWS
-    if kind == "recurrent":
-        lstm = layers.LSTM(4, return_sequences=True, **_RECURRENT)
-        gru = layers.Bidirectional(layers.GRU(4, **_RECURRENT))
-        return [lstm, gru], _SEQUENCES
-    if kind == "attention":
-        return [_SelfAttention()], _SEQUENCES
     return [layers.Embedding(11, 8)], np.arange(80).reshape(16, 5) % 11
 
 
@@ -72,88 +49,11 @@ def _model(stack, x, learning_rate=0.1):
     return model
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", ["norm", rarely("convolution"), "embedding"])
 def test_a_sound_layer_is_compared_and_not_blamed(kind, policy):
-    if kind == "statistics":
-        # A variance near 1, of which bfloat16 has multiples of 1/256.
-        stack, x = [layers.BatchNormalization()], _ROWS
-    else:
-        stack, x = _stack(kind)
+    stack, x = _stack(kind)
     found = kmp.diagnose(_model(stack, x), x, np.ones((len(x), 1)))
     assert [verdict.kind for verdict in found] == ["policy"]
-
-
-class _Codebook(layers.Layer):
-    """The nearest of four codes, which are moving averages of their rows."""
-
-    def __init__(self, decay, **kwargs):
-        super().__init__(**kwargs)
-        self.decay = decay
-
-    def build(self, shape):
-        self.codes = self.add_weight(
-            (4, shape[-1]),
-            keras.initializers.Identity(4.0),
-            trainable=False,
-            autocast=False,
-            name="codes",
-        )
-
-    def call(self, x):
-        codes = ops.cast(self.codes, x.dtype)
-        apart = ops.expand_dims(x, 1) - ops.expand_dims(codes, 0)
-        nearest = ops.argmin(ops.sum(ops.square(apart), -1), axis=-1)
-        one_hot = ops.one_hot(nearest, 4, dtype=x.dtype)
-        rows = ops.maximum(ops.sum(one_hot, 0), 1)[:, None]
-        mean = ops.matmul(ops.transpose(one_hot), x) / rows
-        self.codes.assign(self.decay * codes + (1 - self.decay) * mean)
-        return x + ops.stop_gradient(ops.matmul(one_hot, codes) - x)
-
-
-def _codebook(decay):
-    # Four heaps, each nearer to a code of its own than any rounding changes.
-    x = 8.0 * np.eye(4, 8)[np.arange(64) % 4]
-    x += np.random.default_rng(0).normal(size=x.shape) / 8
-    model = _model([_Codebook(decay, name="quantizer")], x)
-    return model, kmp.diagnose(model, x, np.ones((64, 1)))
-
-
-@pytest.mark.parametrize("decay", [rarely(0.5), 0.999])
-def test_a_codebook_that_stands_still_is_named(policy, decay):
-    # A thousandth of what a code lacks is less than half of its last digit
-    # long before it is there; half of it is not.
-    model, (verdict,) = _codebook(decay)
-    assert (verdict.kind, verdict.direction) == ("policy", "update")
-    if decay == 0.5:
-        assert verdict.layer is None
-    else:
-        (codes,) = model.get_layer("quantizer").non_trainable_variables
-        assert verdict.layer == "quantizer"
-        assert verdict.numbers["variable"] == codes.path
-        assert codes.path in verdict.advice
-        assert f"dtype='mixed_{policy}'" in verdict.advice
-    # As well if it is only computed in 16 bits.
-    keras.config.set_dtype_policy(f"mixed_{policy}")
-    _, found = _codebook(decay)
-    named = [(v.layer, v.kind, v.direction) for v in found if v.layer]
-    fault = ("quantizer", "precision_loss", "update")
-    assert named == ([fault] if decay == 0.999 else [])
-
-
-class _SquaredConv(layers.Conv2D):
-    def call(self, x):
-        return ops.sqrt(ops.square(super().call(x) * 400.0))
-
-
-@pytest.mark.one_backend
-def test_a_layer_that_overflows_is_named():
-    keras.config.set_dtype_policy("float16")
-    x = np.full((16, 8, 8, 3), 4.0)
-    squared = _SquaredConv(4, 3, kernel_initializer="ones", name="squared")
-    model = _model([squared], x)
-    first, *_ = kmp.diagnose(model, x, np.ones((16, 1)))
-    found = first.kind, first.layer, first.direction
-    assert found == ("forward_overflow", "squared", "forward")
 
 
 def test_a_reference_has_gradients_of_float32(policy):
@@ -201,40 +101,3 @@ def test_a_layer_in_float32_computes_with_variables_of_16_bits(
     assert type(loaded.layers[1].dtype_policy) is keras.DTypePolicy
     for own, other in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(own, other)
-
-
-class Late(layers.Layer):
-    """Builds its attention by calling it, as many layers do."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.attention = layers.MultiHeadAttention(2, 4)
-
-    def build(self, shape):
-        self.gain = self.add_weight(shape=shape[-1:], initializer="ones")
-
-    def call(self, x):
-        return self.attention(x * self.gain, x)
-
-
-@pytest.mark.one_backend
-def test_float32_weights_that_a_call_makes_are_no_16_bit_ones():
-    keras.config.set_dtype_policy("float32")
-    model = keras.Sequential([Late(), layers.Dense(1)])
-    kmp.apply_policy(model, "mixed_float16", rules=[])
-    model(np.ones((2, 3, 8), "float32"))
-    assert {str(w.dtype) for w in model.weights} == {"float32"}
-    inside = model.layers[0].attention._flatten_layers()
-    policies = {layer.dtype_policy.variable_dtype for layer in inside}
-    assert policies == {"float32"}
-
-
-@pytest.mark.parametrize("kind", ["MixPrecMonitor", rarely("PrecisionTuner")])
-def test_a_model_of_16_bits_alone_is_trained_twice(kind, policy, tmp_path):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    x = np.ones((8, 4), "float32")
-    for _ in range(2):  # The second begins with a look at the weights.
-        arguments = {"log_dir": tmp_path} if "Monitor" in kind else {}
-        callback = getattr(kmp, kind)(verbose=0, **arguments)
-        model.fit(x, x[:, :1], verbose=0, callbacks=[callback])
