@@ -5,24 +5,15 @@ import numpy as np
 import pytest
 import tuner_models as models
 from keras import layers, ops
-from monitor_models import BACKEND, each_jit, each_optimizer, monitor, not_torch
+from monitor_models import BACKEND, each_jit, each_optimizer, monitor
 from tuner_models import BIG, CURE, GOOD, chain, demoted, done, tuned, tuner
 from zoo import cases
 
 import keras_mixprec as kmp
 from keras_mixprec.devices import found, measured
 from keras_mixprec.devices.processor import Processor
-from keras_mixprec.policies.summary import shares_in_16_bits
 
 one_backend = pytest.mark.one_backend
-
-
-def zoo_case(name, jit=None, epochs=1, **arguments):
-    """The model of a case and the tuner that it was trained with."""
-    (case,) = cases([name])
-    model, callback = case.model("mixed_float16", jit), tuner(**arguments)
-    case.fit(model, epochs=epochs, callbacks=[callback])
-    return model, callback
 
 
 @each_jit
@@ -94,44 +85,13 @@ def test_repaired_at_first_it_is_as_if_built_so():
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-@not_torch
-@each_jit
-def test_several_steps_per_execution(jit):
-    model = chain(jit)
-    model.steps_per_execution = 5
-    tuned([GOOD] * 20 + [BIG] * 40, model=model)
-    assert demoted(model) == CURE
-
-
 @each_jit
 def test_a_model_that_trains_unscaled_is_scaled_and_not_demoted(jit):
-    model, callback = zoo_case("grad_underflow", jit, epochs=2)
+    (case,) = cases(["grad_underflow"])
+    model, callback = case.model("mixed_float16", jit), tuner()
+    case.fit(model, epochs=2, callbacks=[callback])
     assert isinstance(model.optimizer, kmp.LossScaleOptimizer)
     assert done(callback) == [("loss_scaling", 0)]
-
-
-class Doubled(keras.Model):
-    """A subclassed model with a shared layer, two inputs and its own step."""
-
-    def __init__(self):
-        super().__init__()
-        self.shared = models.times(300.0, "big")
-        self.head = models.times(1.0, "head")
-
-    def call(self, inputs):
-        small = self.shared(inputs["a"]) * 0.001
-        return self.head(small) + self.shared(inputs["b"])
-
-
-@each_jit
-def test_a_subclassed_model_with_a_shared_layer_and_a_dict_of_inputs(jit):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = models.compiled(Doubled(), jit=jit, scale=None)
-    x = {"a": np.full((8, 1), BIG), "b": np.ones((8, 1))}
-    options = {"batch_size": 4, "verbose": 0, "callbacks": [tuner()]}
-    history = model.fit(x, np.zeros((8, 1)), **options).history
-    assert history["loss"] == pytest.approx([300 + 300], rel=1e-2)
-    assert demoted(model)["big"] == "float32"
 
 
 @one_backend
@@ -253,23 +213,12 @@ def test_a_sum_over_all_rows(sound):
 
 
 @one_backend
-@pytest.mark.parametrize(
-    ("count", "named"),
-    [(1, "batch_rows=[300]"), (20, "306, 307], batch_rows_in_all=20")],
-)
-def test_rows_that_overflow_are_named(count, named):
+def test_rows_that_overflow_are_named():
     x = X.copy()
-    x[300 : 300 + count] = 300.0
+    x[300:320] = 300.0
     model, (change,) = train_on(x, Loud)
     assert demoted(model)["layer"] == "float32"
-    assert named in str(change)
-
-
-@one_backend
-def test_a_sound_batch_is_examined_by_its_first_rows(monkeypatch):
-    seen = models.diagnosed(monkeypatch)
-    train_on(X, Loud)
-    assert seen == [(0, 64)]
+    assert "306, 307], batch_rows_in_all=20" in str(change)
 
 
 # Which rung a layer is demoted to.
@@ -296,12 +245,6 @@ def test_bfloat16_that_was_measured_to_be_fast_is_a_rung(monkeypatch):
         assert fact in callback.history[0]["message"]
 
 
-@one_backend
-def test_faults_of_precision_take_float32():
-    model, _ = zoo_case("bn_variance_200", bfloat16=True)
-    assert demoted(model)["naive_bn"] == "float32"
-
-
 class Norm(layers.Layer):
     """x / |x|, whose squares overflow from 256 on."""
 
@@ -317,13 +260,6 @@ class Shifted(Norm):
 
     def call(self, x):
         return super().call(x + self.shift)
-
-
-class Peaked(layers.Layer):
-    """Softmax of squares: of such as overflow it is one and zeros."""
-
-    def call(self, x):
-        return ops.softmax(x * x) * x
 
 
 def train_norm(layer, *callbacks, jit=None, **arguments):
@@ -362,24 +298,6 @@ def test_a_normalization_stays_in_float16(jit, tmp_path):
     assert demoted(again) == demoted(model)
 
 
-@pytest.mark.parametrize("layer", [Shifted, Peaked])
-def test_what_only_looks_homogeneous_is_demoted(layer):
-    model, _ = train_norm(layer, tuner(**RESCALE))
+def test_what_only_looks_homogeneous_is_demoted():
+    model, _ = train_norm(Shifted, tuner(**RESCALE))
     assert demoted(model) == {"layer": "float32"}
-
-
-def test_more_of_the_flops_stay_in_16_bits():
-    (case,) = cases(["t5_ffn"])
-    oracle = case.model("mixed_float16", None, sorted(case.culprits))
-    assert shares_in_16_bits(oracle).flops < 0.5
-    model, _ = zoo_case("t5_ffn", **RESCALE)
-    assert shares_in_16_bits(model).flops > 0.99
-
-
-@one_backend
-def test_a_model_without_a_fault_is_left_as_it_is():
-    (case,) = cases(["healthy_mlp"])
-    model, callback = zoo_case("healthy_mlp", **RESCALE)
-    assert callback.history == []
-    built = kmp.PrecisionPlan.from_model(case.model("mixed_float16", None))
-    assert built.diff(kmp.PrecisionPlan.from_model(model)) == []

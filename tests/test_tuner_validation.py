@@ -9,9 +9,7 @@ from monitor_models import BACKEND, each_jit, monitor
 from tuner_models import compiled, demoted, done, entries, tuner
 
 import keras_mixprec as kmp
-from keras_mixprec.numerics.evaluation import HeldBack
 from keras_mixprec.policies import plan_file
-from keras_mixprec.tuning import validation
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
@@ -29,20 +27,13 @@ class Planted(keras.layers.Dense):
         return super().call(x) + 50.0 * float(wrong)
 
 
-class OwnTestStep(keras.Model):
-    """Its loss, in training and test, is twice what was compiled."""
-
-    def compute_loss(self, *args, **kwargs):
-        return 2.0 * super().compute_loss(*args, **kwargs)
-
-
-def build(cls=keras.Model, **arguments):
+def build(**arguments):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((4,))
     x = keras.layers.Dense(8, name="healthy")(inputs)
     x = Planted(8, name="planted")(keras.layers.Dropout(0.1, name="drop")(x))
-    model = cls(inputs, keras.layers.Dense(1, name="last")(x))
+    model = keras.Model(inputs, keras.layers.Dense(1, name="last")(x))
     options = {"momentum": 0.0, "loss": "mse", "metrics": ["mae"]}
     return compiled(model, 0.01, **options | arguments)
 
@@ -145,22 +136,10 @@ def test_a_function_of_which_more_is_better():
         found = np.asarray(model.predict(X, verbose=0))
         return -float(np.abs(found - Y).mean())
 
-    model = build(OwnTestStep)
+    model = build()
     fit(model, callback := tuner(validate=score, mode="max", tolerance=0.1))
     assert demoted(model) == {"planted": "float32"}
     assert callback.history[-1]["metric"] == "score"
-
-
-@one_backend
-@pytest.mark.parametrize(
-    ("mode", "more", "less"),
-    [("min", 1.0, -1.0), ("max", -1.0, 1.0), ("auto", 1.0, 1.0)],
-)
-def test_which_way_is_the_worse(mode, more, less):
-    data = HeldBack(lambda model: 1.0, "val_loss", mode)
-    assert data.worse_by(3.0, 2.0) == more
-    assert data.worse_by(2.0, 3.0) == less
-    assert data.worse_by(np.nan, 2.0) == np.inf
 
 
 def test_nothing_that_is_trained_is_changed(tmp_path):
@@ -169,7 +148,7 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
         return np.random.normal() + model.evaluate(X, Y, verbose=0)[0]
 
     def run(**arguments):
-        model = build(OwnTestStep)
+        model = build()
         path = write_demotions(tmp_path / "plan.json", "healthy")
         callback = tuner(path, promote_after=10, **arguments)
         history = fit(model, callback, epochs=3, validation_data=(X, Y))
@@ -189,9 +168,7 @@ def test_nothing_that_is_trained_is_changed(tmp_path):
     [
         ({"validate": lambda m: 1 / 0}, ZeroDivisionError, "zero"),
         ({"validate": lambda m: [0.1, 0.2]}, TypeError, r"\[0.1, 0.2\]"),
-        ({"validate": lambda m: None}, TypeError, "number.*None"),
         ({"validate": lambda m: np.nan}, ValueError, "float32.*nan"),
-        ({"validate": lambda m: -np.inf}, ValueError, "float32.*-inf"),
         (
             DATA | {"monitor": "f1"},
             ValueError,
@@ -211,50 +188,17 @@ def test_a_mistake_ends_fit_before_anything_is_said(
 
 @one_backend
 @pytest.mark.usefixtures("training_goes_on")
-@pytest.mark.parametrize("later", ["nan", "no disk"])
-def test_what_fails_later_returns_and_signs_off_nothing(later, tmp_path):
-    calls = []
+def test_what_fails_later_returns_and_signs_off_nothing(tmp_path):
+    numbers = iter([1.0])
 
     def validate(model):
-        calls.append(1)
-        if len(calls) > 1 and later == "no disk":
-            raise RuntimeError("no disk")
-        return np.nan if len(calls) > 1 else 1.0
+        return next(numbers, np.nan)
 
     callback = returning(tmp_path / "plan.json", validate=validate)
-    with pytest.warns(UserWarning, match=f"cannot validate.*{later}"):
+    with pytest.warns(UserWarning, match="cannot validate.*nan"):
         fit(model := build(), callback)
     assert demoted(model).keys() == {"healthy", "planted"}
     assert "keep" in dict(done(callback))
     (entry,) = entries(callback, "sign_off")
     assert not entry["within"]
     assert entry["to_blame"] == []
-
-
-@one_backend
-def test_what_is_over_the_budget_waits(tmp_path, monkeypatch):
-    monkeypatch.setattr(validation, "_EVALUATIONS", 0)
-    fit(model := build(), callback := returning(tmp_path / "plan.json"))
-    assert "over its budget" in entries(callback, "keep")[0]["message"]
-    # The sign-off is made in any case.
-    assert demoted(model).keys() == {"healthy", "planted"}
-    assert callback.history[-1]["within"]
-
-
-@one_backend
-def test_it_goes_on_from_the_plan_of_a_run_that_was_interrupted(tmp_path):
-    def interrupt(batch, logs):
-        if entries(first, "keep"):
-            raise KeyboardInterrupt
-
-    first = returning(tmp_path / "plan.json")
-    end = keras.callbacks.LambdaCallback(on_train_batch_begin=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        fit(build(), first, end)
-    second = tuner(tmp_path / "plan.json", promote_after=10, **DATA)
-    fit(model := build(), second)
-    assert demoted(model) == {"planted": "float32"}
-    assert "; kept at step" in second.plan.reasons["planted"]
-    # It waits for twice as long by now.
-    assert all(e["step"] >= 20 for e in entries(second, "keep"))
-    assert second.history[-1]["within"]

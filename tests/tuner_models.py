@@ -5,7 +5,6 @@ import numpy as np
 from monitor_models import BACKEND, ROWS
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis import in_training
 
 # What `big` of `chain` bears in float16, and what it does not.
 GOOD, BIG = 1.0, 1000.0
@@ -85,24 +84,6 @@ def regression(rate, jit=None, **of_weights):
         momentum=0.0,
         scale=None,
     )
-
-
-def diagnosed(monkeypatch, cost=lambda: None):
-    """A list that gets the step of each diagnosis and how many rows it has.
-
-    Args:
-        monkeypatch: The fixture.
-        cost: Function that is called for each.
-    """
-    seen, examine = [], in_training.examine
-
-    def noted(model, x, *args, **kwargs):
-        seen.append((kwargs["step"], len(x)))
-        cost()
-        return examine(model, x, *args, **kwargs)
-
-    monkeypatch.setattr(in_training, "examine", noted)
-    return seen
 
 
 def stream(values):
