@@ -133,41 +133,6 @@ def test_keras_draws_by_the_functions_that_are_replaced():
     assert [float(x[0]) for x in drawn] == [0.5, 3.0]
 
 
-class Fit(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        self.evaluated = [*keras_internals.evaluated_batches(self.model)]
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.arrays = keras_internals.arrays_in_fit(self.model)
-        self.state, _ = keras_internals.jax_state(self.model)
-
-
-def test_what_exists_only_during_fit_is_found_there():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", loss="mse")
-    x, fit = np.ones((4, 2), "float32"), Fit()
-    data = {"validation_data": (x[:3], x[:3, :1]), "verbose": 0}
-    model.fit(x, x[:, :1], callbacks=[fit], **data)
-    assert len(fit.arrays[0]) == 4
-    assert [len(batch[0]) for batch in fit.evaluated] == [3]
-    on_jax = keras.backend.backend() == "jax"
-    assert (fit.state is not None) == on_jax
-
-
-def test_members_that_are_inherited_from_an_optimizer_are_listed():
-    inherited = set(dir(objects()["keras.optimizers.Optimizer"]))
-    named = {
-        node.attr
-        for path in (ROOT / "loss_scaling").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-        and getattr(node.value, "id", "") == "self"
-        and node.attr.startswith("_")
-    }
-    listed = set(reasons.INHERITED["keras.optimizers.Optimizer"])
-    assert named & inherited == listed
-
-
 def test_messages_are_printed_where_keras_prints(monkeypatch, caplog):
     console = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", console)
