@@ -184,3 +184,31 @@ def test_each_backend_defines_what_the_interface_says(backend, protocol):
         arguments = inspect.signature(getattr(protocol, name)).parameters
         own = [a.arg for a in found[name].args.args]
         assert own == list(arguments)[1:]
+
+
+CLOCKS = {
+    "time": "time|time_ns|monotonic|perf_counter|process_time",
+    "datetime": "now|today|utcnow",
+    "date": "today",
+    "timeit": ".*",
+}
+
+
+def read_clocks(path):
+    """What in a file reads a clock other than that of the package."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            owner, names = node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            owner = getattr(node.value, "id", getattr(node.value, "attr", ""))
+            names = [node.attr]
+        else:
+            continue
+        pattern = CLOCKS.get(owner, "$^")
+        yield from (n for n in names if re.fullmatch(pattern, n))
+
+
+def test_every_clock_is_read_in_one_place():
+    found = {name: [*read_clocks(path)] for name, path in FILES.items()}
+    assert len(found.pop("_clock.py")) == 2
+    assert not any(found.values())

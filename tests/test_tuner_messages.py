@@ -59,6 +59,7 @@ def test_it_goes_to_float32_when_asked_to():
     assert history["loss"] == pytest.approx([1000 * 300 / 256], rel=1e-3)
 
 
+@pytest.mark.usefixtures("clock")
 def test_what_is_said_fits_the_screen(capsys):
     fit(chain(), [GOOD] * 60, tuner(verbose=1))
     assert capsys.readouterr().out == ""
