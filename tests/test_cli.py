@@ -4,8 +4,6 @@ import functools
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -16,7 +14,6 @@ from lint_cases import scale_of_a_billionth
 import keras_mixprec
 from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.cli import main, speed
-from keras_mixprec.cli.demo import run_demo
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.report import load_report
 
@@ -27,7 +24,6 @@ README = pathlib.Path(__file__).parents[1].joinpath("README.md").read_text()
 MODULE = """
 import keras, numpy as np
 
-NUMBER = 3
 SAMPLES = np.random.default_rng(0).normal(size=(32, 4))
 
 def build():
@@ -68,15 +64,9 @@ def save_models(folder):
         "own_loss": with_own_loss,
         "float32": keras.Model(inputs, layers.Dense(8)(inputs)),
         "own": sequential(Unknown()),
-        "nested": sequential(sequential(Unknown())),
         "lambda": sequential(layers.Lambda(lambda x: 2 * x)),
     }.items():
         model.save(folder / f"{name}.keras")
-    content = (folder / "model.keras").read_bytes()
-    (folder / "short.keras").write_bytes(content[: len(content) // 2])
-    damaged = bytearray(content)
-    damaged[len(content) // 3 : len(content) // 2] = b"\0" * 64
-    (folder / "damaged.keras").write_bytes(damaged)
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +80,17 @@ def folder(tmp_path_factory):
     np.savez(folder / "y.npz", y=y)
     np.savez(folder / "data.npz", x=x, y=y)
     np.savez(folder / "wide.npz", x=np.ones((8, 5), "float32"))
-    np.savez(folder / "objects.npz", x=np.array([{}], object))
-    (folder / "short.npz").write_bytes((folder / "x.npz").read_bytes()[:150])
     for name, text in {
         "made.py": MODULE,
-        "cut_off.py": "def build(:",
         "dividing.py": "\nRATE = 1 / 0",
         "text.keras": "no model",
         "text.npz": "no arrays",
-        "text.json": "{",
         "other.json": '{"format": "something"}',
     }.items():
         (folder / name).write_text(text)
     bfloat16 = {"dense": "mixed_bfloat16", "head": "float32"}
     PrecisionPlan(bfloat16).save(folder / "plan.json")
     PrecisionPlan({"dense": "mixed_bfloat16"}).save(folder / "tuned.json")
-    PrecisionPlan({"another": "float32"}).save(folder / "another.json")
     arms = [arm("float32", [0.9, 0.9]), arm("bad", [0.1, 0.2], losses=[9.0])]
     unnamed = {"build": "__main__:build", "data": "builtins.tuple"}
     signed = ComparisonResult(record(arms, sources=unnamed))
@@ -182,11 +167,10 @@ def shape_of(output):
     ("found", "expected"),
     [
         ({"instructions": ("AVX2",)}, "emulated.*nothing is measured"),
-        ({"instructions": None}, "report.*nothing is measured"),
         ({"kind": "cuda"}, "keras-mixprec doctor"),
         ({"instructions": ("AVX512-BF16",)}, r"mine .* ms, [\d.]+x as fast"),
     ],
-    ids=["emulated", "unknown", "gpu", "native"],
+    ids=["emulated", "gpu", "native"],
 )
 def test_speed_is_measured_on_cpus_with_units_alone(
     found, expected, monkeypatch
@@ -202,10 +186,9 @@ def test_speed_is_measured_on_cpus_with_units_alone(
     [
         (KeyboardInterrupt(), 130, ""),
         (ModuleNotFoundError(name="sklearn.x"), 2, "install scikit-learn"),
-        (ModuleNotFoundError(name="jax"), 2, "install jax"),
         (ModuleNotFoundError(name="torch"), 2, "install torch"),
     ],
-    ids=["interrupt", "sklearn", "jax", "torch"],
+    ids=["interrupt", "sklearn", "torch"],
 )
 def test_a_command_ends_without_a_traceback(
     raised, status, said, run, monkeypatch
@@ -217,28 +200,6 @@ def test_a_command_ends_without_a_traceback(
     found, out, err = run("demo")
     assert (found, out, said in err) == (status, "", True)
     assert said or not err
-
-
-def test_a_backend_that_is_not_installed_is_named():
-    # What Python itself does with a module that it must not import.
-    code = (
-        "import sys; sys.modules['tensorflow'] = None;"
-        "from keras_mixprec.cli import main;"
-        "sys.exit(main(['demo', '--backend', 'tensorflow']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert "pip install tensorflow" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [{"epochs": 0}, {"seed": -1}], ids=str)
-def test_wrong_numbers_are_refused(arguments, tmp_path):
-    (name,) = arguments
-    with pytest.raises(ValueError, match=f"`{name}` must be"):
-        run_demo(log_dir=str(tmp_path), **arguments)
 
 
 # `compare`.
@@ -293,10 +254,8 @@ def test_a_sign_off_that_was_changed_has_another_status(run, folder):
     [
         ("billionth.keras", 1),
         ("billionth.keras --fail-on never", 0),
-        ("float32.keras", 0),
         ("float32.keras --fail-on low", 1),
-        ("float32.keras --policy mixed_float16", 0),
-        ("billionth.keras --data x.npy", 1),
+        ("float32.keras --policy mixed_float16 --data x.npy", 0),
     ],
 )
 def test_the_status_of_lint_says_what_was_found(arguments, status, run):
@@ -335,7 +294,6 @@ CONVERT = "convert --calibration x.npz --out out.keras --to"
 @pytest.mark.parametrize(
     ("model", "to", "kernels"),
     [
-        ("model", "bfloat16", ["bfloat16", "bfloat16"]),
         ("model", "plan.json", ["bfloat16", "float32"]),
         # What only training needs, need not load.
         ("own_loss", "bfloat16", ["bfloat16"]),
@@ -364,69 +322,30 @@ def test_progress_is_shown_while_layers_are_searched(run):
 # What is wrong with arguments is said before anything is loaded.
 EARLY = {
     f"{CONVERT} float8 none.keras": "'float8'",
-    f"{CONVERT} none.json none.keras": "none.json",
     f"{CONVERT} float16 none.keras --tolerance nan": "--tolerance must",
-    f"{CONVERT} float16 none.keras --batch-size 0": "--batch-size must",
-    f"{CONVERT} float16 none.keras --report x.npz": "--report must",
     f"{CONVERT} float16 out.keras": "another file",
     "convert none.keras --to float16 --calibration x.npz": "--out",
-    f"{CONVERT} float16 none.keras --out x.h5": "--out",
-    f"{CONVERT} float16 none.keras --out x.npz/x.keras": "x.npz",
 }
 WRONG = EARLY | {
     "": "required: command",
-    "train": "'train'",
     "demo --epochs 0": "argument --epochs",
-    "demo --seed -1": "argument --seed",
     "demo --log-dir x.npz/logs": "x.npz/logs",
-    "report nowhere": "nowhere",
     "doctor --backend theano": "'theano'",
-    "doctor logs": "arguments: logs",
-    "lint": "required: model",
     "lint none.keras": "no file none.keras",
-    "lint ..": "no file ..",
     "lint text.keras": "text.keras is damaged",
     "lint own.keras": "'Unknown': add --import",
-    "lint nested.keras": "'Unknown': add --import",
     "lint lambda.keras": "with --import",
-    "lint own.keras --import nowhere": "no module 'nowhere'",
-    "lint float32.keras --policy half": "policy='half'",
-    "lint float32.keras --data none.npz": "No such file",
     "lint float32.keras --data text.npz": "cannot be read",
-    "lint float32.keras --data objects.npz": "plain arrays",
     "lint float32.keras --data y.npz": "no array x",
-    "lint float32.keras --data wide.npz": "found shape",
     "lint billionth.keras --data wide.npz": "found shape",
-    "compare": "BUILD and DATA",
     "compare made:build": "BUILD and DATA",
-    "compare made made:data": "'module:name'",
     "compare nowhere:build made:data": "no module 'nowhere'",
-    "compare cut_off:build made:data": "SyntaxError",
     "compare dividing:build made:data": "dividing.py, line 2",
-    "compare made:build made:NUMBER": "must be arrays",
-    f"{COMPARE} --policies float32 float32": "given twice",
-    f"{COMPARE} --policies none.json": "none.json",
     f"{COMPARE} --policies other.json": "precision plan",
-    f"{COMPARE} --policies mixed_float16 --loss-scales x": "presets",
     f"{COMPARE} --sign-off .": "regular file",
-    f"{COMPARE} --html other.json/a.html": "other.json",
-    f"{COMPARE} --logdir other.json": "File exists",
-    "compare --check none.json": "No such file",
-    "compare --check text.json": "not JSON",
     "compare --check other.json": "sign_off",
     "compare --rerun unnamed.json": "run again",
     f"{COMPARE} --check unnamed.json --steps 4 --json": "data, json, steps",
-    f"{COMPARE} --rerun unnamed.json": "build, data",
-    f"{CONVERT} float16 none.keras": "no file none.keras",
-    f"{CONVERT} float16 short.keras": "short.keras is damaged",
-    f"{CONVERT} float16 damaged.keras": "damaged.keras",
-    f"{CONVERT} float16 own.keras": "--import",
-    f"{CONVERT} another.json model.keras": "'another'",
-    f"{CONVERT} float16 model.keras --tolerance 1e-6": "the worst",
-    f"{CONVERT} float16 model.keras --calibration none.npz": "none.npz",
-    f"{CONVERT} float16 model.keras --calibration text.npz": "text.npz",
-    f"{CONVERT} float16 model.keras --calibration short.npz": "short.npz",
-    f"{CONVERT} float16 model.keras --calibration y.npz": "no array x",
     f"{CONVERT} float16 model.keras --calibration wide.npz": "`calibration`",
 }
 

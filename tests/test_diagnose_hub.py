@@ -1,4 +1,4 @@
-"""`diagnose_call` of KerasHub's `generate`, and of a loop around a backbone."""
+"""`diagnose_call` of KerasHub's `generate`."""
 
 import keras
 import numpy as np
@@ -21,11 +21,8 @@ def _in_float16():
     keras.config.set_dtype_policy("mixed_float16")
 
 
-# JAX has no product in Llama's attention of float16 on CPUs.
-_RUN = [n for n in DECODERS if n != "llama" or BACKEND != "jax"]
-
 # T5 multiplies 0 by -1e9, which is -inf in float16, but not on torch.
-_SOUND = [n for n in _RUN if n != "t5" or BACKEND == "torch"]
+_SOUND = [n for n in DECODERS if n != "t5" or BACKEND == "torch"]
 
 
 @pytest.mark.parametrize("name", _SOUND)
@@ -45,14 +42,11 @@ def test_what_t5_is_in_float16_as_it_is_shipped():
     assert {v.kind for v in found} == {"forward_overflow"}
 
 
-# The others take a minute on one core.
-_SOON = "gpt2", "gemma"
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[] if n in _SOON else [pytest.mark.slow])
+        # It takes a minute on one core.
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "t5"))
         for n in _SOUND
     ],
 )

@@ -1,8 +1,5 @@
 """A trained model in 16 bits for inference: what is stored, and how far off."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -101,8 +98,9 @@ def conversion():
     return model, small, report, before, state_of(model)
 
 
-def test_every_weight_but_statistics_has_16_bits(conversion):
-    _, small, report, *_ = conversion
+def test_every_weight_but_statistics_has_16_bits_and_the_model_none(conversion):
+    _, small, report, before, after = conversion
+    assert before == after
     wide = {v.path for v in small.weights if v.dtype != LOW}
     assert {path.split("/")[0] for path in wide} == {"statistics"}
     assert report.plan["block/dense_1"] == LOW
@@ -126,11 +124,6 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype(conversion):
     assert report.metric["after"] == pytest.approx(1 / 3, abs=1e-3)
     # A file does not keep what the model's own layers make by themselves.
     assert f"set_dtype_policy({LOW!r})" in report.notes[0]
-
-
-def test_the_model_is_only_read(conversion):
-    *_, before, after = conversion
-    assert before == after
 
 
 def test_a_plan_from_training_is_followed():
@@ -174,15 +167,6 @@ def test_models_are_timed_in_turns(clock):
     assert found["speedup"] == pytest.approx(1.5)
     assert found["pairs"] == 40
     assert timed[2:6] == [exact, low, low, exact]
-
-
-def test_layers_are_shared_as_in_a_file():
-    inputs = keras.Input((8,))
-    shared = layers.Dense(8, name="shared")
-    model = keras.Model(inputs, shared(shared(inputs)))
-    small, report = converted(model, x=ROWS)
-    assert len(small.weights) == 2
-    assert report.size["after"] * 2 == report.size["before"]
 
 
 def test_a_subclassed_model_without_a_config_of_its_own():
@@ -272,24 +256,12 @@ def test_what_cannot_be_compiled_is_wide():
 
 
 def overflowing():
-    """The first layer's outputs reach 8e4; of the last, any format has them.
-
-    An ELU hands no power of two on, so that the layer cannot be rescaled.
-    """
+    """An ELU hands no power of two on, so the layer cannot be rescaled."""
     first = layers.Dense(4, "elu", name="big")
     middle = layers.LayerNormalization(), layers.Dense(64)
     model = keras.Sequential([keras.Input((4,)), first, *middle])
     first.kernel.assign(np.diag([2e4, 4e4, 6e4, 9e4]))
     return model
-
-
-@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
-def test_the_fewest_layers_stay_in_float32(policy):
-    small, report = converted(overflowing(), policy, POSITIVE)
-    assert np.isfinite(small.predict(POSITIVE, verbose=0)).all()
-    wide = ["big"] if policy == "float16" else []
-    assert report.wide_layers == wide
-    assert {*wide} <= {*report.plan.reasons}
 
 
 @pytest.mark.one_backend
@@ -324,37 +296,3 @@ def test_weights_are_saved_in_16_bits_and_loaded_by_keras(dtype, tmp_path):
         with pytest.raises(ValueError, match="dense.*65504"):
             kmp.save_weights(model, tmp_path / "no.weights.h5", dtype)
     assert not (tmp_path / "no.weights.h5").exists()
-
-
-LOADED = """
-import sys; sys.modules['keras_mixprec'] = None
-import keras, numpy as np
-data = np.load("data.npz")
-model = keras.saving.load_model("small.keras")
-np.testing.assert_array_equal(model.predict(data["x"], verbose=0), data["y"])
-assert {v.dtype for v in model.weights} == {"float16"}
-"""
-
-
-@pytest.mark.one_backend
-def test_a_trained_model_has_the_same_classes_and_loads_anywhere(tmp_path):
-    datasets = pytest.importorskip("sklearn.datasets")
-    images, labels = datasets.load_digits(return_X_y=True)
-    x = images.astype("float32")
-    stack = [layers.Rescaling(1 / 16), layers.Dense(64, "relu")]
-    stack += [layers.Dense(10, "softmax")]
-    model = keras.Sequential([keras.Input((64,)), *stack])
-    model.compile("adam", "sparse_categorical_crossentropy")
-    model.fit(x, labels, epochs=4, verbose=0)
-    assert np.mean(model.predict(x, verbose=0).argmax(-1) == labels) > 0.9
-    small, report = converted(model, "float16", x[:256], batch_size=128)
-    share = report.size["after"] / report.size["before"]
-    assert share == pytest.approx(0.5, rel=0.02)
-    assert report.wide_layers in ([], ["rescaling"])
-    (drift,) = report.drift
-    assert drift["top1_agreement"] >= 0.99, report
-    assert 0 < drift["relative"] < 0.01
-    small.save(tmp_path / "small.keras")
-    y = small.predict(x[:64], verbose=0)
-    np.savez(tmp_path / "data.npz", x=x[:64], y=y)
-    subprocess.run([sys.executable, "-c", LOADED], check=True, cwd=tmp_path)

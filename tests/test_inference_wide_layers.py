@@ -176,19 +176,13 @@ def arrays(monkeypatch):
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("policy", ["float16", "plan"])
-def test_activations_become_arrays_one_by_one(policy, arrays):
+def test_activations_become_arrays_one_by_one(arrays):
     x = inputs = keras.Input((8,))
     for _ in range(LENGTH):
         x = layers.Dense(8, kernel_initializer="orthogonal")(x)
     x = keras.ops.multiply(keras.ops.multiply(x, 1e6), 1e-6)
     model = keras.Model(inputs, x)
-    if policy == "plan":
-        policy = kmp.apply_policy(model, "mixed_float16", rules=[])
-        with pytest.raises(ValueError, match="operation 'multiply"):
-            kmp.convert_for_inference(model, policy, calibration=X)
-    else:
-        kmp.convert_for_inference(model, policy, calibration=X)
+    kmp.convert_for_inference(model, "float16", calibration=X)
     # One, and outputs; of 14 activations.
     assert len(arrays) > LENGTH
     assert max(arrays) <= 4
