@@ -58,12 +58,6 @@ def samples(count=8, size=64, scale=1.0):
     return (scale * random.normal(size=(count, size))).astype("float32")
 
 
-def quantized(units):
-    model = mlp(units, 16, policy="float32")
-    model.get_layer("d0").quantize("int8")
-    return model
-
-
 class Subclassed(keras.Model):
     """Which of its layers makes its output only its operations tell."""
 
@@ -118,12 +112,6 @@ def scale_of_a_billionth():
     return between(layers.Rescaling(1e-9, name="bytes"))
 
 
-def with_bounds_that_do_no_harm():
-    inputs = keras.Input((4,), dtype="int32")
-    x = layers.Flatten()(layers.Embedding(99100, 4)(inputs))
-    return float16(keras.Model(inputs, layers.ReLU(max_value=1e9)(x)))
-
-
 def large_moving_variance():
     model = between(layers.BatchNormalization(name="bn"))
     model.get_layer("bn").moving_variance.assign(np.full(4, 1e6))
@@ -142,12 +130,6 @@ def unit_normalization():
 def softmax_in_float16():
     model = mlp(16, 8)
     model.get_layer("d1").activation = keras.activations.softmax
-    return model
-
-
-def output_by_the_default_rules():
-    model = mlp(16, 8)
-    kmp.apply_policy(model, "mixed_float16")
     return model
 
 
@@ -281,7 +263,7 @@ TINY = {"epsilon": 1e-8}
 DECAY = {"kernel_regularizer": "l2"}
 ACTIVITY = {"activity_regularizer": "l2"}
 FINDS = {
-    "dimension_not_multiple_of_8 d0": [make(mlp, 100, 8), make(quantized, 24)],
+    "dimension_not_multiple_of_8 d0": [make(mlp, 100, 8)],
     "dimension_not_multiple_of_8 d1 low": [make(mlp, 256, 10, size=256)],
     "products_too_small": [make(mlp, 32, 32, size=32)],
     "no_16_bit_layers": [make(mlp, 8, policy="float32")],
@@ -294,21 +276,14 @@ FINDS = {
     "argument_beyond_format offset": [
         lambda: between(layers.Rescaling(1.0, 1e6, name="offset"))
     ],
-    "weights_beyond_format d0": [
-        make(with_kernel, 1e6),
-        make(with_kernel, 1e-9),
-    ],
-    # Days since 1970, and prices in yen.
-    "normalization_statistics n": [
-        make(normalization, 19706.0, 85.0),
-        make(normalization, 2e5, 4e8),
-    ],
+    "weights_beyond_format d0": [make(with_kernel, 1e6)],
+    # Days since 1970.
+    "normalization_statistics n": [make(normalization, 19706.0, 85.0)],
     "sensitive_layer norm": [unit_normalization],
     "output_in_16_bits d1": [softmax_in_float16],
     "output_in_16_bits d1 low": [make(mlp, 16, 8)],
     "output_in_16_bits head low": [subclassed],
     "activity_regularizer_in_16_bits d0": [make(mlp, 4096, **ACTIVITY)],
-    "activity_regularizer_in_16_bits d0 medium": [make(mlp, 16, **ACTIVITY)],
     "weight_regularizer_in_16_bits d0": [weight_decay_of_large_float16],
     "loss_in_16_bits": [loss_with_dtype],
     "variables_in_16_bits": [make(pure, "bfloat16")],
@@ -346,19 +321,14 @@ FINDS = {
     "targets_beyond_format d1": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 1.5e5))
     ],
-    "inputs_beyond_format": [
-        lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5)),
-    ],
+    "inputs_beyond_format": [lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5))],
     "wrong_on_the_data d0": [
         overflow_in_a_product,
         one_large_sample_far_behind,
     ],
-    "wrong_on_the_data norm": [
-        lambda: (unit_normalization(), samples(8, 4, 1e-5))
-    ],
 }
 PASSES = {
-    "dimension_not_multiple_of_8": [make(mlp, 104, 8), make(quantized, 32)],
+    "dimension_not_multiple_of_8": [make(mlp, 104, 8)],
     "dimension_not_multiple_of_8 no_loss_scaling": [
         lambda: compiled(mlp(100, 10, policy="float32"), "adam")
     ],
@@ -368,24 +338,17 @@ PASSES = {
     "no_16_bit_layers": [make(mlp, 8, policy="mixed_bfloat16")],
     "not_traced": [lambda: (float16(Subclassed()), samples(8, 4))],
     "dtype_bounces": [make(with_rescaling, "mixed_float16")],
-    "wrapper_dtype_ignored": [
-        make(with_block, hands_on=True),
-        lambda: between(layers.Bidirectional(layers.LSTM(8)), (5, 8)),
-    ],
+    "wrapper_dtype_ignored": [make(with_block, hands_on=True)],
     "argument_beyond_format": [
-        with_bounds_that_do_no_harm,
         lambda: between(layers.Rescaling(1 / 255, -1)),
         lambda: between(layers.Rescaling(1e-9), policy="mixed_bfloat16"),
         lambda: between(layers.LayerNormalization(epsilon=1e-12)),
     ],
-    "weights_beyond_format": [make(mlp, 8, 8), large_moving_variance],
+    "weights_beyond_format": [large_moving_variance],
     # Years.
     "normalization_statistics": [make(normalization, 2010.0, 130.0)],
     "sensitive_layer": [lambda: between(layers.LayerNormalization())],
-    "output_in_16_bits": [
-        make(subclassed, kmp.PrecisionRule("head")),
-        output_by_the_default_rules,
-    ],
+    "output_in_16_bits": [make(subclassed, kmp.PrecisionRule("head"))],
     "activity_regularizer_in_16_bits weight_regularizer_in_16_bits": [
         make(mlp, 16, **DECAY)
     ],
@@ -412,7 +375,6 @@ PASSES = {
         make(with_optimizer, None, pure, "mixed_bfloat16", use_ema=True)
     ],
     "ids_as_floats": [
-        make(embedding, "int32"),
         make(embedding, None, 100),
         straight_to_an_embedding,
     ],
@@ -425,13 +387,6 @@ PASSES = {
     "targets_beyond_format": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 15.0))
     ],
-    "wrong_on_the_data": [
-        lambda: (mlp(8, 8), samples()),
-        lambda: (
-            compiled(unit_normalization(), "sgd"),
-            samples(8, 4),
-            samples(8, 8),
-        ),
-    ],
+    "wrong_on_the_data": [lambda: (mlp(8, 8), samples())],
     "overflow_on_data": [attention_over_padded_ids],
 }

@@ -8,8 +8,6 @@ import numpy as np
 from keras import layers, ops
 from lint_cases import between, float16, make, mlp, samples
 
-import keras_mixprec as kmp
-
 
 class Own(layers.Layer):
     """A layer of the user's own, whose `call` is a function."""
@@ -81,11 +79,6 @@ def looked_up(dtype):
     return float16(keras.Model(inputs, layers.Flatten()(x)))
 
 
-def squares_in_float32(x):
-    wide = ops.cast(x, "float32")
-    return ops.cast(wide / (1 + ops.sum(wide * wide)), x.dtype)
-
-
 def softmaxes_without_fault(x):
     shifted = ops.exp(x - ops.max(x, axis=-1, keepdims=True))
     by_hand = shifted / total(shifted) + ops.log(total(shifted))
@@ -124,20 +117,6 @@ def covariance_factor(x):
     return ops.cholesky(ops.matmul(ops.transpose(x), x) + ops.eye(8))
 
 
-def weighed_by_distances(x):
-    squares = total(ops.square(x))
-    products = ops.matmul(x, ops.transpose(x))
-    distances = squares + ops.transpose(squares) - 2.0 * products
-    return ops.matmul(ops.exp(-distances), x)
-
-
-def kept_in_float32_for_its_digits():
-    model = mlp(64, 8)
-    wide = [kmp.PrecisionRule("d0", reason="precision_loss")]
-    kmp.apply_policy(model, "mixed_float16", rules=wide)
-    return model, TF32
-
-
 def attention_in_tf32():
     inputs = keras.Input((16, 8))
     x = layers.MultiHeadAttention(2, 4)(inputs, inputs)
@@ -148,23 +127,17 @@ def attention_in_tf32():
 FINDS = {
     "vanishing_constant own": [
         own(lambda x: ops.log(ops.relu(x) + 1e-12)),
-        own(lambda x: x * ops.rsqrt(mean_square(x) + 1e-12)),
         own(lambda x: x / (ops.sqrt(mean_square(x)) + 1e-8)),
-    ],
-    "vanishing_constant own low": [
-        own(lambda x: ops.log(1 + ops.relu(x) + 1e-12))
     ],
     "overflowing_constant own": [
         own(lambda x: masked(x, -1e9)),
         own(lambda x: times(x, 1e5)),
-        own(lambda x: x / ops.cast(1e5, x.dtype)),
     ],
     "overflowing_constant own medium": [own(lambda x: selected(x, -1e9))],
     "masks_at_limit own": [own(masked_twice)],
     # Positions.
     "integers_in_16_bits own": [
-        own(lambda x: times(x, ops.arange(4096)), size=4096),
-        own_bfloat16(lambda x: times(x, ops.arange(512)), size=512),
+        own(lambda x: times(x, ops.arange(4096)), size=4096)
     ],
     "index_in_16_bits lookup": [make(looked_up, None)],
     "constant_rounded_to_one own": [
@@ -174,15 +147,8 @@ FINDS = {
         own(lambda x: x / (ops.sqrt(total(x * x)) + 1), size=1024)
     ],
     "sum_of_squares own medium": [own(lambda x: total(ops.square(x)))],
-    "exp_without_maximum own": [
-        own(lambda x: ops.exp(x) / total(ops.exp(x))),
-        own(lambda x: ops.log(total(ops.exp(x)))),
-    ],
-    "exp_without_maximum own medium": [own(lambda x: x + ops.exp(x))],
-    "log_of_probability own": [
-        own(lambda x: ops.log(ops.softmax(x))),
-        own(lambda x: ops.log(1 - ops.sigmoid(x))),
-    ],
+    "exp_without_maximum own": [own(lambda x: ops.exp(x) / total(ops.exp(x)))],
+    "log_of_probability own": [own(lambda x: ops.log(ops.softmax(x)))],
     "large_reduction own": [own(lambda x: total(x, 1) / 8, size=70000)],
     "running_product own": [
         own(lambda x: x / ops.cumprod(ops.sigmoid(x), axis=1), size=100)
@@ -204,25 +170,16 @@ FINDS = {
     # Days since 1970.
     "rounded_inputs own": [own(lambda x: x / 1e4, integers(19690, 19722))],
     "angles_on_data own": [on_data(lambda x: ops.sin(x * 1024.0), 4)],
-    "products_below_float32 own": [
-        own_float32(covariance_factor, TF32),
-        own_float32(weighed_by_distances, TF32),
-    ],
-    "products_below_float32 d0": [kept_in_float32_for_its_digits],
-    "products_without_tf32": [
-        lambda: (mlp(64, 8, policy="float32"), FLOAT32),
-    ],
+    "products_below_float32 own": [own_float32(covariance_factor, TF32)],
+    "products_without_tf32": [lambda: (mlp(64, 8, policy="float32"), FLOAT32)],
 }
 PASSES = {
     "vanishing_constant log_of_probability": [
         own(lambda x: ops.log(ops.relu(x) + 1e-6))
     ],
-    "vanishing_constant": [
-        own_bfloat16(lambda x: ops.log(ops.relu(x) + 1e-12))
-    ],
-    "vanishing_constant sum_of_squares exp_without_maximum": [layers_of_keras],
+    "vanishing_constant sum_of_squares exp_without_maximum "
+    "log_of_probability kept_in_float32_elsewhere": [layers_of_keras],
     "overflowing_constant masks_at_limit": [own(lambda x: masked(x, -3e4))],
-    "overflowing_constant": [own(lambda x: selected(x, -np.inf))],
     "integers_in_16_bits": [
         own(lambda x: times(x, ops.arange(2048)), size=2048)
     ],
@@ -230,11 +187,7 @@ PASSES = {
     "constant_rounded_to_one": [
         own(lambda x: ops.arccos(ops.tanh(x) * (1 - 1e-2)))
     ],
-    "sum_of_squares kept_in_float32_elsewhere": [
-        own(squares_in_float32, size=1024)
-    ],
     "exp_without_maximum log_of_probability": [own(softmaxes_without_fault)],
-    "log_of_probability": [own(ops.log_softmax)],
     "large_reduction": [
         own(lambda x: ops.mean(x, axis=1, keepdims=True), size=70000)
     ],
@@ -244,7 +197,6 @@ PASSES = {
     "overflow_on_data underflow_on_data cancellation_on_data": [
         on_data(lambda x: ops.log(1 + mean_square(x)))
     ],
-    "overflow_on_data": [on_data(lambda x: masked(x, -65504))],
     "cancellation_on_data rounded_inputs": [
         on_data(lambda x: ops.exp(x - ops.max(x, -1, keepdims=True)))
     ],
@@ -255,8 +207,5 @@ PASSES = {
         own_float32(covariance_factor, FLOAT32),
         attention_in_tf32,
     ],
-    "products_without_tf32": [
-        make(mlp, 64, 8, policy="float32"),
-        lambda: (mlp(64, 4, wide=["d1"]), FLOAT32),
-    ],
+    "products_without_tf32": [lambda: (mlp(64, 4, wide=["d1"]), FLOAT32)],
 }

@@ -65,7 +65,7 @@ def test_what_is_said(result, golden):
         assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize(("pairs", "told"), [(2, False), (5, False), (6, True)])
+@pytest.mark.parametrize(("pairs", "told"), [(5, False), (6, True)])
 def test_fewer_than_six_pairs_of_blocks_do_not_tell_which_is_faster(
     pairs, told
 ):
@@ -80,18 +80,8 @@ def test_fewer_than_six_pairs_of_blocks_do_not_tell_which_is_faster(
 
 
 def test_the_best_is_the_fastest_within_tolerance(result):
-    policy, reason = result.best(under="tolerance")
-    assert policy == "mixed_bfloat16"
-    assert re.search(r"2\.00 \(1\.60-2\.50\).*25%.*600 MiB.*3 seeds", reason)
+    assert result.best(under="tolerance").policy == "mixed_bfloat16"
     assert result.best(under=0.5).policy == "bad"
-
-
-def test_without_a_gain_float32_stays():
-    first, *_, slow, _ = four_arms()
-    policy, reason = result_of(first, slow).best()
-    assert (policy, "0.10 times" in reason) == ("float32", True)
-    first, *_, unsure, _ = near_ties()
-    assert result_of(first, unsure).best().policy == "float32"
 
 
 def test_speeds_are_of_blocks_of_the_same_turn():
@@ -120,8 +110,6 @@ def test_a_file_has_all_of_it(saved, arms, tmp_path):
 
 WRONG = {
     "not JSON": ("{", "not JSON"),
-    "no record": ("[]", "not a record"),
-    "another file": ('{"format": "keras_mixprec.plan"}', "not a record"),
     "newer": (
         '{"format": "keras_mixprec.comparison", "version": 9}',
         "another keras_mixprec",
@@ -142,23 +130,6 @@ def test_a_wrong_file_is_named(name, tmp_path):
         ComparisonResult.load(path)
     with pytest.raises(ValueError, match="not JSON|writes?"):
         sign_off.read(path)
-
-
-@pytest.mark.parametrize(
-    ("under", "error"),
-    [("speed", ValueError), (-1.0, ValueError), (None, TypeError)],
-)
-def test_wrong_conditions_are_refused(result, under, error):
-    with pytest.raises(error, match="`under`"):
-        result.best(under=under)
-
-
-def test_the_page_needs_nothing_else(result):
-    page = result.to_html()
-    assert not re.search(r"(?:src|href)=", page)
-    assert result._repr_html_() in page
-    # The one that failed has no curve.
-    assert page.count("<polyline") == len(four_arms()) - 1
 
 
 def test_a_diverging_curve_does_not_flatten_the_others():
@@ -206,7 +177,6 @@ def test_a_sign_off_that_was_changed_is_found(signed):
     [
         ("__main__:build", "a script or"),
         ("digits:test.<locals>.build", "top of"),
-        ("builtins.tuple", "of type builtins.tuple"),
     ],
 )
 def test_what_no_command_can_run_again_says_so(source, why, tmp_path):
@@ -289,27 +259,3 @@ def test_a_real_comparison_finds_the_worse_plan(tmp_path):
     result.sign_off(tmp_path / "signed.json")
     loaded = ComparisonResult.load(tmp_path / "signed.json")
     assert str(loaded) == str(result)
-
-
-def regression():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
-    return model
-
-
-@pytest.mark.slow
-def test_of_20_real_pairs_of_one_policy_at_most_one_is_called_worse():
-    """Other initial weights in both halves of a pair: real spread."""
-    x = np.random.default_rng(0).normal(size=(32, 4))
-    trained = compare_precisions(
-        regression, (x, x[:, :1]), ["float32"], metric="mae", seeds=80,
-        steps=4, blocks=2, batch_size=8, verbose=0,
-    ).record["arms"][0]["seeds"]  # fmt: skip
-    metrics = np.array([seed["metric"] for seed in trained]).reshape(20, 2, 2)
-    assert metrics.std() > 0.01
-    records = [
-        record([arm("float32", a), arm("again", b, losses=[9.0])])
-        for a, b in metrics
-    ]
-    found = [ComparisonResult(r).rows[1]["verdict"] for r in records]
-    assert found.count("worse") <= 1

@@ -41,12 +41,6 @@ def test_every_page_is_linked_and_links_lead_somewhere():
     assert pages - links == {"docs/index.md"}
 
 
-def test_pictures_are_small():
-    pictures = list(DOCS.glob("images/*.png"))
-    assert pictures
-    assert max(path.stat().st_size for path in pictures) < 150_000
-
-
 def test_tables_have_every_name_kind_preset_and_rule():
     names = re.findall(
         r"^\| `(\w+)` \| [^|]+ \|$", (DOCS / "api.md").read_text(), re.M

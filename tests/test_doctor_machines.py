@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from keras_mixprec.analysis.doctor.findings import judge
 from keras_mixprec.analysis.doctor.known_bad import entries
 from keras_mixprec.analysis.doctor.machine import Gpus, parse_nvidia_smi
-from keras_mixprec.devices.native_formats import FORMATS, formats_of
+from keras_mixprec.devices.native_formats import FORMATS
 from keras_mixprec.devices.processor import parse_cpuinfo, parse_sysctl
 from keras_mixprec.policies.hardware import formats, recommend, slow_because
 
@@ -95,10 +95,6 @@ def test_the_recommendation_goes_by_what_was_measured(
     # Whoever sets the policy all the same is warned.
     slow = slow_because("mixed_bfloat16", of_it)
     assert "0.84" in slow if measured is SLOW else slow == ""
-
-
-def test_an_unknown_device_is_unknown():
-    assert {s.status for s in formats_of("abacus").values()} == {"unknown"}
 
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry["name"])

@@ -9,11 +9,10 @@ import time
 
 import keras
 import pytest
-from zoo import CASES
 
 from benchmarks.gpu import parts
 from benchmarks.gpu import run as runner
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import Part
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.run import run
 from benchmarks.gpu.table import write_table
@@ -26,14 +25,6 @@ pytestmark = [
     pytest.mark.skipif(BACKEND == "tensorflow", reason="not among its own"),
 ]
 
-# What is not on a machine that has Keras, a backend and this package.
-MISSING = {"tensorflow", "pytest", "sklearn", "matplotlib"} - {BACKEND}
-BARE = f"""
-import runpy, sys
-sys.modules.update(dict.fromkeys({sorted(MISSING)}))
-runpy.run_module("benchmarks.gpu", run_name="__main__", alter_sys=True)
-"""
-
 
 def start(*command):
     return subprocess.Popen(
@@ -44,19 +35,6 @@ def start(*command):
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-
-
-@pytest.mark.slow
-def test_every_part_runs_with_nothing_but_the_backend(tmp_path):
-    process = start("-c", BARE, "--tiny", "--here", "--out", tmp_path)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    found = Results(tmp_path / "gpu.jsonl").parts()
-    assert {part for _, part in found} == {*PARTS}
-    for (_, part), known in found.items():
-        assert not known.left(), err
-        assert f"Keras {keras.__version__}" in known.on[0]
-        assert f"## {part}\n" in out
 
 
 @pytest.fixture
@@ -111,37 +89,12 @@ def test_what_a_kill_cut_off_is_measured_by_the_next_run(task, tmp_path):
 # In processes, as on a GPU.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["diagnosis", "repair"])
-def test_every_case_of_the_zoo_has_its_row(part, tmp_path):
-    # No case may take more than three times its part of these minutes.
-    run(tmp_path, [part], [BACKEND], 120, tiny=True, cases=[*CASES])
-    found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, part]
-    assert found.items == [*CASES]
-    assert not found.left()
-
-
-@pytest.mark.slow
-def test_an_item_that_fails_is_not_the_end(tmp_path):
-    cases = ["no_such_case", "healthy_mlp"]
-    run(tmp_path, ["diagnosis"], [BACKEND], 60, tiny=True, cases=cases)
-    found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, "diagnosis"]
-    assert found.left() == ["no_such_case"]
-    assert found.last["no_such_case"]["error"] == "KeyError: 'no_such_case'"
-    assert "healthy_mlp" in (tmp_path / "gpu.log").read_text()
-
-
 def test_a_part_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_RESERVE", 0.0)
     run(tmp_path, ["optimizer"], [BACKEND], 1 / 120, tiny=True)
     found = Results(tmp_path / "gpu.jsonl").parts()[BACKEND, "optimizer"]
     assert "of its time" in [*found.last.values()][0]["error"]
     assert "of its time" in (tmp_path / "gpu.md").read_text()
-
-
-def test_what_no_time_is_left_for_is_said(tmp_path):
-    run(tmp_path, ["repair"], [BACKEND], 0, tiny=True)
-    assert f"{BACKEND}: no time was" in (tmp_path / "gpu.md").read_text()
 
 
 def test_a_kill_leaves_no_process_and_resume_goes_on(tmp_path):

@@ -17,7 +17,6 @@ from lint_cases import (
     samples,
     scale_of_a_billionth,
     stepping,
-    unit_normalization,
     with_kernel,
 )
 from lint_traced_cases import raises_in_16_bits_only
@@ -57,9 +56,7 @@ def test_apply_repairs_and_keeps_the_rest():
     assert plan.reasons["scale"] == "scale=1e-09"
 
 
-@pytest.mark.parametrize(
-    "build", [scale_of_a_billionth, plain_adam, unit_normalization]
-)
+@pytest.mark.parametrize("build", [scale_of_a_billionth, plain_adam])
 def test_what_was_applied_is_found_no_more(build):
     model = build()
     before = {(f.rule, f.layer) for f in kmp.lint(model) if f.repairs}
@@ -127,11 +124,8 @@ def test_a_subclassed_model_of_a_dict_is_built_and_run():
 
 WRONG = {
     "must be a `keras.Mo": lambda: kmp.lint("model"),
-    "policy='half'": lambda: kmp.lint(mlp(8), policy="half"),
     "`x` must be an.*text": lambda: kmp.lint(mlp(8), "text"),
-    "`x` must be an.*3": lambda: kmp.lint(mlp(8), 3.0),
     "at least one": lambda: kmp.lint(mlp(8), np.zeros((0, 64))),
-    "same number": lambda: kmp.lint(mlp(8), samples(4), samples(3, 8)),
     "be a list": lambda: kmp.lint(mlp(8), callbacks=["monitor"]),
     "severity='severe'": lambda: kmp.lint(mlp(8)).at_least("severe"),
 }
@@ -207,11 +201,10 @@ def test_large_data_need_little_memory(dtype):
     ("message", "fix"),
     [
         ("UNIMPLEMENTED: F16 in dot", "This device"),
-        ("\"addmm\" not implemented for 'Half'", "This device"),
         ("AddV2: expected float, got 'half'", "Cast one"),
         ("elements not between 0 and 1", "Values that"),
     ],
-    ids=["XLA", "torch", "TensorFlow", "a value"],
+    ids=["XLA", "TensorFlow", "a value"],
 )
 def test_what_raises_is_the_device_a_mix_of_dtypes_or_a_value(message, fix):
     model = raises_in_16_bits_only(message)
