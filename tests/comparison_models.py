@@ -36,12 +36,6 @@ def compiled(model, **arguments):
     return model
 
 
-def several_steps_at_a_time():
-    at_a_time = 1 if keras.backend.backend() == "torch" else 2
-    model = keras.Sequential(dense().layers)
-    return compiled(model, steps_per_execution=at_a_time)
-
-
 def unbuilt():
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
     return compiled(keras.Sequential(layers))

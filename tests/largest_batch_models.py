@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 
 import keras
@@ -19,11 +18,6 @@ def run_out():
 
 def end():
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def end_uncaught():
-    print("terminate called after throwing 'std::bad_alloc'", file=sys.stderr)
-    os.kill(os.getpid(), signal.SIGABRT)
 
 
 class Hungry(keras.Sequential):
@@ -46,41 +40,12 @@ def killed():
     return hungry(end)
 
 
-def aborted():
-    return hungry(end_uncaught)
-
-
 def batch():
     return np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
 # Each of eight activations has a megabyte for each sample.
 LENGTH, CHANNELS = 2**14, 16
-
-
-def wide(jit_compile="auto"):
-    layer = {"kernel_size": 1, "activation": "tanh", "padding": "same"}
-    layers = [keras.layers.Conv1D(CHANNELS, **layer) for _ in range(8)]
-    model = keras.Sequential([keras.Input((LENGTH, CHANNELS)), *layers])
-    model.compile("sgd", "mse", jit_compile=jit_compile)
-    return model
-
-
-def wide_compiled():
-    return wide(True)
-
-
-def wide_batch():
-    x = np.zeros((1, LENGTH, CHANNELS), "float32")
-    return x, x
-
-
-def no_model():
-    return "model"
-
-
-def not_compiled():
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 
 
 def broken():

@@ -127,12 +127,6 @@ def unit_normalization():
     return between(layers.UnitNormalization(name="norm"))
 
 
-def softmax_in_float16():
-    model = mlp(16, 8)
-    model.get_layer("d1").activation = keras.activations.softmax
-    return model
-
-
 def pure(dtype, **arguments):
     keras.config.set_dtype_policy(dtype)
     inputs = keras.Input((64,))
@@ -280,9 +274,7 @@ FINDS = {
     # Days since 1970.
     "normalization_statistics n": [make(normalization, 19706.0, 85.0)],
     "sensitive_layer norm": [unit_normalization],
-    "output_in_16_bits d1": [softmax_in_float16],
     "output_in_16_bits d1 low": [make(mlp, 16, 8)],
-    "output_in_16_bits head low": [subclassed],
     "activity_regularizer_in_16_bits d0": [make(mlp, 4096, **ACTIVITY)],
     "weight_regularizer_in_16_bits d0": [weight_decay_of_large_float16],
     "loss_in_16_bits": [loss_with_dtype],
@@ -303,9 +295,6 @@ FINDS = {
     ],
     "callbacks_that_read_the_loss": [
         lambda: with_callbacks(keras.callbacks.TerminateOnNaN())
-    ],
-    "callbacks_that_read_the_loss - low": [
-        lambda: with_callbacks(keras.callbacks.EarlyStopping("loss"))
     ],
     "accumulation_with_skips": [
         make(with_optimizer, gradient_accumulation_steps=4)

@@ -67,10 +67,6 @@ def masked_twice(x):
     return ops.softmax(scores + -65504.0 * hidden + -65504.0 * padded)
 
 
-def selected(x, number):
-    return ops.softmax(ops.where(x > 0, x, ops.cast(number, x.dtype)))
-
-
 def looked_up(dtype):
     """Ids of a large table, joined from two inputs if they are floats."""
     inputs = keras.Input((2,), dtype=dtype)
@@ -133,7 +129,6 @@ FINDS = {
         own(lambda x: masked(x, -1e9)),
         own(lambda x: times(x, 1e5)),
     ],
-    "overflowing_constant own medium": [own(lambda x: selected(x, -1e9))],
     "masks_at_limit own": [own(masked_twice)],
     # Positions.
     "integers_in_16_bits own": [
@@ -146,7 +141,6 @@ FINDS = {
     "sum_of_squares own": [
         own(lambda x: x / (ops.sqrt(total(x * x)) + 1), size=1024)
     ],
-    "sum_of_squares own medium": [own(lambda x: total(ops.square(x)))],
     "exp_without_maximum own": [own(lambda x: ops.exp(x) / total(ops.exp(x)))],
     "log_of_probability own": [own(lambda x: ops.log(ops.softmax(x)))],
     "large_reduction own": [own(lambda x: total(x, 1) / 8, size=70000)],

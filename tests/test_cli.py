@@ -1,8 +1,6 @@
 """The command line, as a person uses it."""
 
-import functools
 import json
-import pathlib
 import re
 
 import keras
@@ -13,14 +11,13 @@ from lint_cases import scale_of_a_billionth
 
 import keras_mixprec
 from keras_mixprec.analysis.comparison.result import ComparisonResult
-from keras_mixprec.cli import main, speed
+from keras_mixprec.cli import main
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.report import load_report
 
 pytestmark = pytest.mark.one_backend
 
 BACKEND = keras.backend.backend()
-README = pathlib.Path(__file__).parents[1].joinpath("README.md").read_text()
 MODULE = """
 import keras, numpy as np
 
@@ -53,18 +50,12 @@ def save_models(folder):
     layers, inputs = keras.layers, keras.Input((4,))
     with_own_loss = scale_of_a_billionth()
     with_own_loss.compile("sgd", own_loss)
-    # What it puts out is beyond float16, and scaled down it would be another.
-    middle = layers.LayerNormalization(), layers.Dense(64)
-    large = sequential(layers.Dense(4, "elu"), *middle, layers.Dense(3))
-    large.layers[0].kernel.assign(np.diag([2e4, 4e4, 6e4, 9e4]))
     for name, model in {
         "model": sequential(layers.Dense(64), layers.Dense(3, name="head")),
-        "large": large,
         "billionth": scale_of_a_billionth(),
         "own_loss": with_own_loss,
         "float32": keras.Model(inputs, layers.Dense(8)(inputs)),
         "own": sequential(Unknown()),
-        "lambda": sequential(layers.Lambda(lambda x: 2 * x)),
     }.items():
         model.save(folder / f"{name}.keras")
 
@@ -121,25 +112,8 @@ def test_the_version(run):
     assert run("--version") == (0, version, "")
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["demo", "serve", "report", "doctor", "lint", "compare", "convert"],
-)
-def test_help_has_an_example_and_the_exit_statuses(command, run):
-    assert command in run("--help")[1]
-    status, out, _ = run(f"{command} --help")
-    assert status == 0
-    assert f"keras-mixprec {command}" in out
-    if command not in ("demo", "serve"):
-        assert "exit status:" in out
-        usage, _, example = out.partition("example:")
-        assert command == "report" or f"keras-mixprec {command} " in example
-
-
 def test_the_demo_names_a_layer_and_repairs_it(run, folder):
-    # The README shows six epochs on TensorFlow.
-    epochs = 6 if BACKEND == "tensorflow" else 3
-    status, out, _ = run(f"demo --backend {BACKEND} --epochs {epochs}")
+    status, out, _ = run(f"demo --backend {BACKEND} --epochs 3")
     assert status == 0
     rows = re.findall(r"^(float[\w, ]+?) +([\d.]+)% +\d+ +(\d+) ", out, re.M)
     accuracy = {name: float(share) for name, share, _ in rows}
@@ -151,34 +125,6 @@ def test_the_demo_names_a_layer_and_repairs_it(run, folder):
     assert len(out.splitlines()) <= 25
     assert (folder / "logs" / "report.html").exists()
     assert load_report(folder / "logs").to_dict()
-    if BACKEND == "tensorflow":
-        shown = README.partition("\n```\nHandwritten")[2].partition("\n```")[0]
-        assert shape_of(f"Handwritten{shown}") == shape_of(out)
-
-
-def shape_of(output):
-    """A text without its numbers, line breaks and progress."""
-    output = re.sub(r"^PrecisionTuner: check.*\n", "", output, flags=re.M)
-    numbers = re.sub(r"\d[\d.]*(e[+-]\d+)?", "0", output)
-    return " ".join(numbers.replace("steps", "step").split())
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ({"instructions": ("AVX2",)}, "emulated.*nothing is measured"),
-        ({"kind": "cuda"}, "keras-mixprec doctor"),
-        ({"instructions": ("AVX512-BF16",)}, r"mine .* ms, [\d.]+x as fast"),
-    ],
-    ids=["emulated", "gpu", "native"],
-)
-def test_speed_is_measured_on_cpus_with_units_alone(
-    found, expected, monkeypatch
-):
-    small = functools.partial(speed.median_seconds, scale=1, steps=1)
-    monkeypatch.setattr(speed, "median_seconds", small)
-    found = {"kind": "cpu", "devices": ["mine"], **found}
-    assert re.search(expected, speed.speed_sentence(found))
 
 
 @pytest.mark.parametrize(
@@ -221,14 +167,6 @@ def test_it_compares_writes_signs_checks_and_runs_again(run, folder):
     for again in "--check", "--rerun":
         status, out, err = run(f"compare {again} signed.json")
         assert (status, err) == (0, "")
-
-
-def test_json_of_a_comparison_is_the_result_and_nothing_else(run):
-    status, out, err = run(f"{SHORT} --policies float32 float32+float32 --json")
-    assert (status, err) == (0, "")
-    result = ComparisonResult.from_dict(json.loads(out))
-    verdicts = [row["verdict"] for row in result.rows]
-    assert verdicts == ["reference", "within tolerance"]
 
 
 def test_a_policy_that_fails_is_a_row_and_a_status(run):
@@ -312,37 +250,23 @@ def test_a_model_is_converted(model, to, kernels, run, folder):
     assert "<td>head</td>" in (folder / "pages/report.html").read_text()
 
 
-def test_progress_is_shown_while_layers_are_searched(run):
-    status, out, said = run(f"{CONVERT} float16 large.keras --json")
-    assert status == 0
-    assert re.search(r"^In float16 .* inf\n(.*\n)*.* of 4 layers", said, re.M)
-    assert "float32" in json.loads(out)["plan"].values()
-
-
 # What is wrong with arguments is said before anything is loaded.
 EARLY = {
     f"{CONVERT} float8 none.keras": "'float8'",
-    f"{CONVERT} float16 none.keras --tolerance nan": "--tolerance must",
     f"{CONVERT} float16 out.keras": "another file",
-    "convert none.keras --to float16 --calibration x.npz": "--out",
 }
 WRONG = EARLY | {
     "": "required: command",
-    "demo --epochs 0": "argument --epochs",
     "demo --log-dir x.npz/logs": "x.npz/logs",
     "doctor --backend theano": "'theano'",
     "lint none.keras": "no file none.keras",
     "lint text.keras": "text.keras is damaged",
     "lint own.keras": "'Unknown': add --import",
-    "lint lambda.keras": "with --import",
     "lint float32.keras --data text.npz": "cannot be read",
     "lint float32.keras --data y.npz": "no array x",
     "lint billionth.keras --data wide.npz": "found shape",
-    "compare made:build": "BUILD and DATA",
-    "compare nowhere:build made:data": "no module 'nowhere'",
     "compare dividing:build made:data": "dividing.py, line 2",
     f"{COMPARE} --policies other.json": "precision plan",
-    f"{COMPARE} --sign-off .": "regular file",
     "compare --check other.json": "sign_off",
     "compare --rerun unnamed.json": "run again",
     f"{COMPARE} --check unnamed.json --steps 4 --json": "data, json, steps",

@@ -81,24 +81,3 @@ def test_the_tuner_repairs_it_and_no_batch_is_lost(tmp_path):
     kmp.PrecisionPlan.from_model(model).apply(plain)
     assert fit(plain, data) == pytest.approx(loss, rel=1e-3)
     assert not told(tmp_path, "diagnosis_failed")
-
-
-def test_an_error_of_the_users_own_is_told_as_it_is(tmp_path):
-    class Own(keras.layers.Layer):
-        def call(self, x):
-            if not isinstance(x, keras.KerasTensor) and self.trained:
-                raise ValueError("mine")
-            return x
-
-        trained = False
-
-    own = Own()
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), own, keras.layers.Dense(1)])
-    model.compile(kmp.LossScaleOptimizer("sgd"), "mse", jit_compile=True)
-    own.trained = True
-    watcher = monitor(tmp_path, probe_every=9)
-    with pytest.raises(ValueError, match="mine") as caught:
-        fit(model, (np.ones((4, 1)), np.ones((4, 1))), watcher)
-    assert "keras_mixprec" not in str(getattr(caught.value, "__notes__", ""))
-    assert not watcher.verdicts

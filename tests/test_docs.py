@@ -54,13 +54,6 @@ def test_tables_have_every_name_kind_preset_and_rule():
         assert f"| `{rule.name}` | {rule.severity} | {rule.reason} |" in rows
 
 
-def test_ci_runs_the_second_command():
-    commands = re.findall(r"^    (python3 -m venv .*)$", README, re.MULTILINE)
-    assert len(commands) == 2
-    assert (ROOT / ".ci" / "run").read_text().endswith(f"\n{commands[1]}\n")
-    assert commands[1].endswith("tox")
-
-
 # The keys of files.
 
 

@@ -180,9 +180,6 @@ def test_a_backend_that_cannot_be_used_is_a_finding(
 @pytest.mark.one_backend
 def test_a_broken_backend_from_python(broken):
     broken("raise ImportError('on purpose')")
-    report = kmp.doctor(OTHER, quick=True)
-    found = report.backend["name"], report.backend["status"]
-    assert found == (OTHER, "broken")
     # As Keras is set to it, it cannot be imported at all.
     code = (
         "import keras_mixprec as kmp; report = kmp.doctor(quick=True);"

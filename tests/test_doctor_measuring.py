@@ -76,16 +76,6 @@ def test_a_right_product_is_within_the_bound(format):
     assert self_test.judge(format, "matmul", found, exact).status == "right"
 
 
-def test_sums_kept_in_bfloat16_are_wrong():
-    """As torch without oneDNN: 256 where it is 512 (pytorch#83863)."""
-    total = np.zeros((), ml_dtypes.bfloat16)
-    for one in np.ones(512, ml_dtypes.bfloat16):
-        total = (total + one).astype(ml_dtypes.bfloat16)
-    assert total == 256
-    found = self_test.judge("bfloat16", "matmul", total, np.float64(512))
-    assert (found.status, found.error) == ("wrong", 0.5)
-
-
 @pytest.mark.parametrize(
     ("found", "status"),
     [
@@ -167,24 +157,14 @@ def test_the_last_thorough_measurement_is_kept():
     assert kept() == 1.3
 
 
-@pytest.mark.parametrize("content", ["{", "null", '{"schema": 1}'])
-def test_a_damaged_measurement_is_ignored(content):
+@pytest.mark.parametrize("changed", [{"schema": 99}, {"speed": None}, None])
+def test_a_damaged_measurement_is_ignored(changed):
     path = pathlib.Path(keep(1.9))
-    path.write_text(content)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | changed) if changed else "{")
     assert kept() is None
     assert keep(1.5)
     assert kept() == 1.5
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"schema": 99}, {"speed": {"bfloat16": 0.0}}],
-    ids=str,
-)
-def test_a_measurement_that_is_none_is_ignored(changed):
-    path = pathlib.Path(keep(1.9))
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    assert kept() is None
 
 
 @pytest.mark.parametrize("key", ["version", "keras", "devices", "backend"])
@@ -202,10 +182,3 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(
     monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", str(tmp_path / "file"))
     assert keep(1.9) == ""
     assert kept() is None
-
-
-def test_the_cache_is_where_the_system_keeps_such(monkeypatch, tmp_path):
-    monkeypatch.delenv("KERAS_MIXPREC_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    assert measured.cache_folder() == tmp_path / "keras_mixprec"

@@ -93,16 +93,6 @@ def test_quantized_layers_stay_and_the_others_are_converted(tmp_path):
     assert_close_to(model, small, X, tmp_path)
 
 
-@pytest.mark.one_backend
-def test_a_model_of_quantized_layers_says_that_nothing_was_converted():
-    model = dense()
-    model.quantize("int8")
-    small, report = converted(model)
-    assert "No layer" in report.notes[0]
-    exact = model.predict_on_batch(X)
-    np.testing.assert_array_equal(small.predict_on_batch(X), exact)
-
-
 def with_lora(model):
     layer = model.layers[0]
     layer.enable_lora(4)
@@ -138,14 +128,9 @@ def test_lora_is_added_to_the_weights_of_its_layer(name, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_lora_of_a_quantized_layer_is_refused_until_it_is_merged(tmp_path):
+def test_lora_of_a_quantized_layer_is_refused():
     model = dense()
     model.quantize("int8")
     with_lora(model)
     with pytest.raises(ValueError, match="'first' is quantized"):
         converted(model)
-    model.save(tmp_path / "merged.keras")
-    merged = keras.saving.load_model(tmp_path / "merged.keras")
-    small, _ = converted(merged)
-    exact = merged.predict_on_batch(X)
-    np.testing.assert_allclose(small.predict_on_batch(X), exact, rtol=1e-6)

@@ -1,6 +1,5 @@
 """Layers that stay in 16 bits, with rescaled weights or clamped outputs."""
 
-import contextlib
 import json
 
 import keras
@@ -68,30 +67,6 @@ def values(model, x):
     return found.astype("float32")
 
 
-def in_float64(model, x):
-    """What the same layers give in float64, with the weights of the model."""
-
-    def cloned(layer):
-        config = layer.get_config() | {"dtype": "float64"}
-        return type(layer).from_config(config)
-
-    with float64_on_jax():
-        clone = keras.models.clone_model(model, clone_function=cloned)
-        clone.set_weights(model.get_weights())
-        exact = clone.predict(x, verbose=0)
-    assert exact.dtype == "float64"
-    return exact
-
-
-def float64_on_jax():
-    """JAX has no float64 unless asked; the other backends always have it."""
-    if BACKEND != "jax":
-        return contextlib.nullcontext()
-    import jax
-
-    return jax.enable_x64(True)
-
-
 def assert_weights(model, known):
     for own, before in zip(model.get_weights(), known, strict=True):
         np.testing.assert_array_equal(own, before)
@@ -144,31 +119,20 @@ def test_a_conversion_rescales_weights_where_a_layer_would_be_wide(
     ("build", "x"),
     [(convolutions, IMAGES), (t5, TOKENS), (rms_norm, VECTORS)],
 )
-def test_rescaled_weights_give_the_same_in_any_number_of_digits(build, x):
+def test_rescaled_weights_give_the_same(build, x):
     model = build()
-    known, exact = values(model, x), in_float64(model, x)
+    known = values(model, x)
     kmp.apply_policy(model, "mixed_float16", rules=[])
     assert not np.allclose(values(model, x), known, rtol=0.1)
     kmp.apply_policy(model, "float32")
     moved = rescale_weights(model, [x])
     assert moved
     assert all(bits > 0 for bits in moved.values())
-    np.testing.assert_array_equal(in_float64(model, x), exact)
     np.testing.assert_array_equal(values(model, x), known)
     kmp.apply_policy(model, "mixed_float16", rules=[])
     close = np.abs(values(model, x) - known).max() / np.abs(known).max()
     assert close < 0.02
     assert rescale_weights(model, [x]) == {}
-
-
-@pytest.mark.one_backend
-def test_a_gain_takes_a_power_of_two_and_epsilon_the_square():
-    model = rms_norm()
-    moved = rescale_weights(model, [3000 * VECTORS])
-    norm = model.get_layer("norm")
-    assert norm.epsilon == 0.25 * 4.0 ** -moved["first"]
-    largest = 3e4 * 2.0 ** -moved["norm"]
-    assert np.abs(np.array(norm.scale)).max() == largest
 
 
 def without_gain():

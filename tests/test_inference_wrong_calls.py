@@ -68,18 +68,11 @@ WRONG = {
     "operation 'square.*1e.06": {"model": summed, "rules": []},
     "'dense'.* 8e": {"model": lambda: dense(2e4), "policy": LOW_A},
     "Neither.* float16 the.* bfloat16 the": both_formats(),
-    "'float8'": {"policy": "float8"},
-    "'other'": {"policy": kmp.PrecisionPlan({"other": "mixed_float16"})},
-    "rules": {"policy": LOW_A, "rules": []},
     "PrecisionRule": {"rules": ["dense"]},
-    "tolerance=nan": {"tolerance": float("nan")},
     "keep_io='float16'": {"keep_io": "float16"},
-    "metric='accuracy'": {"metric": "accuracy"},
     "batch_size=0": {"batch_size": 0},
-    "calibration=None": {"calibration": None},
     "at least one": {"calibration": X[:0]},
     "does not fit": {"calibration": np.ones((6, 5))},
-    "same number of": {"calibration": [X, X[:3]]},
 }
 
 

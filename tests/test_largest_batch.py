@@ -3,12 +3,9 @@
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
-import textwrap
 
 import keras
 import largest_batch_models as models
@@ -19,7 +16,7 @@ from test_docs import keys
 import keras_mixprec as kmp
 from keras_mixprec.analysis.largest_batch import run
 from keras_mixprec.analysis.largest_batch.search import search, step_at
-from keras_mixprec.analysis.largest_batch.training import Job, Trainer
+from keras_mixprec.analysis.largest_batch.training import Trainer
 
 pytestmark = pytest.mark.one_backend
 
@@ -112,17 +109,10 @@ def test_the_known_limit_is_found(capsys):
     assert capsys.readouterr().out.count("largest_batch: float32, ") == 2
 
 
-@pytest.mark.parametrize(
-    ("build", "because"),
-    [
-        (models.killed, "SIGKILL"),
-        ("largest_batch_models:aborted", "SIGABRT"),
-    ],
-)
-def test_a_process_that_dies_for_lack_of_memory_is_no_error(build, because):
-    found = find(build, min_size=800)
+def test_a_process_that_dies_for_lack_of_memory_is_no_error():
+    found = find("largest_batch_models:killed", min_size=800)
     assert (found.batch_size, found.found.fails_at) == (0, 800)
-    assert because in found.found.trials[0]["because"]
+    assert "SIGKILL" in found.found.trials[0]["because"]
 
 
 def test_it_is_a_ratio_to_float32(largest):
@@ -143,7 +133,7 @@ def test_it_is_a_ratio_to_float32(largest):
     assert set.union(*entries) == keys("### Trials")
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 5, 14, 18])
+@pytest.mark.parametrize("stop_after", [0, 5, 18])
 def test_an_interrupted_search_goes_on(
     largest, monkeypatch, tmp_path, stop_after
 ):
@@ -162,9 +152,7 @@ def test_an_interrupted_search_goes_on(
 SEARCHED = {
     "build": {"build": models.killed},
     "data": {"data": (2 * X, Y)},
-    "steps": {"steps": 3},
     "max_size": {"max_size": 128},
-    "policies": {"baseline": None},
     "device": {},
 }
 
@@ -189,25 +177,15 @@ def test_a_search_of_something_else_is_refused(
 
 
 WRONG = {
-    "`build` must be a": {"build": 3},
     "imports `build`: pass": {"build": lambda: None},
-    "Received: build='models'": {"build": "models"},
     "`build`.*imported: No": {"build": "nowhere:build"},
-    "attribute 'none'": {"build": "largest_batch_models:none"},
-    "`data` must be": {"data": 3},
     r"same number.*\[7, 8\]": {"data": (X, Y[:7])},
-    "at least one": {"data": (X[:0], Y[:0])},
     "imports `data`: pass": {"data": lambda: (X, Y)},
     "`policy` must be one": {"policy": "float17"},
-    "`policy` must be the": {"policy": 16},
     "`baseline` must": {"baseline": "auto"},
     "`min_size` must": {"min_size": 0},
     "`max_size` must": {"min_size": 8, "max_size": 7},
-    "`step` must": {"step": 0.5},
-    "`steps` must": {"steps": 0},
-    "`timeout` must": {"timeout": -1},
     "`memory_limit` must": {"memory_limit": "1 GB"},
-    "`verbose` must": {"verbose": 2},
 }
 
 
@@ -233,18 +211,6 @@ def test_what_is_no_lack_of_memory_is_raised(build, error, message):
         find(build, timeout=timeout)
 
 
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (models.no_model, TypeError, "compiled `keras.Model`"),
-        (models.not_compiled, ValueError, "call `model.compile"),
-    ],
-)
-def test_what_is_built_must_train(build, error, message):
-    with pytest.raises(error, match=message):
-        Trainer(Job(build, (X, Y), "float32", 1, None, None))
-
-
 @linux
 def test_a_limit_below_what_libraries_need_is_refused():
     wrong = r"`memory_limit` .*\(about ([\d.,]+) (.)iB\)\. Received: "
@@ -256,60 +222,6 @@ def test_a_limit_below_what_libraries_need_is_refused():
     status = pathlib.Path("/proc/self/status").read_text()
     own = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) * 1024
     assert 2**27 < needs < own
-
-
-# Nothing of ours: what fits is what a script of a user's does.
-SCRIPT = """
-import resource, sys
-limit = int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-import largest_batch_models as models, numpy as np
-x = np.repeat(models.wide_batch()[0], int(sys.argv[1]), 0)
-model = getattr(models, sys.argv[3])()
-for _ in range(2):
-    float(model.train_on_batch(x, x))
-"""
-
-
-def trains(size, limit, build):
-    code = [sys.executable, "-c", textwrap.dedent(SCRIPT)]
-    folder = os.path.dirname(models.__file__)
-    paths = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*code, str(size), str(limit), build.__name__],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode == 0
-
-
-@linux
-@pytest.mark.slow
-@pytest.mark.parametrize("build", [models.wide, models.wide_compiled])
-def test_the_limit_of_a_process_is_found(build):
-    if BACKEND == "torch" and build is models.wide_compiled:
-        pytest.skip("torch.compile needs a compiler of C++")
-    limit, step = 1300 * 2**20, 4
-    found = kmp.largest_batch(
-        build,
-        models.wide_batch,
-        "float32",
-        baseline=None,
-        min_size=8,
-        step=step,
-        memory_limit=limit,
-    )
-    assert 8 < found.batch_size < 200
-    assert found.found.fails_at - found.batch_size <= step
-    assert trains(found.batch_size - step, limit, build)
-    assert not trains(found.found.fails_at + step, limit, build)
-    known = BACKEND == "jax" or build is models.wide_compiled
-    assert bool(found.found.predicted) == known
-    if known:
-        # Of a process, which has its libraries' own in the same memory.
-        near = pytest.approx(found.batch_size, rel=0.4)
-        assert found.found.predicted == near
 
 
 def test_the_first_rows_are_those_that_are_repeated():

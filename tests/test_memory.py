@@ -10,7 +10,6 @@ import pytest
 import keras_mixprec as kmp
 from keras_mixprec.backend.common import is_out_of_memory
 from keras_mixprec.devices import energy
-from keras_mixprec.devices.energy import visible
 from keras_mixprec.devices.memory import (
     memory_record,
     peak_bytes,
@@ -109,26 +108,6 @@ def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors(factor):
     assert ("scale" in [verdict.layer for verdict in found]) == (factor > 1)
     # Of each layer the output and its gradient.
     assert peak < 2 * len(model.layers) * x.nbytes
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    ("chosen", "order", "found"),
-    [
-        (None, None, [0, 1]),
-        ("GPU-b", None, ["GPU-b"]),
-        ("1", "PCI_BUS_ID", [1]),
-        # CUDA's own order is not known.
-        ("1", None, []),
-    ],
-)
-def test_which_of_two_gpus_count(monkeypatch, chosen, order, found):
-    settings = {"CUDA_VISIBLE_DEVICES": chosen, "CUDA_DEVICE_ORDER": order}
-    for name, value in settings.items():
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    assert list(visible(2)) == found
 
 
 def gives(value):

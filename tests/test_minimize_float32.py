@@ -8,9 +8,7 @@ from keras import layers, ops
 from zoo import CASES
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.end_to_end import EndToEnd
-from keras_mixprec.diagnosis.smallest_set import rank, smallest_set
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.diagnosis.smallest_set import smallest_set
 
 # Of constants that do not fit float16, as models are built and trained.
 pytestmark = pytest.mark.filterwarnings(
@@ -137,25 +135,6 @@ def test_the_inputs_that_a_subclassed_model_casts():
     assert (plan.default, dict(plan)) == (default, {"head": "mixed_float16"})
 
 
-@pytest.mark.slow
-def test_of_attention_only_the_parts_that_make_the_scores():
-    # Scores above 65504, made in the dtype of query and key and softened by a
-    # layer. With dropout every backend makes them by single operations, for
-    # which torch demands that query and key have one dtype.
-    inputs = keras.Input((6, 8))
-    attention = layers.MultiHeadAttention(1, 64, dropout=0.1, name="mha")
-    x = attention(inputs, inputs)
-    model = compiled(keras.Model(inputs, layers.Dense(3)(x[:, 0])))
-    for part in (attention.query_dense, attention.key_dense):
-        part.kernel.assign(1000.0 * part.kernel.value)
-    x = RANDOM.normal(size=(8, 6, 8)).astype("float32")
-    plan = kmp.minimize_float32(model, x, Y[:8], rules=[])
-    scores = {"mha/query", "mha/key", "mha/softmax"}
-    assert {"mha/softmax"} < found(plan) <= scores
-    if BACKEND == "torch":
-        assert found(plan) == scores
-
-
 @pytest.mark.one_backend
 def test_rules_and_the_models_own_float32_stay():
     own = layers.Dense(8, dtype="float32", name="own")
@@ -199,27 +178,10 @@ def test_nothing_is_changed():
     assert state(model) == before
 
 
-@pytest.mark.one_backend
-def test_progress_is_shown_if_asked_for(capsys):
-    model = sequential(Overflowing(name="bad"))
-    kmp.minimize_float32(model, X, Y, rules=[])
-    assert capsys.readouterr().out == ""
-    kmp.minimize_float32(model, X, Y, rules=[], verbose=1)
-    assert "in_float32" in capsys.readouterr().out
-
-
 WRONG = {
-    "a `keras.Model`. Received": {"model": 3},
-    "must be compiled": {"model": keras.Sequential()},
-    "`x` must be .* Received": {"x": []},
     "same number of": {"y": Y[:3]},
-    "targets.*Received: y=None": {"y": None},
-    "`policy` must": {"policy": "float32"},
     "`tolerance` must": {"tolerance": -1},
-    "`gradient_tolerance` must": {"gradient_tolerance": "no"},
     "`rules` must": {"rules": "head"},
-    "`batch_size` must": {"batch_size": 0},
-    "`verbose` must": {"verbose": 3},
     "In float32 the .* not finite": {"x": np.inf * X},
 }
 
@@ -258,11 +220,6 @@ def test_the_smallest_set(fits, expected):
 
 
 @pytest.mark.one_backend
-def test_no_set_is_found_where_there_is_none():
-    assert smallest_set(["a", "b"], lambda s: False) is None
-
-
-@pytest.mark.one_backend
 def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
     def trials(*culprits):
         tried = []
@@ -275,67 +232,3 @@ def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
     assert trials(100, 200) <= 48
     # Two for each that has to stay, of which one is only to be sure.
     assert trials(*range(100)) <= 230
-
-
-@pytest.mark.one_backend
-def test_float32_goes_to_the_suspicious_and_then_to_the_cheap():
-    # 16, 128 and 192 multiply-adds.
-    entries = walk(sequential(layers.Dense(2), layers.Dense(64)))
-    for instability, first in [(0.5, "dense"), (2.0, "head")]:
-        ranked = rank(entries, {"head": instability})
-        assert ranked[0].path == first
-
-
-def batch(x=X):
-    return ops.convert_to_tensor(x), ops.convert_to_tensor(Y)
-
-
-def comparison(*middle, bits=0.0, optimizer="adam"):
-    model = sequential(*middle, optimizer=optimizer)
-    model.optimizer.build(model.trainable_variables)
-    return model, EndToEnd(model, [batch(), batch(2 * X)], bits)
-
-
-def test_errors_are_of_the_assignment_alone():
-    model, compared = comparison(Overflowing(name="bad"), layers.Dense(8))
-    bad, dense, head = model.layers
-    assert compared.errors({}) == (0.0, 0.0)
-    assert compared.errors({"mixed_float16": [bad]})[0] == np.inf
-    low = compared.errors({"mixed_bfloat16": [bad], "mixed_float16": [dense]})
-    assert all(0.0 < error < 0.1 for error in low)
-    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
-
-
-@pytest.mark.one_backend
-def test_a_small_gradient_that_is_all_wrong_is_seen():
-    # At this scale nothing of the gradients is left in float16.
-    model, compared = comparison(layers.Dense(8), bits=-24.0)
-    loss, gradient = compared.errors({"mixed_float16": model.layers[:1]})
-    assert loss < 0.01
-    assert gradient == pytest.approx(1.0)
-
-
-class Shift(layers.Layer):
-    def build(self, input_shape):
-        self.shift = self.add_weight(input_shape[-1:], "zeros")
-
-    def call(self, x):
-        return x + self.shift
-
-
-def test_a_shift_that_normalization_takes_off_again_is_not_compared():
-    # Its gradient is rounding, in float32 as well; SGD would move it by any.
-    model, compared = comparison(
-        Shift(), layers.BatchNormalization(), optimizer="sgd"
-    )
-    assert 0.0 < compared.errors({"mixed_float16": model.layers}).gradient < 0.1
-
-
-@pytest.mark.one_backend
-def test_the_reference_is_recomputed_on_demand():
-    model, compared = comparison(layers.Dense(8))
-    head = model.layers[-1]
-    head.kernel.assign(2 * head.kernel.value)
-    assert compared.errors({}).loss > 0.01
-    compared.refresh()
-    assert compared.errors({}) == (0.0, 0.0)

@@ -101,13 +101,12 @@ def test_a_search_that_is_logged_is_no_call_of_fit(tmp_path):
     assert "fits" not in watcher.summary.headline["text"]
 
 
-@pytest.mark.parametrize("calls", [2, 4])
-def test_a_search_that_was_killed_goes_on(calls, plan, tmp_path):
+def test_a_search_that_was_killed_goes_on(plan, tmp_path):
     done = []
 
     def validate(model):
         done.append(1)
-        if len(done) == calls:
+        if len(done) == 4:
             raise KeyboardInterrupt
         return model.evaluate(X, Y, verbose=0)[0]
 
@@ -146,9 +145,7 @@ def test_the_trials_of_another_search_are_refused(searches, tmp_path):
     "damage",
     [
         lambda text: text[:40],
-        lambda text: "[]",
         lambda text: text.replace('"gradient"', '"other"'),
-        lambda text: text.replace("keras_mixprec.trials", "keras_mixprec.plan"),
     ],
 )
 def test_a_damaged_file_is_refused(damage, searches, tmp_path):
@@ -169,13 +166,9 @@ def another_each_time(values=iter([1.0] + [5.0] * 99)):  # noqa: B008
 
 WRONG = {
     "no disk": {"validate_fn": raises},
-    "is not finite": {"validate_fn": lambda model: np.nan},
     "`validate_fn` must return": {"validate_fn": lambda model: "low"},
     "`validate_fn` must be .*Received": {"validate_fn": 3},
     "one of 'val_loss', 'val_mae'": {"monitor": "f1", **DATA},
-    "`mode` must": {"mode": "up", **DATA},
-    "`validation_tolerance`": {"validation_tolerance": -1},
-    "`resume` must be .*Received: resume=3": {"resume": 3},
     "is 5, .* 1.*Allow more": {"validate_fn": another_each_time()},
 }
 
