@@ -10,9 +10,7 @@ import scipy.stats
 from comparison_records import arm, record
 
 from keras_mixprec.analysis.comparison.intervals import (
-    mean_interval,
     median_interval,
-    seeds_needed,
 )
 from keras_mixprec.analysis.comparison.verdicts import judge_metric
 
@@ -41,15 +39,6 @@ def test_the_interval_of_a_median_is_that_of_scipy(n):
     low = np.sum(values < found.low)
     outside = scipy.stats.binom.cdf(low, n, 0.5)
     assert found.confidence == pytest.approx(1 - 2 * outside)
-
-
-def test_the_seeds_needed_decide_in_four_of_five_comparisons():
-    random, distance, spread = np.random.default_rng(0), 0.01, 0.01
-    n = seeds_needed(distance, spread)
-    draws = random.normal(distance, spread, size=(800, n))
-    lows = [mean_interval(draw, 0.0).low > 0 for draw in draws.tolist()]
-    assert 0.75 < np.mean(lows) < 0.87
-    assert seeds_needed(0.0, 0.01) is None
 
 
 @pytest.mark.parametrize("seeds", [2, 5])

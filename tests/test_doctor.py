@@ -192,17 +192,3 @@ def test_a_broken_backend_from_python(broken):
         env={**os.environ, "KERAS_BACKEND": OTHER},
     )
     assert done.stdout == f"{OTHER} broken\n", done.stderr
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"backend": "theano"}, ValueError),
-        ({"quick": "yes"}, TypeError),
-    ],
-    ids=str,
-)
-def test_wrong_calls_are_refused(arguments, error):
-    with pytest.raises(error, match=f"`{next(iter(arguments))}` must be"):
-        kmp.doctor(**arguments)

@@ -10,7 +10,6 @@ import pytest
 from keras_mixprec import recommend_policy
 from keras_mixprec.analysis.doctor import self_test
 from keras_mixprec.analysis.doctor.self_test import Result
-from keras_mixprec.analysis.doctor.settings import find_settings
 from keras_mixprec.analysis.doctor.speed import (
     Row,
     judge_modes,
@@ -105,17 +104,6 @@ def test_an_operation_that_fails_is_named():
     ]
     named = "Some GPU", "float16", "matmul", "TypeError: no"
     assert all(part in found[0].text for part in named)
-
-
-def test_settings_in_force_are_rows(monkeypatch):
-    monkeypatch.setenv("TF_ENABLE_AUTO_MIXED_PRECISION", "1")
-    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    found = {s.name: s for s in find_settings()}
-    assert found["TF_ENABLE_ONEDNN_OPTS"].value == "0"
-    ignored = found["TF_ENABLE_AUTO_MIXED_PRECISION"]
-    assert ignored.value == "1"
-    assert "graph_rewrite" in ignored.note
-    assert "float32" in found["matmul precision"].value
 
 
 def test_a_faster_mode_is_named():

@@ -1,7 +1,5 @@
 """The smallest set of layers in float32 for inference, and what it costs."""
 
-import weakref
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from diagnosis_models import Overflowing
 from keras import layers
 
 import keras_mixprec as kmp
-from keras_mixprec.inference import graph_values, refusal, wide_layers
+from keras_mixprec.inference import wide_layers
 from keras_mixprec.inference.wide_layers import smallest_wide_set
 from keras_mixprec.numerics.forward_pass import Prediction
 
@@ -128,32 +126,3 @@ def test_a_search_takes_few_runs_and_says_where_it_stopped(runs, monkeypatch):
     assert report.drift[0]["relative"] < 0.05
     assert any("fewer may do" in note for note in report.notes)
     assert len(runs) - took < took
-
-
-@pytest.fixture
-def arrays(monkeypatch):
-    """A list of how many arrays of activations there were, at each new one."""
-    alive, counts = weakref.WeakValueDictionary(), []
-
-    def counting(tensor):
-        array = np.array(keras.ops.convert_to_numpy(tensor))
-        alive[id(array)] = array
-        counts.append(len(alive))
-        return array
-
-    for module in (graph_values, refusal):
-        monkeypatch.setattr(module, "to_array", counting)
-    return counts
-
-
-@pytest.mark.one_backend
-def test_activations_become_arrays_one_by_one(arrays):
-    x = inputs = keras.Input((8,))
-    for _ in range(LENGTH):
-        x = layers.Dense(8, kernel_initializer="orthogonal")(x)
-    x = keras.ops.multiply(keras.ops.multiply(x, 1e6), 1e-6)
-    model = keras.Model(inputs, x)
-    kmp.convert_for_inference(model, "float16", calibration=X)
-    # One, and outputs; of 14 activations.
-    assert len(arrays) > LENGTH
-    assert max(arrays) <= 4

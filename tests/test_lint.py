@@ -148,29 +148,6 @@ def test_apply_leaves_a_step_of_the_users_own_alone():
     assert not isinstance(model.optimizer, scaling)
 
 
-def test_a_child_without_weights_yet():
-    class Scale(keras.layers.Layer):
-        def build(self, shape):
-            self.scale = self.add_weight(shape=(shape[-1],))
-
-        def call(self, x):
-            return x * self.scale
-
-    class Parent(keras.Model):
-        def __init__(self):
-            super().__init__(dtype="mixed_float16")
-            self.first = keras.layers.Dense(4, dtype="mixed_float16")
-            self.scale = Scale(dtype="mixed_float16")
-
-        def call(self, x):
-            return self.scale(self.first(x))
-
-    model = Parent()
-    with pytest.warns(UserWarning, match="unbuilt state"):
-        model.build((None, 8))
-    assert "weights_beyond_format" not in [f.rule for f in kmp.lint(model)]
-
-
 def test_data_are_run_through_without_a_layer_in_16_bits():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     (found,) = kmp.lint(model, np.ones((8, 4)))
