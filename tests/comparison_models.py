@@ -6,7 +6,6 @@ import numpy as np
 import keras_mixprec as kmp
 
 BATCH, ROWS, WIDTH = 8, 32, 6
-SIZES = {"a": 4, "b": 2}
 
 
 def arrays():

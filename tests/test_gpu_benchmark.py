@@ -1,4 +1,4 @@
-"""`benchmarks.gpu`: what ends one item ends no other, and all can go on."""
+"""`benchmarks.gpu`: what fails ends no other item, and is tried again."""
 
 import pathlib
 
@@ -53,19 +53,6 @@ def test_what_fails_is_a_row_and_is_tried_again_by_the_next_run(task, tmp_path):
     text = write_table(tmp_path)
     assert "2 of 3" in text
     assert f"- {BACKEND}, good: of good" in text
-
-
-def test_what_a_kill_cut_off_is_measured_by_the_next_run(task, tmp_path):
-    results = Results(task.path)
-    results.add(**task.record(), on="", items=["good"])
-    results.add(**task.record(), item="good", process=1)
-    with open(task.path, "a") as file:
-        file.write('{"run": "run 1", "ro')
-    assert "good: was cut off" in write_table(tmp_path)
-    assert finish(task._replace(run="run 2"))["good"]
-    before = len(results.records())
-    assert not work(task._replace(run="run 3", share=(2, 3)))
-    assert len(results.records()) == before + 1  # It starts, no more.
 
 
 # In processes, as on a GPU.

@@ -55,15 +55,6 @@ def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     assert "keeps" in report.exports["tf_saved_model"]
 
 
-@only("jax")
-@pytest.mark.parametrize("form", ["onnx", "litert"])
-def test_what_is_not_exported_from_jax_is_said(form, tmp_path):
-    small, report = converted()
-    with pytest.raises((ImportError, ValueError), match="jax2onnx|LiteRT"):
-        export(small, tmp_path / f"small.{form}", form)
-    assert "from JAX" in report.exports[form]
-
-
 @only("tensorflow", "torch")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):
