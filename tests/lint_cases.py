@@ -325,28 +325,29 @@ PASSES = {
         make(mlp, 1024, 1024, 8, size=512)
     ],
     "no_16_bit_layers": [make(mlp, 8, policy="mixed_bfloat16")],
-    "not_traced": [lambda: (float16(Subclassed()), samples(8, 4))],
+    "not_traced wrong_on_the_data": [
+        lambda: (float16(Subclassed()), samples(8, 4))
+    ],
     "dtype_bounces": [make(with_rescaling, "mixed_float16")],
     "wrapper_dtype_ignored": [make(with_block, hands_on=True)],
     "argument_beyond_format": [
         lambda: between(layers.Rescaling(1 / 255, -1)),
         lambda: between(layers.Rescaling(1e-9), policy="mixed_bfloat16"),
-        lambda: between(layers.LayerNormalization(epsilon=1e-12)),
     ],
     "weights_beyond_format": [large_moving_variance],
     # Years.
     "normalization_statistics": [make(normalization, 2010.0, 130.0)],
-    "sensitive_layer": [lambda: between(layers.LayerNormalization())],
+    "sensitive_layer argument_beyond_format": [
+        lambda: between(layers.LayerNormalization(epsilon=1e-12))
+    ],
     "output_in_16_bits": [make(subclassed, kmp.PrecisionRule("head"))],
     "activity_regularizer_in_16_bits weight_regularizer_in_16_bits": [
         make(mlp, 16, **DECAY)
     ],
-    "loss_in_16_bits": [lambda: compiled(mlp(8, 8), "sgd")],
-    "variables_in_16_bits": [make(pure, "mixed_bfloat16")],
     "epsilon_of_the_optimizer": [make(with_adam, "mixed_float16", **TINY)],
     "beta_of_the_optimizer": [make(with_adam, "bfloat16", **BETA)],
     "no_loss_scaling needless_loss_scaling accumulation_with_skips "
-    "loss_scale_without_floor": [with_optimizer],
+    "loss_scale_without_floor loss_in_16_bits": [with_optimizer],
     "constant_loss_scale": [
         lambda: compiled(mlp(8), kmp.LossScaleOptimizer("sgd", 1024.0))
     ],
@@ -360,13 +361,10 @@ PASSES = {
             keras.callbacks.TerminateOnNaN(), kmp.MixPrecMonitor(verbose=0)
         ),
     ],
-    "ema_of_few_digits": [
+    "ema_of_few_digits variables_in_16_bits": [
         make(with_optimizer, None, pure, "mixed_bfloat16", use_ema=True)
     ],
-    "ids_as_floats": [
-        make(embedding, None, 100),
-        straight_to_an_embedding,
-    ],
+    "ids_as_floats": [make(embedding, None, 100), straight_to_an_embedding],
     "integers_as_floats": [make(with_integers, 19700, wide=["d0"])],
     # Pixels.
     "integers_as_floats inputs_beyond_format": [make(with_integers, 0)],
@@ -376,6 +374,5 @@ PASSES = {
     "targets_beyond_format": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 15.0))
     ],
-    "wrong_on_the_data": [lambda: (mlp(8, 8), samples())],
     "overflow_on_data": [attention_over_padded_ids],
 }

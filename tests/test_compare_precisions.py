@@ -175,13 +175,11 @@ WRONG = {
     "one of 'loss', 'mae'": {"metric": "accuracy"},
     "'float32', 'bfloat16_3x'": {"policies": ["float32+fast"]},
     "by a dict": {"policies": ["float32", "float32"]},
-    "multiple of `blocks`": {"steps": 7},
     "`tolerance` must": {"tolerance": -0.1},
     "number of samples": {"data": uneven()},
     "With `isolate=True`": {"isolate": True, "build": lambda: models.dense()},
     "`callbacks` must be": {"callbacks": []},
     "`metric` must return": {"metric": lambda m: "good", "mode": "min"},
-    "a tuple, `(x, y)`": {"data": list(models.arrays())},
     "`data` has no": {"data": models.arrays()[0]},
 }
 

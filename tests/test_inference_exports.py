@@ -75,14 +75,3 @@ def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):
     (y,) = session.run(None, {session.get_inputs()[0].name: X})
     np.testing.assert_allclose(y, small.predict(X, verbose=0), atol=2e-3)
     assert "keeps" in report.exports["onnx"]
-
-
-@only("tensorflow")
-def test_litert_does_not_load_it_and_the_report_says_another_way(tmp_path):
-    import tensorflow as tf
-
-    small, report = converted()
-    path = export(small, str(tmp_path / "no.tflite"), "litert")
-    with pytest.raises(RuntimeError, match="Flex|Select TensorFlow"):
-        tf.lite.Interpreter(path).allocate_tensors()
-    assert "supported_types" in report.exports["litert"]

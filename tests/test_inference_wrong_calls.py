@@ -52,8 +52,6 @@ WRONG = {
     "'dense'.* 8e": {"model": lambda: dense(2e4), "policy": LOW_A},
     "Neither.* float16 the.* bfloat16 the": both_formats(),
     "PrecisionRule": {"rules": ["dense"]},
-    "keep_io='float16'": {"keep_io": "float16"},
-    "batch_size=0": {"batch_size": 0},
     "at least one": {"calibration": X[:0]},
     "does not fit": {"calibration": np.ones((6, 5))},
 }

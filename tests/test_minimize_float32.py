@@ -180,7 +180,6 @@ def test_nothing_is_changed():
 
 WRONG = {
     "same number of": {"y": Y[:3]},
-    "`tolerance` must": {"tolerance": -1},
     "`rules` must": {"rules": "head"},
     "In float32 the .* not finite": {"x": np.inf * X},
 }
