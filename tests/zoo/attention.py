@@ -149,36 +149,6 @@ def llama_block():
     return sentences(32, block, last, name="embedding")
 
 
-class LinearAttention(layers.Layer):
-    """relu(q) (relu(k)^T v), divided by relu(q) sum(relu(k)) + 1e-15."""
-
-    def build(self, input_shape):
-        start = {"kernel_initializer": normal(2.0)}
-        self.projection = layers.Dense(3 * input_shape[-1], **start)
-        self.projection.build(input_shape)
-
-    def call(self, x):
-        q, k, v = ops.split(self.projection(x), 3, axis=-1)
-        q, k = ops.relu(q), ops.relu(k)
-        weighed = ops.matmul(q, ops.matmul(ops.swapaxes(k, 1, 2), v))
-        total = ops.matmul(q, ops.sum(k, axis=1)[:, :, None])
-        return weighed / (total + 1e-15)
-
-
-@case(images())
-def linear_attention():
-    """Attention in linear time, which is advised in float32."""
-    attention = LinearAttention(name="attention"), layers.LayerNormalization
-    return classifier(
-        (8, 8, 3),
-        conv(16, 3, padding="same", name="stem"),
-        layers.Reshape((64, 16)),
-        layers.LayerNormalization,
-        plus(*attention),
-        layers.GlobalAveragePooling1D,
-    )
-
-
 class AttentionInCall(Parts):
     """Attention of one wide head, without 1/sqrt(dim), between layers."""
 
@@ -222,68 +192,6 @@ def healthy_lowest_mask():
     return sentences(32, plus(MaskedLogits), start=normal(1.0))
 
 
-class AlibiAttention(layers.Layer):
-    """Causal attention whose scores fall with the distance."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((input_shape[-1], 48))
-
-    def call(self, x):
-        steps = ops.arange(x.shape[1])
-        apart = ops.cast(steps[:, None] - steps, self.compute_dtype)
-        bias = ops.where(apart >= 0, -2.0 * apart, -np.inf)
-        q, k, v = ops.split(ops.matmul(x, self.kernel), 3, axis=-1)
-        scores = ops.matmul(q, ops.transpose(k, (0, 2, 1))) / 4.0
-        return ops.matmul(ops.softmax(scores + bias, axis=-1), v)
-
-
-class Causal(Parts):
-    def call(self, x):
-        return self.out(self.pool(self.h1(x + self.attend(x)[..., :8])))
-
-
-@case(texts())
-def healthy_alibi():
-    """Minus infinity for what comes later; the first row has one entry."""
-    return Causal(
-        attend=AlibiAttention,
-        h1=relu(16),
-        pool=layers.GlobalMaxPooling1D,
-        out=dense(4, dtype="float32"),
-    )
-
-
-class WindowAttention(layers.Layer):
-    """Attention in windows with a table of biases and a mask of -1e4."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((input_shape[-1], 48))
-        self.table = self.add_weight((7,), "zeros")
-
-    def call(self, x):
-        b, w = ops.shape(x)[0], x.shape[1] // 4
-        x = ops.reshape(ops.roll(x, -2, axis=1), (b, w, 4, x.shape[-1]))
-        q, k, v = ops.split(ops.matmul(x, self.kernel), 3, axis=-1)
-        scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) / 4.0
-        place = np.arange(4)
-        bias = ops.take(self.table, place[:, None] - place + 3, axis=0)
-        part = np.zeros((w, 4), "int32")
-        part[-1] = [0, 1, 1, 1]
-        mask = np.where(part[:, :, None] == part[:, None], 0.0, -1e4)
-        scores = scores + bias + ops.cast(mask, self.compute_dtype)
-        x = ops.matmul(ops.softmax(scores, axis=-1), v)
-        return ops.roll(ops.reshape(x, (b, 4 * w, 16)), 2, axis=1)
-
-
-@case(texts())
-def healthy_window_mask():
-    """One place of the last window sees nothing but itself."""
-    window = plus(WindowAttention(name="window"), name="add")
-    pool = layers.GlobalMaxPooling1D(name="pool")
-    parts = dense(16, name="h1"), window, pool, relu(16, "h2")
-    return classifier((32, 8), *parts)
-
-
 def unet(*middle):
     """Returns a small U-Net of parts between its halves."""
     inputs = keras.Input((8, 8, 3))
@@ -308,59 +216,6 @@ def unet_attention():
     parts = norm, layers.Reshape((16, 16))
     attention = raw_attention(16, 30.0)
     return unet(plus(*parts, attention, layers.Reshape((4, 4, 16))))
-
-
-class PatchBlock(Own):
-    """A ViT block, its parts inside one layer of the user's own."""
-
-    def build(self, input_shape):
-        self.norm.build(input_shape)
-        self.projection.build(input_shape)
-        self.mlp.build(input_shape)
-
-    def call(self, x):
-        return x + self.mlp(x + attend(self.projection(self.norm(x))))
-
-
-def patch_block(width, name=None):
-    norm, projection = layers.LayerNormalization(), layers.Dense(3 * width)
-    mlp = [layers.Dense(2 * width, "gelu"), layers.Dense(width)]
-    parts = {"norm": norm, "projection": projection}
-    return PatchBlock(name, **parts, mlp=keras.Sequential(mlp))
-
-
-class UnscaledBlock(Own):
-    """Attention without 1/sqrt(dim), its softmax written by hand."""
-
-    def build(self, input_shape):
-        self.norm.build(input_shape)
-        self.projection.build(input_shape)
-
-    def call(self, x):
-        query, key, value = ops.split(self.projection(self.norm(x)), 3, axis=-1)
-        weights = ops.exp(ops.matmul(query, ops.swapaxes(key, -1, -2)))
-        weights = weights / ops.sum(weights, axis=-1, keepdims=True)
-        return x + ops.matmul(weights, value)
-
-
-@case(images())
-def vit_unscaled():
-    def unscaled():
-        start = {"kernel_initializer": "lecun_normal"}
-        parts = {"norm": layers.LayerNormalization()}
-        parts["projection"] = layers.Dense(192, **start)
-        return UnscaledBlock("block_2", **parts)
-
-    blocks = partial(patch_block, 64, "block_1"), unscaled
-    first = conv(64, 2, 2), layers.Reshape((16, 64))
-    return classifier((8, 8, 3), *first, *blocks, layers.GlobalAveragePooling1D)
-
-
-@case(images())
-def healthy_vit():
-    blocks = [partial(patch_block, 16)] * 2
-    first = conv(16, 4, 4), layers.Reshape((4, 16))
-    return classifier((8, 8, 3), *first, *blocks, layers.GlobalAveragePooling1D)
 
 
 @dataset(seed=1)
@@ -400,52 +255,6 @@ def healthy_mask_bias():
     return keras.Model([inputs, mask], head(layers.Dense(32, "relu")(x)))
 
 
-class Alignment(layers.Layer):
-    """Monotonic attention of one step: where it stops along the text."""
-
-    def call(self, inputs):
-        energies, values = inputs
-        stop = self.stop(energies[..., 0])
-        return ops.einsum("bt,btc->bc", stop, values)
-
-    def stop(self, energies):
-        p = ops.sigmoid(energies)
-        passed = ops.cumprod(1.0 - p, axis=1) / (1.0 - p)
-        first = ops.zeros_like(energies[:, 0], dtype="int32")
-        before = ops.one_hot(first, energies.shape[1], dtype=self.compute_dtype)
-        ratio = before / ops.clip(passed, 1e-10, 1.0)
-        return p * passed * ops.cumsum(ratio, axis=1)
-
-
-def aligned(layer):
-    inputs = keras.Input((32, 8))
-    energies = layers.Dense(1, name="energies")(inputs)
-    values = layers.Dense(16, name="values")(inputs)
-    x = layer(name="alignment")([energies, values])
-    return keras.Model(inputs, head(layers.Dense(16, "relu", name="h1")(x)))
-
-
-@case(texts())
-def monotonic_alignment():
-    """What has passed 30 places is clipped to 1e-10, which is 0: 0 / 0."""
-    return aligned(Alignment)
-
-
-class LogAlignment(Alignment):
-    """Stops at the first place that is accepted, by sums of logarithms."""
-
-    def stop(self, energies):
-        log_no = -ops.softplus(energies)
-        before = ops.cumsum(log_no, axis=1) - log_no
-        return ops.sigmoid(energies) * ops.exp(before)
-
-
-@case(texts())
-def healthy_alignment():
-    """Shares of 2 ** -30 become 0, where they count for nothing."""
-    return aligned(LogAlignment)
-
-
 @case(texts())
 def attention_pooling_ops():
     """Exponentials and their sum as operations of the graph."""
@@ -456,53 +265,6 @@ def attention_pooling_ops():
     weights = ops.exp(scores)
     x = ops.sum(weights * values, axis=1) / ops.sum(weights, axis=1)
     return keras.Model(inputs, head(layers.Dense(16, "relu", name="h1")(x)))
-
-
-@dataset
-def shifted(random, samples=128, places=9):
-    """Two rows of features of about 60, one shifted against the other."""
-    y = random.integers(0, 4, samples)
-    a = random.normal(0.0, 40.0, (samples, places, 32))
-    b = np.stack([np.roll(r, s, axis=0) for r, s in zip(a, y, strict=False)])
-    b += random.normal(0.0, 5.0, b.shape)
-    return (a, b), y
-
-
-class CorrelationVolume(layers.Layer):
-    """Products of the features of all places of two pictures."""
-
-    def call(self, a, b):
-        scores = ops.einsum("bic,bjc->bij", a, b)
-        return ops.softmax(scores / 5000.0, axis=-1)
-
-
-def correlated(volume):
-    """Returns a classifier by one encoder of both inputs."""
-    a, b = keras.Input((9, 32)), keras.Input((9, 32))
-    encoder = layers.Dense(64, kernel_initializer="orthogonal", name="encoder")
-    x = volume(name="volume")(encoder(a), encoder(b))
-    x = row(x, layers.Flatten(name="flat"), relu(32, "h1"))
-    return keras.Model([a, b], head(x))
-
-
-@case(shifted())
-def correlation_volume():
-    """Sums of products are scaled down too late; a shared encoder."""
-    return correlated(CorrelationVolume)
-
-
-class ScaledCorrelation(layers.Layer):
-    """Products of features of two pictures, scaled before they are summed."""
-
-    def call(self, a, b):
-        scores = ops.einsum("bic,bjc->bij", a / 70.0, b / 70.0)
-        return ops.softmax(scores, axis=-1)
-
-
-@case(shifted())
-def healthy_correlation():
-    """Features of 60 are divided before they are multiplied."""
-    return correlated(ScaledCorrelation)
 
 
 class MixtureOfExperts(layers.Layer):
@@ -551,22 +313,6 @@ def healthy_top_one_router():
     return classifier((32,), relu(32), TopOneExperts())
 
 
-class BalancedExperts(TopOneExperts):
-    """Adds the product of all counts and shares as a loss."""
-
-    def balance(self, chosen, shares):
-        rows = ops.cast(ops.size(chosen) // 4, chosen.dtype)
-        counts = ops.sum(chosen, axis=(0, 1))
-        return ops.sum(counts * ops.sum(shares, axis=(0, 1))) / rows / rows
-
-
-@case(tokens(samples=256, length=32))
-def router_balance():
-    """Routers, which are advised in float32: 256 x 256 tokens."""
-    experts = plus(BalancedExperts(name="experts"))
-    return sentences(16, experts, length=32, name="embedding")
-
-
 class TopFour(layers.Layer):
     """A softmax of the four largest; all else is minus infinity."""
 
@@ -597,59 +343,3 @@ def healthy_masked_classes():
             ),
         ]
     )
-
-
-@dataset(seed=1)
-def views(random):
-    """Two noisy views of each sample, and its place in the batch."""
-    x, _ = vectors()()
-    other = x + random.normal(0.0, 0.3, x.shape)
-    return (x, other), np.arange(512) % 32
-
-
-class Contrast(layers.Layer):
-    """Similarities of two views by a learned temperature, as logits."""
-
-    def build(self, input_shape):
-        self.log_scale = self.add_weight((), constant(np.log(1 / 0.07)))
-
-    def call(self, views):
-        a, b = (ops.normalize(v, axis=-1, epsilon=1e-3) for v in views)
-        scale = ops.minimum(ops.exp(self.log_scale), 100.0)
-        return scale * ops.matmul(a, ops.transpose(b))
-
-
-@case(views())
-def healthy_temperature():
-    """Logits of up to 100, whose softmax is computed in float32."""
-    inputs = keras.Input((32,)), keras.Input((32,))
-    tower = keras.Sequential([keras.Input((32,)), layers.Dense(16)])
-    linear = layers.Activation("linear", dtype="float32")
-    return keras.Model(inputs, linear(Contrast()([tower(x) for x in inputs])))
-
-
-@dataset
-def two_views(random):
-    a = random.normal(size=(256, 16)).astype("float32")
-    b = a + 0.1 * random.normal(size=a.shape).astype("float32")
-    return (a, b), np.tile(np.arange(32), 8)
-
-
-class Temperature(layers.Layer):
-    """CLIP's logits: cosines divided by a temperature."""
-
-    def call(self, inputs):
-        a, b = inputs
-        logits = ops.matmul(a, ops.transpose(b)) / 0.05
-        # Sharpened by its own exponential, as a hand-written InfoNCE does.
-        weights = ops.exp(logits)
-        return weights / ops.sum(weights, axis=-1, keepdims=True)
-
-
-@case(two_views())
-def contrastive_loss():
-    inputs = keras.Input((16,)), keras.Input((16,))
-    left, right = (layers.Dense(16, name=n) for n in ("left", "right"))
-    views = left(inputs[0]), right(inputs[1])
-    views = [layers.UnitNormalization(dtype="float32")(v) for v in views]
-    return keras.Model(inputs, Temperature(name="similarity")(views))

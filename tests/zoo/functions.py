@@ -5,7 +5,7 @@ import numpy as np
 from keras import layers, ops
 
 from zoo.case import case
-from zoo.data import dataset, texts, vectors
+from zoo.data import dataset, vectors
 from zoo.parts import (
     Own,
     before_mlp,
@@ -90,22 +90,6 @@ def ratio_collapse():
     """
     parts = Ratio(name="ratio"), layers.LayerNormalization(name="ln")
     return classifier((32,), dense(64, name="h1"), *parts)
-
-
-class StickBreaking(layers.Layer):
-    """Logarithms of the weights of a stick broken again and again."""
-
-    def call(self, x):
-        share = ops.sigmoid(x)
-        rest = ops.cumprod(1.0 - share, axis=-1)
-        return ops.log(rest + 1e-12)
-
-
-@case(vectors())
-def stick_breaking():
-    """What is left after 30 halves is 0, and its logarithm infinite."""
-    parts = StickBreaking(name="sticks"), layers.Rescaling(0.1, name="scale")
-    return behind_dense(*parts, hidden=dense(30, name="h1"))
 
 
 class Logit(layers.Layer):
@@ -242,32 +226,6 @@ def healthy_gumbel():
     return classifier((32,), relu(64), ClippedGumbel(seed=1))
 
 
-class PoincareDistance(layers.Layer):
-    """Distances to learned points, all of them inside of the unit ball."""
-
-    def build(self, input_shape):
-        self.points = self.add_weight((16, input_shape[-1]))
-
-    def call(self, x):
-        x, points = map(self.inside, (x, self.points))
-        apart = ops.sum(ops.square(x[:, None] - points), axis=-1)
-        room_x = 1 - ops.sum(ops.square(x), axis=-1)
-        room = 1 - ops.sum(ops.square(points), axis=-1)
-        z = 1 + 2 * apart / (room_x[:, None] * room)
-        return ops.log(z + ops.sqrt(ops.square(z) - 1 + 1e-5))
-
-    def inside(self, x):
-        norm = ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True) + 1e-6)
-        return x / ops.maximum(norm, 1.0) * (1 - 1e-4)
-
-
-@case(vectors())
-def poincare_distance():
-    """Two points at the border are 1e8 apart before the logarithm."""
-    distance = PoincareDistance(name="distance")
-    return classifier((32,), dense(8, name="embedding"), distance)
-
-
 @dataset
 def near_and_far(random):
     """Pairs that are near to each other or not, every fourth of them equal."""
@@ -297,40 +255,8 @@ def angle_of_equals():
     return keras.Model(inputs, head(x, 2))
 
 
-@dataset
-def around_codes(random, samples=512):
-    """Vectors near codes far from zero, and which quarter they are of."""
-    book = codes(random)
-    which = random.integers(0, 16, samples)
-    return book[which] + 0.05 * random.normal(size=(samples, 32)), which % 4
-
-
 def codes(random):
     return 20.0 + 0.2 * random.normal(size=(16, 32)).astype("float32")
-
-
-class Quantizer(layers.Layer):
-    """Replaces each vector by the nearest code, by |x|^2 - 2 x e + |e|^2."""
-
-    def build(self, input_shape):
-        def start(shape, dtype=None):
-            book = codes(np.random.default_rng(0))
-            return ops.convert_to_tensor(book, dtype or "float32")
-
-        self.codebook = self.add_weight((16, 32), start, trainable=False)
-
-    def call(self, x):
-        squares = ops.sum(ops.square(self.codebook), axis=-1)
-        product = ops.matmul(x, ops.transpose(self.codebook))
-        distances = ops.sum(ops.square(x), -1, keepdims=True) - 2 * product
-        nearest = ops.argmin(distances + squares, axis=-1)
-        return 5 * ops.take(self.codebook - 20.0, nearest, axis=0)
-
-
-@case(around_codes())
-def nearest_code():
-    """Vector quantizers: distances as differences of squares."""
-    return before_mlp(Quantizer(name="quantizer"))
 
 
 @dataset
@@ -403,21 +329,6 @@ def sound_radial_basis():
 
 
 @dataset
-def spiral(random, samples=512):
-    """Points of the plane in four rings."""
-    radius = random.uniform(0.0, 6.0, samples)
-    angle = random.uniform(0.0, 6.28, samples)
-    x = np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1)
-    return x, (radius // 1.5).astype(int)
-
-
-@case(spiral())
-def healthy_radial_basis():
-    """exp(-40) is 0, and e-18 would add nothing."""
-    return classifier((2,), RadialBasis("basis", count=64, size=6))
-
-
-@dataset
 def padded_points(random, samples=256, count=16):
     """Clouds about one of four centres; what is missing is at 1000."""
     y = random.integers(0, 4, samples)
@@ -444,35 +355,6 @@ class Chamfer(layers.Layer):
 def healthy_chamfer():
     """Distances to padding are infinite, and never the smallest."""
     return classifier((16, 3), Chamfer(name="chamfer"), relu(32, "h1"))
-
-
-@dataset
-def labelled_vectors(_):
-    x, y = vectors(features=8)()
-    return (x, y[:, None]), y
-
-
-class RidgeHead(layers.Layer):
-    """Fits a ridge regression to the batch and applies it, in closed form."""
-
-    def call(self, inputs):
-        x, y = inputs
-        x = x / float(x.shape[-1]) ** 0.5
-        y = ops.one_hot(y[:, 0], 4, dtype=self.compute_dtype)
-        eye = ops.eye(x.shape[-1], dtype=self.compute_dtype)
-        normal = ops.matmul(ops.transpose(x), x) + 0.1 * eye
-        right = ops.matmul(ops.transpose(x), y)
-        return ops.matmul(x, ops.solve(normal, right))
-
-
-@case(labelled_vectors())
-def ridge_head():
-    """A system of equations, which is not solved in 16 bits everywhere."""
-    # XLA solves it: 0.7833 after 30 epochs, 0.7832 in float32.
-    inputs = [keras.Input((8,)), keras.Input((1,), dtype="int32")]
-    x = layers.Dense(16, "relu", name="h1")(inputs[0])
-    x = RidgeHead(name="ridge")([x, inputs[1]])
-    return keras.Model(inputs, head(x))
 
 
 @dataset
@@ -505,34 +387,3 @@ def regression_on_few_examples():
     features = layers.Dense(8, name="features")
     x = Ridge(name="ridge")([features(support), known, features(query)])
     return keras.Model([support, known, query], x)
-
-
-@dataset
-def short_texts(_):
-    x, y = texts()()
-    return x[:, :8], y
-
-
-class Spikes(layers.Layer):
-    """Neurons that fire or not, with the slope of a sigmoid."""
-
-    def call(self, x):
-        voltage, spikes = ops.zeros_like(x[:, 0]), []
-        for step in range(x.shape[1]):
-            voltage = 0.9 * voltage + x[:, step]
-            soft = ops.sigmoid(4.0 * (voltage - 1.0))
-            hard = ops.cast(voltage > 1.0, self.compute_dtype)
-            spikes.append(soft + ops.stop_gradient(hard - soft))
-            voltage = voltage * (1.0 - ops.stop_gradient(hard))
-        return ops.stack(spikes, axis=1)
-
-
-@case(short_texts())
-def healthy_spikes():
-    """Voltages near the threshold fire in one dtype and not in the other."""
-    return classifier(
-        (8, 8),
-        dense(32, name="current"),
-        Spikes(name="spikes"),
-        layers.Flatten(name="flat"),
-    )

@@ -1,23 +1,19 @@
 """Inputs, ids, positions and streams that float16 rounds or cannot hold."""
 
-from functools import partial
-
 import keras
 import numpy as np
 from keras import layers, ops
 
 from zoo.case import case
-from zoo.data import dataset, images, photographs, texts, tokens, vectors
+from zoo.data import dataset, photographs, tokens, vectors
 from zoo.parts import (
     Own,
     Parts,
     chain,
     classifier,
-    conv,
     dense,
     embedding,
     head,
-    later,
     normal,
     relu,
     row,
@@ -134,31 +130,6 @@ def nerf_encoding():
 
 
 @dataset
-def heatmaps(random, length=4096):
-    place = random.integers(3000, 3016, 128)
-    x = 30 * np.eye(length, dtype="float32")[place]
-    return x, place[:, None] / 4 - 752
-
-
-class SoftArgmax(layers.Layer):
-    """The expected index under a softmax, as of keypoints."""
-
-    def call(self, heat):
-        index = ops.cast(ops.arange(heat.shape[-1]), heat.dtype)
-        return ops.sum(ops.softmax(heat) * index, axis=-1, keepdims=True)
-
-
-@case(heatmaps())
-def soft_argmax_index():
-    """Positions: indices above 2048 lose their last bit."""
-    inputs = keras.Input((4096,))
-    local = layers.Rescaling(1 / 4, -752, dtype="float32", name="local")
-    x = row(inputs, SoftArgmax(name="soft_argmax"), local)
-    y = layers.Dense(8, "tanh", name="h1")(x)
-    return keras.Model(inputs, head(layers.Concatenate()([x, y]), 1))
-
-
-@dataset
 def incomes(random, lowest, highest):
     """Incomes, given as logarithms; their orders tell the class."""
     x = np.exp(random.uniform(lowest, highest, size=(512, 4)))
@@ -213,33 +184,6 @@ def deep_cross():
 def healthy_deep_cross():
     """Like deep_cross: the same products of features that were normalized."""
     return deep_cross()
-
-
-@dataset
-def voices(random, samples=512, length=600):
-    """Frequencies of each moment; the last phase tells the class."""
-    x = random.uniform(4.0, 6.0, size=(samples, length, 1))
-    x = x.astype("float16").astype("float32")
-    phase = np.sum(x.astype("float64"), axis=(1, 2)) % (2 * np.pi)
-    return x, (phase // (np.pi / 2)).astype(int)
-
-
-class Oscillator(layers.Layer):
-    """Sines of a phase that is the sum of the frequencies so far."""
-
-    def call(self, frequency):
-        phase = ops.cumsum(frequency, axis=1)
-        return ops.concatenate([ops.sin(phase), ops.cos(phase)], axis=-1)
-
-
-@case(voices())
-def harmonic_source():
-    """A phase of 3000, of which float16 has each second."""
-    last = layers.Cropping1D((599, 0), name="last"), layers.Flatten(name="flat")
-    oscillator = Oscillator(name="oscillator")
-    return classifier(
-        (600, 1), oscillator, *last, layers.Dense(32, "relu", name="h1")
-    )
 
 
 @dataset
@@ -383,28 +327,6 @@ def loudness_of_frames():
     return chain((8, 20), each, flat, dense(8, name="head"))
 
 
-@dataset
-def lights(_):
-    x, y = vectors()()
-    return 1 / (1 + np.exp(-x)), y
-
-
-class ShotNoise(Own):
-    """The noise of a sensor that counts photons."""
-
-    def call(self, x, training=False):
-        photons = x * self.full_well
-        photons = photons + ops.sqrt(photons) * self.normal(x)
-        return photons / self.full_well
-
-
-@case(lights())
-def photons():
-    """Random noise in photons, of which 200,000 fit into a pixel."""
-    sensor = ShotNoise(full_well=200000.0, seed=1, name="sensor")
-    return chain((32,), sensor, relu(32, "h1"), dense(4, name="head"))
-
-
 @case(vectors(scale=30.0))
 def three_factors():
     """A product of three branches, too large until it is scaled."""
@@ -477,33 +399,6 @@ def tied_embedding():
     return chain((12,), *parts, dtype="int32")
 
 
-class ScaledResidual(Own):
-    """x + gain * conv(x), without a norm."""
-
-    def call(self, x):
-        return x + self.gain * self.conv(ops.relu(x))
-
-
-def scaled_residual(index, gain):
-    inner = layers.Conv2D(8, 3, padding="same", kernel_initializer="he_normal")
-    return ScaledResidual(f"block_{index}", gain=gain, conv=inner)
-
-
-@case(images())
-def conv_stack_without_norm():
-    """Like the decoder of SDXL's autoencoder, which needs bfloat16."""
-    blocks = [
-        partial(scaled_residual, index, gain)
-        for index, gain in enumerate([4.0, 4.0, 4.0, 4.0, 500.0], 1)
-    ]
-    stem = conv(8, 3, padding="same", name="stem")
-    norm, pool = (
-        layers.LayerNormalization(name="norm"),
-        layers.GlobalAveragePooling2D(),
-    )
-    return classifier((8, 8, 3), stem, *blocks, norm, pool)
-
-
 class Block(Own):
     """A residual block without a norm."""
 
@@ -518,36 +413,3 @@ def tied_blocks():
     block = Block("block", dense=layers.Dense(32, "relu", name="dense"))
     norm = layers.LayerNormalization(name="norm")
     return classifier((32,), embed, *[block] * 16, norm)
-
-
-class Gated(Own):
-    """A dilated convolution with a gate, and what skips to the end."""
-
-    def call(self, x):
-        y = self.mix(ops.tanh(self.filter(x)) * ops.sigmoid(self.gate(x)))
-        return x + y, y
-
-
-def gated(dilation, name):
-    make = later(layers.Conv1D)(8, 2, padding="causal", dilation_rate=dilation)
-    inner = {"filter": make(name="filter"), "gate": make(name="gate")}
-    return Gated(name, **inner, mix=layers.Dense(8, name="mix"))
-
-
-class WaveNet(Parts):
-    def call(self, x):
-        skips = []
-        for index in range(4):
-            x, skip = getattr(self, f"block{index}")(x)
-            skips.append(skip)
-        return self.out(self.pool(sum(skips)))
-
-
-@case(texts())
-def healthy_wavenet():
-    """Four blocks without a norm, whose skips are added."""
-    return WaveNet(
-        **{f"block{i}": partial(gated, 2**i) for i in range(4)},
-        pool=layers.GlobalAveragePooling1D,
-        out=dense(4, dtype="float32"),
-    )

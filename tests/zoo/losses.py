@@ -21,7 +21,6 @@ from zoo.parts import (
     float32_loss,
     normal,
     relu,
-    row,
 )
 
 
@@ -82,24 +81,6 @@ def healthy_distances():
     return classifier((32,), relu(64), dense(8), Spread(epsilon=1e-4))
 
 
-class Penalized(layers.Layer):
-    """A dense layer that adds the sum of its squared weights to the loss."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((input_shape[-1], 64), normal(8.0))
-
-    def call(self, x):
-        penalty = ops.sum(ops.square(self.kernel))
-        self.add_loss(float32_loss(penalty, 1e-6))
-        return ops.tanh(ops.matmul(x, self.kernel) / 64)
-
-
-@case(vectors())
-def weight_penalty():
-    """Penalties written by hand: what it puts out is fine."""
-    return before_mlp(Penalized(name="penalized"))
-
-
 class Decorrelated(layers.Layer):
     """A projection that adds the norm of its weights to the loss."""
 
@@ -128,14 +109,6 @@ class SumOfSquares(keras.regularizers.Regularizer):
         return float32_loss(ops.sum(ops.square(x)), self.part)
 
 
-@case(vectors(samples=1024))
-def activity_penalty():
-    """Large batches: the sum runs over 512 rows of 256 units."""
-    given = {"activity_regularizer": SumOfSquares(1e-6), "name": "wide"}
-    wide = layers.Dense(256, "relu", kernel_initializer="he_normal", **given)
-    return classifier((32,), wide, layers.Dense(16, "relu", name="h1"))
-
-
 @case(vectors(scale=20.0))
 def squared_activity_penalty():
     """Sparse autoencoders: the penalty sums squares over the batch, so that
@@ -157,65 +130,6 @@ class TinyPenalty(layers.Layer):
 def healthy_tiny_penalty():
     """A loss that float16 makes 0, and that would change nothing."""
     return behind_dense(TinyPenalty(name="penalty"), hidden=relu(64, "h1"))
-
-
-class Sinkhorn(layers.Layer):
-    """Prototypes and their balanced assignment, which is to be predicted."""
-
-    def build(self, input_shape):
-        self.prototypes = self.add_weight((input_shape[-1], 8))
-
-    def call(self, x):
-        x = x / (ops.norm(x, axis=-1, keepdims=True) + 1e-3)
-        prototypes = self.prototypes / ops.norm(self.prototypes, axis=0)
-        scores = ops.matmul(x, prototypes)
-        q = ops.exp(ops.stop_gradient(scores) / 0.05)
-        for _ in range(3):
-            q = q / ops.sum(q, axis=0, keepdims=True)
-            q = q / ops.sum(q, axis=1, keepdims=True)
-        loss = -ops.mean(ops.sum(q * ops.log_softmax(scores / 0.1), axis=-1))
-        self.add_loss(float32_loss(loss, 0.1))
-        return scores
-
-
-@case(vectors())
-def balanced_assignment():
-    """Clustering: the exponential of a cosine by 0.05."""
-    last = dense(4, name="embedding"), Sinkhorn(name="sinkhorn")
-    return classifier((32,), relu(64, "h1"), *last)
-
-
-@dataset(seed=1)
-def durations(random):
-    """Durations of some thousand seconds, an input beside the features."""
-    x, _ = vectors(features=16)()
-    y = 2000.0 + 300.0 * x @ random.normal(size=(16, 1))
-    y += random.normal(0.0, 100.0, size=y.shape)
-    return (x, y), np.zeros((len(x), 1))
-
-
-class GaussianLikelihood(layers.Layer):
-    """Adds the negative log-likelihood of a normal distribution."""
-
-    def call(self, inputs):
-        mean, log_variance, y = inputs
-        squares = ops.square(y - mean) * ops.exp(-log_variance)
-        self.add_loss(float32_loss(ops.mean(squares + log_variance) / 2))
-        return mean
-
-
-@case(durations(), loss=nothing)
-def gaussian_likelihood():
-    """The square of an error of 500 is too large before it is divided."""
-    inputs = keras.Input((16,)), keras.Input((1,))
-    x = layers.Dense(32, "relu", name="h1")(inputs[0])
-    heads = {"mean": 2000.0, "variance": 12.0}
-    x = [
-        layers.Dense(1, bias_initializer=constant(bias), name=name)(x)
-        for name, bias in heads.items()
-    ]
-    mean = GaussianLikelihood(name="likelihood")([*x, inputs[1]])
-    return keras.Model(inputs, layers.Identity(dtype="float32")(mean))
 
 
 @dataset
@@ -294,115 +208,6 @@ def divergence_of_a_batch():
     """add_loss with a sum over 512 rows, made small only afterwards."""
     code = Sample("code", seed=3)
     return rebuilding(code, 16, kernel_initializer="zeros")
-
-
-class ImportanceBound(Own):
-    """Adds the bound of eight samples: the mean of their densities."""
-
-    def call(self, inputs):
-        mean, x = inputs
-        noise = keras.random.normal(
-            (8, *ops.shape(mean)), dtype=mean.dtype, seed=self.seeds
-        )
-        z = mean + 0.1 * noise
-        error = ops.square(self.decode(z) - x)
-        density = ops.exp(-0.5 * ops.sum(error, axis=-1))
-        bound = -ops.log(ops.mean(density, axis=0) + 1e-30)
-        self.add_loss(ops.mean(bound))
-        return mean
-
-
-@case(rebuilt(1.3))
-def importance_weighted_bound():
-    """Densities of e**-20 are 0 in float16, and so is their mean."""
-    inputs = keras.Input((16,))
-    x = layers.Dense(16, name="mean")(inputs)
-    decode = layers.Dense(16, name="decode")
-    bound = ImportanceBound("bound", seed=5, decode=decode)
-    return keras.Model(inputs, bound([x, inputs]))
-
-
-@dataset
-def ranked(random, samples=1024):
-    x = random.normal(size=(samples, 16)).astype("float32")
-    y = x @ random.normal(size=(16, 1))
-    return (x, y), np.zeros((samples, 1))
-
-
-class PairwiseHinge(layers.Layer):
-    """Adds a loss over all pairs whose order is known."""
-
-    def call(self, inputs):
-        scores, relevance = inputs
-        apart = scores - ops.transpose(scores)
-        pairs = relevance > ops.transpose(relevance)
-        pairs = ops.cast(pairs, scores.dtype)
-        hinge = ops.relu(1.0 - apart) * pairs
-        self.add_loss(ops.sum(hinge) / (ops.sum(pairs) + 1.0))
-        return scores
-
-
-@case(ranked())
-def pairs_of_a_batch():
-    """A ranking loss: 130,000 pairs are added up and counted."""
-    inputs = keras.Input((16,)), keras.Input((1,))
-    x = row(inputs[0], relu(16, "h1"), dense(1, name="score"))
-    x = PairwiseHinge(name="ranking")([x, inputs[1]])
-    return keras.Model(inputs, x)
-
-
-@dataset(seed=1)
-def boxes(random, samples=256):
-    """Features of pictures of 640 pixels, and corners of boxes in them."""
-    x, _ = vectors(samples=samples, features=16)()
-    z = np.tanh(0.5 * x @ random.normal(size=(16, 4)))
-    corner = 100.0 + 80.0 * z[:, :2]
-    size = 400.0 + 80.0 * z[:, 2:]
-    true = np.concatenate([corner, corner + size], axis=-1)
-    return (x, true), np.zeros((samples, 4))
-
-
-class BoxOverlap(Own):
-    """Adds 1 less the overlap of boxes as a loss, in pixels or in parts."""
-
-    def call(self, inputs):
-        found, true = inputs
-        if self.pixels > 1:
-            true = true / self.pixels
-        corner = found[:, :2] + ops.relu(found[:, 2:]) + self.least
-        found = ops.concatenate([found[:, :2], corner], -1)
-        low = ops.maximum(found[:, :2], true[:, :2])
-        high = ops.minimum(found[:, 2:], true[:, 2:])
-        both = ops.prod(ops.relu(high - low), axis=-1)
-        one = ops.prod(found[:, 2:] - found[:, :2], axis=-1)
-        other = ops.prod(true[:, 2:] - true[:, :2], axis=-1)
-        overlap = both / (one + other - both + self.epsilon)
-        self.add_loss(float32_loss(ops.mean(1.0 - overlap)))
-        return found
-
-
-def detector(overlap, units):
-    """Returns a model of boxes that a layer rescales to some units."""
-    inputs = keras.Input((16,)), keras.Input((4,))
-    x = row(inputs[0], relu(32, "h1"), dense(4, name="box"), units)
-    x = overlap([x, inputs[1]])
-    return keras.Model(inputs, layers.Identity(dtype="float32", name="out")(x))
-
-
-@case(boxes(), loss=nothing)
-def box_overlap():
-    """The area of a box of 400 by 400 pixels is infinite."""
-    overlap = BoxOverlap("overlap", pixels=1, least=1.0, epsilon=0.0)
-    offset = [100.0, 100.0, 400.0, 400.0]
-    return detector(overlap, layers.Rescaling(80.0, offset, name="pixels"))
-
-
-@case(boxes(), loss=nothing)
-def healthy_box_overlap():
-    """Areas of a third of the picture; the epsilon is not needed."""
-    overlap = BoxOverlap("overlap", pixels=640.0, least=0.01, epsilon=1e-9)
-    offset = [0.15, 0.15, 0.6, 0.6]
-    return detector(overlap, layers.Rescaling(0.125, offset, name="parts"))
 
 
 class ConcreteDropout(Own):
@@ -490,34 +295,6 @@ def dice_over_batch():
     return chain((48, 48, 1), first, last, kind=Dice)
 
 
-class Contrastive(OwnLoss):
-    def own_loss(self, y, y_pred):
-        left, right = ops.split(y_pred, 2, axis=-1)
-        similar = ops.exp(ops.matmul(left, ops.transpose(right)) / 0.05)
-        right_one = ops.sum(similar * ops.eye(32, dtype=similar.dtype), axis=-1)
-        return ops.mean(ops.log(ops.sum(similar, axis=-1)) - ops.log(right_one))
-
-
-@dataset
-def views(random):
-    a = random.normal(size=(512, 16))
-    b = a + 0.3 * random.normal(size=a.shape)
-    return (a, b), np.zeros(512)
-
-
-@case(views())
-def contrastive_temperature():
-    """InfoNCE: exp(1 / 0.05), outside of every layer."""
-    inputs = keras.Input((16,)), keras.Input((16,))
-    left, right = (layers.Dense(16, name=n) for n in ("left", "right"))
-    sides = {"left": left(inputs[0]), "right": right(inputs[1])}
-    pair = [
-        layers.UnitNormalization(name=f"unit_{n}", dtype="float32")(x)
-        for n, x in sides.items()
-    ]
-    return Contrastive(inputs, layers.Concatenate(name="pair")(pair))
-
-
 class MixtureDensity(OwnLoss):
     def own_loss(self, y, y_pred):
         weight, mean, log_std = ops.split(y_pred, 3, axis=-1)
@@ -556,30 +333,6 @@ def far_targets(_):
 def log_cosh():
     """Robust regression: cosh(12) overflows, its log is 11."""
     return chain((32,), relu(64, "h1"), dense(1, name="price"), kind=LogCosh)
-
-
-class FocalProbabilities(OwnLoss):
-    def own_loss(self, y, y_pred):
-        right = ops.sum(y * y_pred, axis=-1)
-        focus = ops.square(1 - right)
-        return -ops.mean(focus * ops.log(right + 1e-9))
-
-
-@dataset
-def wrong_labels(_):
-    """Every 16th is far out and labelled wrong, and a float32 run bears it."""
-    x, y = vectors()()
-    x[::16] *= 5
-    y[::16] = (y[::16] + 1) % 4
-    return x, np.eye(4, dtype="float32")[y]
-
-
-@case(wrong_labels())
-def focal_probabilities():
-    """Focal losses of probabilities: log(0 + 1e-9) is infinite."""
-    logits = dense(4, kernel_initializer=normal(1.0), name="logits")
-    parts = relu(64, "h1"), logits, layers.Softmax(name="probabilities")
-    return chain((32,), *parts, kind=FocalProbabilities)
 
 
 class Cox(OwnLoss):
@@ -624,42 +377,6 @@ class StableCox(OwnLoss):
 def sound_cox():
     """The risks of 2,048 patients, summed in float32."""
     return chain((16,), relu(32, "h1"), dense(1, name="head"), kind=StableCox)
-
-
-class Similarity(OwnLoss):
-    """One minus the structural similarity, of bytes."""
-
-    def own_loss(self, y, y_pred):
-        axes = (1, 2, 3)
-        a = ops.mean(y, axes, keepdims=True)
-        b = ops.mean(y_pred, axes, keepdims=True)
-        spread = ops.mean((y - a) ** 2 + (y_pred - b) ** 2, axes)
-        both = ops.mean((y - a) * (y_pred - b), axes)
-        a, b = ops.squeeze(a, axes), ops.squeeze(b, axes)
-        c, d = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-        similar = (2 * a * b + c) / (a**2 + b**2 + c)
-        similar = similar * (2 * both + d) / (spread + d)
-        return 1.0 - ops.mean(ops.cast(similar, "float32"))
-
-
-@dataset
-def bright_pictures(random, samples=256):
-    """Pictures of a gradient, bytes about 230."""
-    slope = random.normal(size=(samples, 2, 1, 1))
-    place = np.linspace(-1, 1, 12)
-    x = slope[:, 0] * place + slope[:, 1] * place[:, None]
-    x = np.clip(235 + 20 * x, 0, 255).astype("float32")
-    return x[..., None] / 255, x[..., None]
-
-
-@case(bright_pictures())
-def similarity_of_bytes():
-    """Structural similarity of an autoencoder: 2 * 230 * 230."""
-    flat, code = layers.Flatten(name="flat"), dense(8, name="code")
-    pixels = dense(144, "sigmoid", name="pixels")
-    picture = layers.Reshape((12, 12, 1), name="picture")
-    parts = flat, code, pixels, picture, layers.Rescaling(255.0, name="bytes")
-    return chain((12, 12, 1), *parts, kind=Similarity)
 
 
 class Weibull(OwnLoss):

@@ -84,30 +84,6 @@ def unit_norm_builtin():
     return before_mlp(layers.UnitNormalization(name="unit_norm"))
 
 
-class Whitening(layers.Layer):
-    """Newton-Schulz root of E[x x^T] - E[x] E[x]^T over the batch."""
-
-    def call(self, x):
-        count = ops.cast(ops.shape(x)[0], x.dtype)
-        mean = ops.mean(x, axis=0, keepdims=True)
-        covariance = ops.matmul(ops.transpose(x), x / count)
-        covariance = covariance - ops.matmul(ops.transpose(mean), mean)
-        eye = ops.eye(x.shape[-1], dtype=x.dtype)
-        covariance = covariance + 0.1 * eye
-        trace = ops.sum(covariance * eye)
-        covariance, root = covariance / trace, eye
-        for _ in range(5):
-            cube = ops.matmul(root, ops.matmul(root, root))
-            root = 1.5 * root - 0.5 * ops.matmul(cube, covariance)
-        return ops.matmul(x - mean, root) * ops.rsqrt(trace)
-
-
-@case(vectors(features=8, mean=40.0))
-def whitening():
-    """Decorrelated normalization: small differences of squares."""
-    return classifier((8,), Whitening(name="whitening"), relu(64, "h1"))
-
-
 class ModulatedDense(Own):
     """A kernel scaled by a style, then divided by the root of its squares."""
 
@@ -161,69 +137,6 @@ def weight_standardization():
     return classifier((8, 8, 3), conv, act, pool, gain, relu(64, "h1"))
 
 
-class WeightNormalized(layers.Layer):
-    """A dense layer whose columns have learned lengths."""
-
-    def build(self, input_shape):
-        self.direction = self.add_weight(shape=(input_shape[-1], 64))
-        self.length = self.add_weight(shape=(64,), initializer="ones")
-
-    def call(self, x):
-        norm = ops.sqrt(ops.sum(ops.square(self.direction), axis=0) + 1e-7)
-        return ops.relu(ops.matmul(x, self.direction * self.length / norm))
-
-
-@case(vectors())
-def healthy_weight_normalization():
-    """Lengths of about 1, whose squares are numbers in float16."""
-    return before_mlp(WeightNormalized())
-
-
-class SpectralDense(layers.Layer):
-    """Divides the kernel by its norm, by six products with a vector."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((input_shape[-1], 64), normal(0.5))
-
-    def call(self, x):
-        norm = self.norm(self.kernel, ops.ones((64, 1), self.compute_dtype))
-        return ops.relu(ops.matmul(x, 4.0 * self.kernel / norm))
-
-    def norm(self, w, v):
-        for _ in range(6):
-            v = ops.matmul(ops.transpose(w), ops.matmul(w, v))
-        v = ops.stop_gradient(v / ops.sqrt(ops.sum(ops.square(v))))
-        return ops.sqrt(ops.sum(ops.square(ops.matmul(w, v))))
-
-
-@case(vectors())
-def power_iteration():
-    """A power iteration that is normalized at its end only; nested."""
-    critic = partial(keras.Model, name="critic")
-    critic = chain((32,), SpectralDense(name="spectral"), kind=critic)
-    return classifier((32,), dense(32, name="embed"), critic)
-
-
-class SteadyDense(SpectralDense):
-    """Normalizes each product."""
-
-    def norm(self, w, v):
-        for _ in range(6):
-            u = ops.matmul(w, v)
-            u = u / (ops.sqrt(ops.sum(ops.square(u))) + 1e-12)
-            v = ops.matmul(ops.transpose(w), u)
-            v = v / (ops.sqrt(ops.sum(ops.square(v))) + 1e-12)
-        return ops.sum(u * ops.matmul(w, ops.stop_gradient(v)))
-
-
-@case(vectors())
-def healthy_power_iteration():
-    """Vectors of length 1 all the way, and an epsilon that is 0."""
-    return classifier(
-        (32,), dense(32, name="embed"), SteadyDense(name="spectral")
-    )
-
-
 class GlobalResponse(layers.Layer):
     """Weighs channels by their norm over the picture, over the mean."""
 
@@ -271,65 +184,6 @@ def healthy_response_norm():
         conv(16, 3, activation="relu", name="conv"),
         MeanResponse(name="response"),
         layers.GlobalAveragePooling2D(name="pool"),
-    )
-
-
-class LocalResponse(layers.Layer):
-    """Divides by the squares of five neighbouring channels."""
-
-    def call(self, x):
-        squares = ops.pad(ops.square(x), [[0, 0]] * 3 + [[2, 2]])
-        near = sum(squares[..., i : i + x.shape[-1]] for i in range(5))
-        return x / (2.0 + near / 5.0) ** 0.75
-
-
-class AlexNet(Parts):
-    def call(self, x):
-        return self.head(self.pool(self.scale(self.lrn(self.conv(x)))))
-
-
-@case(photographs())
-def local_response_norm():
-    """Squares of activations of raw pixels; what is divided becomes 0."""
-    positive = keras.initializers.RandomUniform(0.1, 0.4, seed=1)
-    return AlexNet(
-        conv=conv(16, 3, activation="relu", kernel_initializer=positive),
-        lrn=LocalResponse,
-        scale=partial(layers.Rescaling, 20.0),
-        pool=layers.GlobalAveragePooling2D,
-        head=dense(4, dtype="float32"),
-    )
-
-
-@dataset
-def temperatures(random, samples=512, length=32):
-    """Series about 40, whose first half is warmer in one channel."""
-    y = random.integers(0, 4, samples)
-    x = random.normal(0.0, 0.3, size=(samples, length, 4))
-    x[:, : length // 2] += 0.3 * np.eye(4)[y][:, None]
-    level = random.uniform(35.0, 45.0, (samples, 1, 4))
-    return (x + level), y
-
-
-class OnePassNorm(layers.Layer):
-    """Normalizes by the mean of squares less the square of the mean."""
-
-    def call(self, x):
-        mean = ops.mean(x, axis=1, keepdims=True)
-        squares = ops.mean(ops.square(x), axis=1, keepdims=True)
-        variance = ops.maximum(squares - ops.square(mean), 0.0)
-        return (x - mean) / ops.sqrt(variance + 1e-3)
-
-
-@case(temperatures())
-def one_pass_variance():
-    """1600.09 less 1600 is 0, 1 or 2 in float16."""
-    return classifier(
-        (32, 4),
-        OnePassNorm(name="norm"),
-        layers.AveragePooling1D(16, name="pool"),
-        partial(layers.Conv1D, 16, 2, activation="relu", name="conv"),
-        layers.Flatten(name="flat"),
     )
 
 
@@ -615,62 +469,6 @@ def parts(random, samples=128, count=256):
     x = random.normal(size=(samples, count, 8))
     x[..., :4] += 3.0 * np.eye(4)[y][:, None]
     return x, y
-
-
-class Capsules(layers.Layer):
-    """Sums the votes of all parts and squashes the length of the sum."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((8, input_shape[-1], 4))
-
-    def call(self, x):
-        votes = ops.einsum("bpi,cio->bco", x, self.kernel)
-        length2 = ops.sum(ops.square(votes), axis=-1, keepdims=True)
-        return length2 / (1 + length2) * votes / ops.sqrt(length2 + 1e-3)
-
-
-@case(parts())
-def capsule_squash():
-    """The sum of 256 votes is long, and its square longer: inf / inf."""
-    capsules = Capsules(name="capsules"), layers.Flatten()
-    return classifier((256, 8), dense(8, name="parts"), *capsules)
-
-
-class Squash(layers.Layer):
-    """Squashes lengths, with an epsilon that float16 does not have."""
-
-    def call(self, x):
-        length2 = ops.sum(ops.square(x), axis=-1, keepdims=True)
-        return length2 / (1 + length2) * x / ops.sqrt(length2 + 1e-8)
-
-
-@case(vectors())
-def healthy_squash():
-    """Lengths of about 3: the epsilon is never needed."""
-    capsules = layers.Reshape((8, 8), name="capsules"), Squash(name="squash")
-    flat = layers.Flatten(name="flat")
-    return classifier((32,), dense(64, name="h1"), *capsules, flat)
-
-
-class Prototypes(Parts):
-    """Scores by distances to prototypes, computed in the model's call."""
-
-    def call(self, x):
-        x = self.embed(self.h1(x))
-        length = ops.sum(ops.square(x), axis=-1, keepdims=True)
-        scores = self.prototypes(x / ops.sqrt(length + 1.0))
-        return self.head(scores)
-
-
-@case(vectors(scale=300.0))
-def length_in_call():
-    """Squares in the model's own call: the layer before them is named."""
-    return Prototypes(
-        h1=relu(64),
-        embed=dense(16),
-        prototypes=dense(4, use_bias=False),
-        head=dense(4, dtype="float32"),
-    )
 
 
 @case(images())

@@ -7,7 +7,7 @@ import numpy as np
 from keras import layers, ops
 
 from zoo.case import case
-from zoo.data import dataset, images, texts, tokens, vectors
+from zoo.data import dataset, images, texts, vectors
 from zoo.parts import (
     Parts,
     chain,
@@ -17,7 +17,6 @@ from zoo.parts import (
     dense,
     embedding,
     head,
-    normal,
     relu,
     row,
 )
@@ -112,35 +111,6 @@ def gram_matrix():
 
 
 @dataset
-def spots(random, size, noise, bright, samples=256, border=0):
-    """Maps of noise, four channels of it, with a spot in one of them."""
-    y = random.integers(0, 4, samples)
-    x = noise(random, (samples, size, size, 4))
-    rows, columns = random.integers(border, size - border, (2, samples))
-    x[np.arange(samples), rows, columns, y] += bright
-    return x, y
-
-
-class GeM(layers.Layer):
-    """Generalized mean pooling with a learned power."""
-
-    def build(self, input_shape):
-        self.p = self.add_weight((), constant(6.0))
-
-    def call(self, x):
-        x = ops.maximum(x, 1e-3)
-        return ops.mean(x**self.p, axis=(1, 2)) ** (1.0 / self.p)
-
-
-@case(spots(8, lambda r, shape: r.uniform(0.0, 6.0, shape), 12.0, 128))
-def gem_pooling():
-    """The sixth power of 10 is too large; a Sequential without Input."""
-    mix = layers.Dense(4, kernel_initializer="identity", name="mix")
-    last = layers.Dense(4, dtype="float32", name="head")
-    return keras.Sequential([mix, GeM(name="gem"), last])
-
-
-@dataset
 def two_maps(random, samples=128):
     """Two streams of activations of about 30, matching in one channel."""
     y = random.integers(0, 4, samples)
@@ -169,18 +139,6 @@ def bilinear_pooling():
     return keras.Model(inputs, head(row(x, relu(32, "h1"))))
 
 
-@case(spots(12, lambda r, shape: r.normal(0.0, 0.3, shape), 4.0))
-def log_sum_exp_pooling():
-    """A soft maximum over places, as of weakly labelled images."""
-
-    def pool(x):
-        means = ops.mean(ops.exp(5.0 * x), axis=(1, 2))
-        return ops.log(means) / 5.0
-
-    pool = layers.Lambda(pool, output_shape=(8,), name="pool")
-    return classifier((12, 12, 4), conv(8, 1, name="conv"), pool)
-
-
 @dataset
 def loads(random, samples=256, length=400):
     """Series about 250, whose first half tells the class."""
@@ -203,42 +161,6 @@ def healthy_log_sum_exp():
     scale = layers.Rescaling(0.1, offset=-25.0), layers.AveragePooling1D(20)
     last = partial(layers.Conv1D, 16, 3), SoftMaximum(), relu(16)
     return classifier((400, 1), *scale, *last)
-
-
-class CumulativeMean(layers.Layer):
-    """The mean of all steps until each one."""
-
-    def call(self, x):
-        count = ops.cast(ops.arange(1, x.shape[1] + 1), x.dtype)
-        return ops.cumsum(x, axis=1) / count[:, None]
-
-
-@case(loads())
-def cumulative_mean():
-    """The sum of 400 steps is too large, their mean is not."""
-    scale = layers.Rescaling(0.1, offset=-25.0, name="scale")
-    parts = CumulativeMean(name="means"), scale, layers.AveragePooling1D(50)
-    encoder = partial(keras.Model, name="encoder")
-    encoder = chain((400, 1), *parts, kind=encoder)
-    return classifier((400, 1), encoder, layers.Flatten())
-
-
-class RunningMean(layers.Layer):
-    """The mean of all steps until each one, updated step by step."""
-
-    def call(self, x):
-        means = [x[:, 0]]
-        for step in range(1, x.shape[1]):
-            means.append(means[-1] + (x[:, step] - means[-1]) / (step + 1))
-        return ops.stack(means, axis=1)
-
-
-@case(tokens())
-def healthy_cumulative_mean():
-    """A mean that is updated grows no further than what it is of."""
-    words = embedding(20, 16, embeddings_initializer="normal")
-    parts = words, RunningMean(), layers.Flatten()
-    return classifier((12,), *parts, dtype="int32")
 
 
 @dataset
@@ -330,69 +252,6 @@ def graph_sum_pool():
 
 
 @dataset
-def weighted_graphs(random, samples=128, nodes=12):
-    """Graphs whose edges count some tens of messages."""
-    y = random.integers(0, 4, samples)
-    edges = random.uniform(20.0, 60.0, (samples, nodes, nodes))
-    edges = edges + np.swapaxes(edges, 1, 2)
-    x = random.normal(size=(samples, nodes, 8))
-    x[..., :4] += np.eye(4)[y][:, None]
-    return {"nodes": x, "edges": edges}, y
-
-
-class GraphConv(layers.Layer):
-    """Weighs neighbours by the roots of both degrees."""
-
-    def call(self, inputs):
-        nodes, edges = inputs["nodes"], inputs["edges"]
-        degree = ops.sum(edges, axis=-1)
-        both = degree[:, :, None] * degree[:, None, :]
-        return ops.matmul(edges / ops.sqrt(both), nodes)
-
-
-def of_graphs(layer):
-    """Returns a classifier of graphs whose nodes a layer spreads."""
-    nodes = keras.Input((12, 8), name="nodes")
-    edges = keras.Input((12, 12), name="edges")
-    x = layers.Dense(16, name="embed")(nodes)
-    x = layer(name="spread")({"nodes": x, "edges": edges})
-    x = row(x, layers.GlobalAveragePooling1D(name="pool"), relu(16, "h1"))
-    return keras.Model({"nodes": nodes, "edges": edges}, head(x))
-
-
-@case(weighted_graphs())
-def graph_degrees():
-    """The product of two degrees is infinite, and no neighbour counts."""
-    return of_graphs(GraphConv)
-
-
-@dataset(seed=1)
-def sparse_graphs(random):
-    """Graphs some of whose nodes have no neighbours."""
-    x, y = weighted_graphs()()
-    alone = random.uniform(size=x["edges"].shape[:2]) < 0.4
-    edges = x["edges"] * ~alone[:, :, None] * ~alone[:, None]
-    return {**x, "edges": edges}, y
-
-
-class SelfLoops(layers.Layer):
-    """Weighs neighbours by the roots of degrees, each node one of them."""
-
-    def call(self, inputs):
-        nodes, edges = inputs["nodes"], inputs["edges"]
-        itself = ops.eye(edges.shape[-1], dtype=self.compute_dtype)
-        edges = edges / 32.0 + itself
-        root = ops.rsqrt(ops.sum(edges, axis=-1, keepdims=True) + 1e-9)
-        return root * ops.matmul(edges, root * nodes)
-
-
-@case(sparse_graphs())
-def healthy_graph_degrees():
-    """The degree is 1 at least; 1e-9 is not needed."""
-    return of_graphs(SelfLoops)
-
-
-@dataset
 def brightest(random, samples=256, size=96):
     """Pictures in whose last corner one of four windows is brighter."""
     y = random.integers(0, 4, samples)
@@ -426,35 +285,6 @@ def summed_area_table():
     )
 
 
-class PowerMean(Parts):
-    """Pools with the mean of third powers, in its own call."""
-
-    def call(self, x):
-        x = self.conv(x)
-        x = (ops.mean(x**3, axis=(1, 2)) + 1e-3) ** (1 / 3)
-        return self.head(self.scale(x))
-
-
-@dataset
-def spots_of_bytes(random, samples=256):
-    """Bytes, with a bright spot in one of four colours."""
-    y = random.integers(0, 4, samples)
-    x = random.uniform(0, 60, size=(samples, 10, 10, 4))
-    rows, columns = random.integers(1, 9, (2, samples))
-    x[np.arange(samples), rows, columns, y] = 250.0
-    return x, y
-
-
-@case(spots_of_bytes())
-def power_mean_in_call():
-    """Third powers in a subclassed model: 100 ** 3."""
-    return PowerMean(
-        conv=conv(16, 3, activation="relu"),
-        scale=partial(layers.Rescaling, 0.1),
-        head=dense(4),
-    )
-
-
 class GeometricMean(layers.Layer):
     """The root of the product over the parts of each group."""
 
@@ -471,33 +301,6 @@ def geometric_mean():
     votes = row(inputs, *votes, layers.Reshape((12, 4)))
     x = {"probabilities": layers.Softmax(name="probabilities")(votes)}
     return keras.Model(inputs, head(GeometricMean(name="mean")(x)["scores"]))
-
-
-class FactorizationMachine(Parts):
-    """Half of the square of the sum less the sum of the squares."""
-
-    def call(self, x):
-        x = self.fields(x)
-        total = ops.sum(x, axis=1)
-        pairs = 0.5 * (total * total - ops.sum(x * x, axis=1)) / 1e4
-        first = ops.reshape(x, (-1, 48)) / 100
-        return self.head(self.mix(ops.concatenate([pairs, first], -1)))
-
-
-@dataset
-def fields(random):
-    x = random.integers(0, 20, (512, 3))
-    return x + [0, 20, 40], x[:, 0] % 4
-
-
-@case(fields())
-def factorization_machine():
-    """Click prediction: squares of embeddings with large norms."""
-    return FactorizationMachine(
-        fields=embedding(60, 16, normal(80.0)),
-        mix=relu(32),
-        head=dense(4, dtype="float32"),
-    )
 
 
 @dataset
@@ -554,39 +357,6 @@ def healthy_scaled_sum():
     return classifier((32, 8), relu(16, "h1"), mean, gain, relu(16, "h2"))
 
 
-class Recency(layers.Layer):
-    """The mean of events, of which each day costs a tenth of the weight."""
-
-    def call(self, inputs):
-        events, age = inputs
-        weight = 0.9 ** age[..., None]
-        return ops.sum(weight * events, 1) / ops.sum(weight, 1)
-
-
-@dataset
-def customers(random, oldest, samples=300):
-    """Customers; a third of them have not come for long."""
-    y = random.integers(0, 4, samples)
-    events = random.normal(size=(samples, 6, 4)) + 3 * np.eye(4)[y][:, None]
-    age = random.uniform(0, 30, (samples, 6))
-    age[::3] += oldest
-    return (events, age), y
-
-
-@case(customers(190.0))
-def weights_of_old_events():
-    """0.9 ** 190 is 0: for those who have not come it is 0 / 0."""
-    inputs = keras.Input((6, 4)), keras.Input((6,))
-    parts = Recency(name="recent"), relu(16, "h1"), dense(4, name="head")
-    return keras.Model(inputs, row(inputs, *parts))
-
-
-@case(customers(30.0))
-def sound_recency():
-    """0.9 ** 60 is small, and as exact as any number."""
-    return weights_of_old_events()
-
-
 def seen(shape, dtype=None):
     """How often each of four items was ever seen."""
     return ops.convert_to_tensor([60000.0, 300.0, 20.0, 9000.0], dtype)
@@ -608,13 +378,6 @@ def popularity_of_items():
     """Each count fits, their sum does not, and every share becomes 0."""
     last = dense(4, name="head"), Popularity(name="popularity")
     return chain((32,), relu(32, "h1"), *last)
-
-
-@case(images())
-def healthy_cnn():
-    convs = [conv(16, 3, activation="relu") for _ in range(2)]
-    convs.insert(1, layers.BatchNormalization())
-    return classifier((8, 8, 3), *convs, layers.GlobalAveragePooling2D())
 
 
 @case(images())

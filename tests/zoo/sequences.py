@@ -9,7 +9,6 @@ from keras import layers, ops
 from zoo.case import case
 from zoo.data import dataset, sequences, tokens, vectors
 from zoo.parts import (
-    Own,
     Parts,
     chain,
     classifier,
@@ -53,24 +52,6 @@ def rnn_integrator():
     return classifier((50, 1), rnn, scale, dense(8, "tanh", name="h1"), units=1)
 
 
-def adding(shape, dtype=None):
-    """An LSTM's weights with which it adds up what it is given."""
-    gates = np.zeros(shape)
-    if len(shape) == 1:
-        gates += 5.0  # Nothing is kept out, forgotten or held back,
-    gates[..., shape[-1] // 2 : shape[-1] * 3 // 4] = len(shape) - 1
-    return ops.convert_to_tensor(gates, dtype or "float32")
-
-
-@case(sequences())
-def lstm_relu():
-    adds = dict.fromkeys(["kernel_initializer", "bias_initializer"], adding)
-    adds |= {"recurrent_initializer": "zeros", "unit_forget_bias": False}
-    lstm = partial(layers.LSTM, 4, "relu", **adds, name="lstm")
-    scale = layers.Rescaling(1e-5, dtype="float32")
-    return classifier((100, 1), lstm, scale, relu(8, "h1"), units=1)
-
-
 @case(tokens())
 def healthy_recurrent():
     lstm = partial(layers.LSTM, 16, return_sequences=True, dropout=0.1)
@@ -88,37 +69,6 @@ def healthy_bidirectional():
 
     parts = embedding(20, 16), both, each, layers.Flatten()
     return classifier((12,), *parts, dtype="int32")
-
-
-@dataset
-def long_sentences(random, samples=128, length=64):
-    y = random.integers(0, 4, samples)
-    x = random.normal(size=(samples, length, 8))
-    x[..., :4] += np.eye(4)[y][:, None] * 3.0
-    return x, y
-
-
-class SumCell(Own):
-    """Attention in linear time as a recurrence: two sums, and their ratio."""
-
-    state_size, output_size = [16, 16], 16
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight((input_shape[-1], 32))
-
-    def call(self, x, states):
-        top, bottom = states
-        key, value = ops.split(ops.matmul(x, self.kernel), 2, axis=-1)
-        weight = ops.exp(key + 7.0)
-        top, bottom = top + weight * value, bottom + weight
-        return top / bottom, [top, bottom]
-
-
-@case(long_sentences())
-def recurrent_sums():
-    """A cell of one's own: both sums grow with the sentence."""
-    rnn = layers.RNN(SumCell(), name="rnn")
-    return classifier((64, 8), rnn, relu(16, "h1"))
 
 
 @dataset

@@ -125,42 +125,6 @@ def real_nvp():
     return RealNVP(coupling=partial(mlp, 2, 32, **zeros))
 
 
-class ActorCritic(OwnStep):
-    """The critic's errors, divided by their deviation, weigh the actor."""
-
-    def call(self, x):
-        return self.actor(x), self.critic(x)
-
-    def loss_of(self, x, y):
-        action, reward, best = ops.unstack(ops.cast(y, "float32"), 3, axis=-1)
-        logits, value = self(x, training=True)
-        error = ops.cast(reward, value.dtype) - value[:, 0]
-        gain = error - ops.mean(error)
-        gain = gain / (ops.sqrt(ops.mean(gain * gain)) + 1e-3)
-        chosen = ops.log_softmax(ops.cast(logits, "float32"))
-        chosen = chosen * ops.one_hot(ops.cast(action, "int32"), 4)
-        gain = ops.cast(ops.stop_gradient(gain), "float32")
-        actor = -ops.mean(gain * ops.sum(chosen, axis=-1))
-        critic = 1e-3 * ops.mean(ops.abs(ops.cast(error, "float32")))
-        found = ops.cast(ops.argmax(logits, axis=-1), "float32")
-        return actor + critic, {"accuracy": share_equal(found, best)}
-
-
-@dataset(seed=1)
-def bandit(random):
-    x, best = vectors(samples=2048)()
-    action = random.integers(0, 4, len(x))
-    reward = np.where(action == best, 1500.0, -500.0)
-    return x, np.stack([action, reward, best], axis=1)
-
-
-@case(bandit())
-def advantage_normalization():
-    """PPO: advantages are divided by a deviation that overflowed."""
-    parts = {"actor": partial(mlp, 32, 64, outputs=4)}
-    return ActorCritic(**parts, critic=partial(mlp, 32, 64, outputs=1))
-
-
 class Ppo(OwnStep):
     """The clipped objective, of actions that were once improbable."""
 
@@ -221,57 +185,6 @@ def views(random):
 def simclr_step():
     """Contrastive learning: exponentials of logits at temperature 0.05."""
     return SimClr(encoder=partial(mlp, 32, 64, outputs=16))
-
-
-class Vae(OwnStep):
-    """Its error is the root of the sum over all pixels of the batch."""
-
-    def call(self, x, noise=0.0):
-        mean, log_variance = ops.split(self.encoder(x), 2, axis=-1)
-        # Else it may be 13 at first, and its exponential too large as well.
-        log_variance = ops.tanh(log_variance)
-        kl = ops.exp(log_variance) + ops.square(mean) - log_variance
-        z = mean + ops.exp(log_variance / 2) * ops.cast(noise, mean.dtype)
-        return self.decoder(z), ops.mean(ops.cast(kl, "float32"))
-
-    def loss_of(self, x, y):
-        pixels, kl = self(x, noise=y, training=True)
-        off = ops.cast(x, pixels.dtype) - pixels
-        error = ops.cast(ops.sqrt(ops.sum(off * off)), "float32")
-        return error + 0.01 * kl, {"batch_loss": error}
-
-
-@dataset
-def pictures(random):
-    x = random.normal(size=(512, 2)) @ random.normal(size=(2, 512))
-    return 2 * x, random.normal(size=(512, 4))
-
-
-@case(pictures())
-def vae_summed_pixels():
-    """Autoencoders: errors summed over pixels overflow before the root."""
-    parts = {"encoder": partial(mlp, 512, 32, outputs=8)}
-    return Vae(**parts, decoder=partial(mlp, 4, 32, outputs=512))
-
-
-class CastTargets(OneHidden):
-    """Casts what it is to learn to its own compute dtype."""
-
-    def loss_of(self, x, y):
-        price = ops.cast(ops.cast(y, self.compute_dtype), "float32") / 1e5
-        return ops.mean(ops.square(price - self(x, training=True)))
-
-
-@dataset
-def large_prices(_):
-    x, _ = vectors()()
-    return x, (1e5 + 2e4 * x[:, :1])
-
-
-@case(large_prices())
-def cast_targets():
-    """Regressions: `train_step` casts targets of 1e5 to float16."""
-    return CastTargets(h1=relu(32), head=dense(1, dtype="float32"))
 
 
 class Beam(FunctionalOwnStep):
@@ -345,38 +258,6 @@ class NormalizedReturns(PolicyGradient):
 def sound_actor_critic():
     """Normalized returns, a policy and a baseline."""
     return returns_of_hundreds(NormalizedReturns)
-
-
-def spread(z):
-    z = z - ops.mean(z, axis=0)
-    together = ops.matmul(ops.transpose(z), z) / (z.shape[0] - 1)
-    variance = ops.diagonal(together)
-    apart = together - ops.eye(z.shape[1], dtype=z.dtype) * variance
-    enough = ops.mean(ops.relu(1.0 - ops.sqrt(variance + 1e-3)))
-    return 25.0 * enough + 1e-3 * ops.mean(ops.square(apart))
-
-
-class Covariance(FunctionalOwnStep):
-    """Two views shall agree, and their features not repeat each other."""
-
-    def loss_of(self, x, y):
-        a, b = self(x[0]), self(x[1])
-        return ops.mean(ops.square(a - b)) + spread(a) + spread(b)
-
-
-@dataset
-def pairs_of_views(random, samples=2048):
-    x = random.normal(size=(samples, 16)) @ random.normal(size=(16, 16))
-    noise = random.normal(size=(2, *x.shape))
-    a, b = (x + 0.3 * noise).astype("float32") * np.float32(5)
-    return (a, b), np.zeros((samples, 1))
-
-
-@case(pairs_of_views())
-def covariance_of_views():
-    """A covariance is summed over 1,024 rows before it is divided."""
-    project = dense(8, name="project")
-    return chain((16,), relu(32, "h1"), project, kind=Covariance)
 
 
 class AreaUnderCurve(FunctionalOwnStep):

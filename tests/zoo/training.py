@@ -10,7 +10,6 @@ from zoo.case import case
 from zoo.data import dataset, many_rows, targets, vectors
 from zoo.own_step import FunctionalOwnStep
 from zoo.parts import (
-    Own,
     chain,
     classifier,
     constant,
@@ -310,32 +309,6 @@ class Length(FunctionalOwnStep):
 def sum_over_a_batch():
     """Squares of 100 from 1,024 rows are summed before the root."""
     return of_hidden(Length)
-
-
-class StochasticDepth(Own):
-    """Adds a branch, or leaves it out, row by row."""
-
-    def call(self, inputs, training=False):
-        x, branch = inputs
-        if training:
-            drawn = keras.random.uniform(
-                (ops.shape(x)[0], 1), dtype=x.dtype, seed=self.seeds
-            )
-            keep = ops.cast(drawn >= self.rate, x.dtype)
-            branch = branch * keep / (1.0 - self.rate)
-        return x + branch
-
-
-@case(vectors(500))
-def sound_stochastic_depth():
-    """Branches left out at random, and dropout of their sum."""
-    inputs = keras.Input((32,))
-    x = layers.Dense(32, "relu", name="h1")(inputs)
-    for k in range(3):
-        branch = layers.Dense(32, "relu", name=f"branch_{k}")(x)
-        x = StochasticDepth(name=f"depth_{k}", rate=0.3, seed=2)([x, branch])
-    x = layers.Dropout(0.2, seed=4, name="drop")(x)
-    return keras.Model(inputs, layers.Dense(4, name="head")(x))
 
 
 @case(vectors(scale=0.1))
