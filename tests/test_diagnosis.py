@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from diagnosis_models import (
     LOGITS,
-    Block,
-    Direction,
     Overflowing,
     Own,
     compiled,
     demoted,
     everything,
     found,
-    in_float16,
     model_of,
     tuned,
 )
@@ -34,7 +31,7 @@ from zoo.own_step import FunctionalOwnStep, OwnStep
 from zoo.parts import Parts, dense
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.scales import best_scale_bits, scale_window
+from keras_mixprec.diagnosis.scales import scale_window
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")
@@ -50,19 +47,6 @@ def faulty(*parts, **arguments):
 
 def healthy(*parts, **arguments):
     return compiled(model_of(*parts, dense(3), **arguments), LOGITS)
-
-
-class OfFeatures(Parts):
-    def call(self, x):
-        return self.head(self.block(x["features"]))
-
-
-def test_a_subclassed_model_with_a_dict_and_a_nested_block():
-    model = OfFeatures(block=Block, head=dense(3))
-    model({"features": X})
-    compiled(in_float16(model, ["head"]), LOGITS)
-    named = found(model, {"features": X}, Y)
-    assert named == [("block/bad", "forward_overflow")]
 
 
 @pytest.mark.parametrize("build", [faulty, healthy])
@@ -225,12 +209,9 @@ def test_a_verdict_is_json():
         (lambda m: (3, X, Y), TypeError, "`keras.Model`. Received"),
         (lambda m: (model_of(dense(3)), X, Y), ValueError, "be compiled"),
         (lambda m: (m, [], Y), ValueError, "one batch"),
-        (lambda m: (m, X[:0], Y[:0]), ValueError, "one batch"),
-        (lambda m: (m, iter([X]), Y), ValueError, "one batch"),
         (lambda m: (m, iter([(X, Y)])), ValueError, "next.iter.*Received: x="),
         (lambda m: (m, (X, Y)), ValueError, "inputs alone.*Received: x, a tup"),
         (lambda m: (m, X, Y[:3]), ValueError, "number of samples"),
-        (lambda m: (m, "no", Y), ValueError, "one batch"),
     ],
 )
 def test_wrong_calls(arguments, error, message):
@@ -255,21 +236,6 @@ def test_scale_windows():
     assert scale_window([np.array([1.0, 1e-9])]).low == -21
     assert scale_window([np.zeros(3)]) == (-np.inf, np.inf)
     assert scale_window([]) == (-np.inf, np.inf)
-
-
-@one_backend
-def test_the_best_loss_scale_is_that_of_the_costliest_layers():
-    def window(bits):
-        return scale_window([np.array([2.0**bits])])
-
-    small = {"a": window(4), "b": window(5)}
-    both = small | {"large": window(-40)}
-    assert best_scale_bits({}, {}) == 15
-    for costs in {}, {"a": 2, "b": 1, "large": 2}:
-        bits = best_scale_bits(both, costs)
-        assert all(own.holds(bits) for own in small.values())
-    bits = best_scale_bits(both, {"a": 2, "b": 1, "large": 4})
-    assert both["large"].holds(bits)
 
 
 @pytest.mark.parametrize("preset", ["torch", "deepspeed"])
@@ -404,29 +370,6 @@ def test_a_list_stays_a_list(tmp_path):
     assert seen == {list}
 
 
-class Pairs(OwnStep):
-    """Trains on 12 rows without labels and 4 with them at once."""
-
-    def call(self, x):
-        return self.head(self.direction(x))
-
-    def loss_of(self, unlabelled, labelled):
-        x = ops.concatenate([unlabelled[0], labelled[0]], 0)
-        z = self(x, training=True)[-4:]
-        return ops.mean((z - ops.cast(labelled[1], z.dtype)) ** 2)
-
-
-def pairs(jit):
-    """Parts of several sizes."""
-    keras.config.set_dtype_policy("mixed_float16")
-    model = Pairs(direction=Direction, head=dense(2, dtype="float32"))
-    model(np.ones((4, 4), "float32"))
-    x, y = 600 * RANDOM.normal(size=(16, 4)), RANDOM.normal(size=(16, 2))
-    batch = (x[:12], y[:12]), (x[12:], y[12:])
-    batch = keras.tree.map_structure(lambda a: a.astype("float32"), batch)
-    return compiled(model, None, jit=jit), batch
-
-
 class Ends(layers.Layer):
     """Of 16 graphs the sum of the squares at the ends of their edges."""
 
@@ -452,18 +395,14 @@ def graphs(jit):
 
 
 @each_jit
-@pytest.mark.parametrize(
-    ("build", "layer"), [(pairs, "direction"), (graphs, "ends")]
-)
-def test_parts_of_other_sizes_are_diagnosed(build, layer, jit, tmp_path):
-    model, batch = build(jit)
-    if build is graphs:
-        assert {path for path, _ in found(model, *batch)} == {layer}
+def test_parts_of_other_sizes_are_diagnosed(jit, tmp_path):
+    model, batch = graphs(jit)
+    assert {path for path, _ in found(model, *batch)} == {"ends"}
     watcher, data = monitor(tmp_path), (batch for _ in range(8))
     arguments = {"callbacks": [watcher], "shuffle": False}
     tuner = tuned(model, data, steps_per_epoch=8, **arguments)
-    assert layer in {v.layer for v in watcher.verdicts}
-    assert layer in demoted(tuner)
+    assert "ends" in {v.layer for v in watcher.verdicts}
+    assert "ends" in demoted(tuner)
 
 
 # A lack of memory blames nobody.
@@ -494,11 +433,6 @@ def exhausting(dtype):
     return exhaust
 
 
-class Exhausting(keras.Model):
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        return ops.mean(ops.cast(exhausting("float16")(y_pred), "float32"))
-
-
 def large(dtype, **arguments):
     own = Own(lambda x: x * 1.0)
     model = compiled(model_of(own, dense(1), shape=(4,), **arguments))
@@ -510,11 +444,10 @@ def large(dtype, **arguments):
     "run",
     [
         lambda: kmp.diagnose(large("float16"), *ONES),
-        lambda: kmp.diagnose(large(None, kind=Exhausting), *ONES),
         lambda: kmp.diagnose(large("float16"), ONES[0]),
         lambda: kmp.minimize_float32(large("float16"), *ONES, verbose=0),
     ],
-    ids=["layer", "loss", "prediction", "search"],
+    ids=["layer", "prediction", "search"],
 )
 def test_no_layer_is_blamed_for_a_lack_of_memory(run):
     with pytest.raises(MemoryError, match="fewer samples"):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from diagnosis_models import (
     LOGITS,
-    Overflowing,
     Own,
     blamed,
     compiled,
@@ -43,14 +42,7 @@ def inverse(x):
     return 1e-8 / (1.0 / squares) + x * 1e-9
 
 
-def called_twice():
-    shared = Overflowing(name="shared")
-    small = layers.Rescaling(1e-3, name="small")
-    return small, shared, dense(16, name="between"), shared
-
-
 FAULTS = {
-    "called twice": (called_twice, 1e3, [("shared", "forward_overflow")]),
     "1 over inverse": (
         lambda: [Own(inverse)],
         1.0,
@@ -76,8 +68,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name):
     parts, size, expected = FAULTS[name]
-    model = with_head(*parts(), wide=["small"] if "twice" in name else ())
-    assert found(model, size * X, Y) == expected
+    assert found(with_head(*parts()), size * X, Y) == expected
 
 
 def test_an_overflow_that_no_weight_comes_before_is_found():
@@ -104,13 +95,11 @@ def of_norm_one(x):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: softmax(x - 30.0),
         # XLA takes a subnormal divisor for 0.
         lambda x: softmax(x * 0.1 - 14.0),
         lambda x: of_norm_one(x * 1e-5),
-        lambda x: of_norm_one(x * 1e-5) + 0.0 * ops.tanh((x * 300.0) ** 2),
     ],
-    ids=["exp", "subnormal", "norm", "overflow beside it"],
+    ids=["subnormal", "norm"],
 )
 def test_a_divisor_that_vanishes_is_an_underflow(function):
     verdicts = kmp.diagnose(with_head(Own(function)), X, Y)
@@ -147,31 +136,6 @@ def test_a_layer_enclosing_a_repaired_one_is_not_blamed(jit):
     model = model_of(*parts, HEAD, shape=(16,), wide=wide)
     named = found(compiled(model, jit=jit), X, Y)
     assert named == [("around/large", "forward_overflow")]
-
-
-class MaskedScores(layers.Layer):
-    """Adds -1e9 where there is padding, and hands it on as well."""
-
-    def call(self, scores, mask):
-        # Of zero, which is then discarded.
-        table = ops.log(ops.cast(ops.arange(4), "float32"))
-        known = ops.where(ops.arange(4) < 1, 0.0, table)
-        masked = ops.cast(ops.equal(mask, 0), scores.dtype)
-        bias = ops.where(masked > 0, ops.cast(-1e9, scores.dtype), 0.0)
-        bias = ops.cast(bias, scores.dtype)
-        return ops.softmax(scores + bias + ops.cast(known, bias.dtype)), bias
-
-
-def test_an_infinity_in_a_mask_is_no_overflow():
-    scores, mask = keras.Input((4,)), keras.Input((4,), dtype="int32")
-    x = layers.Dense(4, name="scores")(scores)
-    x, bias = MaskedScores(name="first")(x, mask)
-    x, _ = MaskedScores(name="second")(layers.Add()([x, bias]), mask)
-    model = keras.Model([scores, mask], layers.Dense(1, name="head")(x))
-    rules = [kmp.PrecisionRule("head")]
-    kmp.apply_policy(model, "mixed_float16", rules=rules)
-    x = [np.ones((4, 4), "float32"), np.array([[1, 1, 1, 0]] * 4)]
-    assert found(compiled(model), x, np.ones((4, 1))) == []
 
 
 def centred(in_place):
@@ -240,23 +204,8 @@ def alone(number):
     return vanishing(f"link{number}")
 
 
-def in_blocks(number):
-    if number % 2:
-        return vanishing(f"alone_{number}")
-    return keras.Sequential([vanishing("inside")], name=f"block_{number}")
-
-
-@pytest.mark.parametrize(
-    ("link", "target", "most"),
-    [
-        # One, one for each of the first three, one for all the others.
-        (alone, "step", 5),
-        (alone, "call", 5),
-        # Within a layer nothing is foreseen: it may take all that is inside.
-        (in_blocks, "step", LENGTH - 1),
-    ],
-)
-def test_a_chain_takes_few_runs(link, target, most, monkeypatch):
+@pytest.mark.parametrize("target", ["step", "call"])
+def test_a_chain_takes_few_runs(target, monkeypatch):
     runs = []
     where = (search_state, "dry_step"), (call_search.CallSearch, "_dry_step")
     owner, name = where[target == "call"]
@@ -268,15 +217,12 @@ def test_a_chain_takes_few_runs(link, target, most, monkeypatch):
 
     monkeypatch.setattr(owner, name, counting)
     between = dense(16, kernel_initializer="orthogonal")
-    parts = [part for n in range(LENGTH) for part in (link(n), between)]
+    parts = [part for n in range(LENGTH) for part in (alone(n), between)]
     model = compiled(model_of(*parts, HEAD, shape=(16,), wide=["head"]))
     named = found(model, X, *[Y] * (target == "step"))
-    paths = {
-        in_blocks: lambda n: f"alone_{n}" if n % 2 else f"block_{n}/inside"
-    }
-    path = paths.get(link, lambda n: f"link{n}")
-    assert named == [(path(n), "underflow") for n in range(LENGTH)]
-    assert len(runs) <= most
+    assert named == [(f"link{n}", "underflow") for n in range(LENGTH)]
+    # One, one for each of the first three, one for all the others.
+    assert len(runs) <= 5
 
 
 # Results that any rounding changes, and no worse.
@@ -304,29 +250,6 @@ def in_order(scores, experts):
     return ops.sum(mixed * ops.cast([[[1.0], [0.1]]], mixed.dtype), axis=1)
 
 
-def best_of_two(scores, experts):
-    return ops.take(experts, ops.top_k(scores, 1)[1][:, 0], axis=0)
-
-
-def sorted_pairs():
-    """Sorts numbers that are nearly alike in pairs."""
-    random = np.random.default_rng(1)
-    pairs = np.repeat(random.normal(size=(16, 8)), 2, axis=1)
-    pairs = pairs * (1 + 1e-4 * random.normal(size=(16, 16)))
-
-    def call(x, kernel):
-        ranks = ops.cast(ops.arange(1.0, 17.0) / 16, x.dtype)
-        return ops.sort(ops.matmul(x, kernel), axis=-1) * ranks
-
-    return Own(call, pairs)
-
-
-def rounded(x):
-    """Rounds what lies half-way between two integers."""
-    tenths = ops.cast(ops.floor(x * 8), x.dtype) / 10 + 0.05
-    return ops.round(tenths * 10) / 10 + 0.1 * x
-
-
 def kink(x):
     """A ReLU of what is 0 but for rounding."""
     third = x * ops.cast(1 / 3, x.dtype)
@@ -341,12 +264,8 @@ def zero_mean(x):
 TIES = {
     "one of two": lambda: [experts(top_one)],
     "in order": lambda: [experts(in_order)],
-    "best of two": lambda: [experts(best_of_two)],
     # Half an ulp of the weights tells them apart in one of 12 roundings.
-    "equal, best": lambda: [experts(best_of_two, 11)],
     "equal, in order": lambda: [experts(in_order, 4)],
-    "sorted": lambda: [sorted_pairs()],
-    "rounded": lambda: [Own(rounded)],
     "kink": lambda: [Own(kink)],
     "mean of 0": lambda: [
         layers.LayerNormalization(name="wide", center=False),
@@ -401,11 +320,7 @@ def wavy(seed):
 
 @pytest.mark.parametrize(
     ("build", "seed"),
-    [
-        (unresolved, 0),
-        (wavy, 0),
-        *(pytest.param(wavy, seed, marks=one_backend) for seed in (1, 2, 3)),
-    ],
+    [(unresolved, 0), (wavy, 0)],
 )
 def test_a_loss_that_float32_does_not_settle_blames_none(build, seed):
     model = compiled(build(seed), optimizer="sgd")

@@ -256,16 +256,6 @@ def test_callbacks_run_in_a_loop_around_a_model_without_compile(tmp_path):
 # Losses that layers add, and their gradients.
 
 
-class Squash(layers.Layer):
-    """Adds the log-probability of an action that tanh squashes."""
-
-    def call(self, x):
-        a = ops.tanh(x)
-        penalty = 0.01 * ops.mean(ops.log(1 - a * a + 1e-6))
-        self.add_loss(ops.cast(penalty, "float32"))
-        return a
-
-
 def spread(x):
     """Distances of rows, those of a row to itself masked."""
     apart = ops.expand_dims(x, 0) - ops.expand_dims(x, 1)
@@ -281,7 +271,6 @@ def penalized(penalty):
 @pytest.mark.parametrize(
     "parts",
     [
-        lambda: [dense(8), Squash(name="adds")],
         lambda: [dense(8), Adds(spread, name="adds")],
         # Which its layer adds as a loss, here a finite one.
         lambda: [penalized(spread)],

@@ -109,8 +109,6 @@ def masked(by):
 
 
 HEALTHY = {
-    "dense": lambda: [dense(32, "gelu"), dense(4)],
-    "norms": lambda: [layers.BatchNormalization, layers.LayerNormalization],
     "masked": lambda: [masked(-np.inf), layers.Softmax],
     "masked by number": lambda: [masked(-1e9), layers.Softmax],
     "returns masked": lambda: [masked(-1e9)],
@@ -183,9 +181,7 @@ def test_a_train_step_that_needs_targets():
     ("arguments", "message"),
     [
         ((X, X), "be compiled"),
-        ((X, None, np.ones(16)), "be compiled"),
         ((None,), "`x` must be"),
-        ((X[:0],), "`x` must be"),
         ((["a", "b"],), "`x` must be"),
         ((X[:, :5],), "expected|incompatible"),
     ],
@@ -246,10 +242,6 @@ def in_while_loop(model, tokens):
     return ops.while_loop(lambda _, index: index < STEPS, body, state)[0]
 
 
-def in_fori_loop(model, tokens):
-    return ops.fori_loop(0, STEPS, lambda i, t: step(model, t, i), tokens)
-
-
 def in_scan(model, tokens):
     def body(tokens, index):
         return step(model, tokens, index), index
@@ -275,7 +267,7 @@ def found_in_call(model, *arguments, **keywords):
 
 
 @pytest.mark.parametrize(
-    "loop", [in_python, in_while_loop, in_fori_loop, in_scan, in_compiled]
+    "loop", [in_python, in_while_loop, in_scan, in_compiled]
 )
 def test_what_overflows_at_the_third_step_of_a_loop(loop):
     model = speaker()
@@ -368,13 +360,9 @@ def test_an_error_of_the_function_is_that_of_the_function():
     ("arguments", "error", "message"),
     [
         (("model", print), TypeError, "a `keras.Model`"),
-        ((None, print), TypeError, "a `keras.Model`"),
         ((speaker, None), TypeError, "a function"),
-        ((speaker, np.ones(3)), TypeError, "a function"),
-        ((speaker, "generate"), TypeError, "a function"),
         ((speaker, dict), TypeError, "a function"),
         ((speaker, lambda: 3), ValueError, "calls no layer"),
-        ((speaker, len, [1]), ValueError, "calls no layer"),
         ((speaker, list, iter([1])), TypeError, "a function"),
         ((speaker, len, iter([1])), ValueError, "only once"),
         ((speaker, speaker, SIZES), ValueError, "no layer"),

@@ -11,7 +11,6 @@ from keras import layers, ops
 from monitor_models import BACKEND, each_jit, one_backend
 from scale_use_models import Step, with_step
 from zoo.data import vectors
-from zoo.parts import Parts, constant, dense
 
 import keras_mixprec as kmp
 
@@ -248,17 +247,6 @@ def test_no_floor_is_lowered_where_nothing_may_be_compiled_anew():
     assert model.optimizer.rule.min_scale == 2.0**-14
 
 
-def test_the_line_on_a_run_tells_both_repairs(tmp_path):
-    optimizer = kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
-    square = layers.Lambda(lambda x: ops.log1p(40000 * x * x), name="square")
-    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
-    tuner = fit_far(far(optimizer, False, square), monitor)
-    assert {*kinds(tuner)} == {"demote", "lower_scale"}
-    line = monitor.summary.headline["text"]
-    assert "float32" in line
-    assert "2**-" in line
-
-
 # Gradients that are large or small for another reason than a loss scale.
 
 
@@ -309,20 +297,6 @@ def alike(jit):
     return compiled(model, "mse", "sgd", jit), X[:32], np.full((32, 4), 1e6)
 
 
-def steep(jit):
-    """Gradients of the first layer as at the far end of a deep network."""
-
-    def loss(y, p):
-        return 1e4 * ops.mean(ops.square(y - p))
-
-    x, y = 0.01 * X[:32, :4], X[:32, 4:5]
-    return (
-        compiled(rippled(layers.Dense(4, use_bias=False)), loss, jit=jit),
-        x,
-        y,
-    )
-
-
 def weighted(jit):
     """Sample weights of 2e5, with a few probabilities that are nearly 0."""
     parts = layers.Dense(16, "relu"), layers.BatchNormalization()
@@ -336,7 +310,7 @@ def weighted(jit):
 
 
 @each_jit
-@pytest.mark.parametrize("build", [alike, steep, weighted])
+@pytest.mark.parametrize("build", [alike, weighted])
 def test_gradients_that_are_large_need_a_scale_below_1_alone(build, jit):
     model, x, y, *weights = build(jit)
     weights = {"sample_weight": weights[0]} if weights else {}
@@ -441,61 +415,25 @@ def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
 # What a loss computes of the outputs in 16 bits.
 
 
-class Sigma(Parts):
-    """Has layers of its own, and weights its loss by 1 / sigma."""
-
-    compute_loss = OwnLoss.compute_loss
-
-    def call(self, x):
-        return self.head(x)
-
-
-def functional():
-    inputs = keras.Input((32,))
-    return OwnLoss(inputs, layers.Dense(1, name="head")(inputs))
-
-
-def subclassed():
-    return Sigma(head=dense(1, bias_initializer=constant(-7.0)))
-
-
 @pytest.mark.parametrize(
-    ("build", "kind", "of"),
+    ("kind", "of"),
     [
-        (functional, "forward_overflow", lambda p: ops.exp(p + 20.0) * 1e-4),
-        (functional, "underflow", lambda p: -ops.log(ops.exp(p - 20.0))),
+        ("forward_overflow", lambda p: ops.exp(p + 20.0) * 1e-4),
+        ("underflow", lambda p: -ops.log(ops.exp(p - 20.0))),
         # The square overflows, which exp makes a harmless zero.
         (
-            functional,
             "underflow",
             lambda p: -ops.log(ops.exp(-ops.square(p + 300.0)) + 1e-10),
         ),
-        (
-            subclassed,
-            "forward_overflow",
-            lambda p: 1 / ops.square(ops.exp(p)),
-        ),
     ],
 )
-def test_what_a_loss_does_in_16_bits_is_called_what_it_is(build, kind, of):
-    model = build()
+def test_what_a_loss_does_in_16_bits_is_called_what_it_is(kind, of):
+    inputs = keras.Input((32,))
+    model = OwnLoss(inputs, layers.Dense(1, name="head")(inputs))
     model.of = of
     verdict = kmp.diagnose(compiled(model, None), 0.1 * X[:32], Y[:32])[0]
     assert (verdict.layer, verdict.kind) == ("head", kind)
     assert "`compute_loss`" in verdict.advice
-
-
-def test_overflow_after_the_last_layer_is_not_blamed_on_the_loss_scale():
-    head = layers.Dense(1, name="head", kernel_initializer="ones")
-    model = sequential(head, inputs=8)
-
-    def squared(y, p):
-        p = ops.cast(p, model.compute_dtype)
-        return ops.cast(ops.square(ops.sum(p)), "float32")
-
-    data = np.full((8, 8), 30.0), np.ones((8, 1))
-    verdicts = kmp.diagnose(compiled(model, squared), *data)
-    assert not any("other layers need" in v.advice for v in verdicts)
 
 
 def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
@@ -511,22 +449,6 @@ def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
     verdict = kmp.diagnose(compiled(model, surprise), *data)[0]
     assert verdict.layer == "probability"
     assert "'surprise'" in verdict.advice
-
-
-def root(x):
-    """Its derivative at 0 is 0 / sqrt(0) where the epsilon underflows."""
-    return ops.sqrt(x * x + 1e-9)
-
-
-def test_a_division_by_zero_in_the_backward_pass_is_an_underflow():
-    parts = layers.Dense(8), layers.Lambda(root, name="root"), layers.Dense(1)
-    model = compiled(sequential(*parts))
-    x = X[:32] * (X[:32, :1] > 0)
-    verdict = kmp.diagnose(model, x, Y[:32, None])[0]
-    assert (verdict.layer, verdict.kind) == ("root", "underflow")
-    assert verdict.direction == "backward"
-    assert "epsilon" in verdict.advice
-    assert "loss scale" not in verdict.advice
 
 
 def test_an_input_beyond_float16_is_so_in_a_sequential_without_input():

@@ -105,28 +105,7 @@ def test_the_cell_of_a_recurrent_layer():
     assert found(model, X) == [("lstm", "weight_overflow")]
 
 
-# Networks that are known to overflow.
-
-
-def test_the_feed_forward_of_a_t5():
-    """It stays in the residual stream: whatever takes that in is too narrow."""
-    inputs = x = keras.Input((8,))
-    for block in range(2):
-        hidden = layers.UnitNormalization(name=f"unit_{block}")(x)
-        hidden = layers.Dense(32, "relu", name=f"inner_{block}")(hidden)
-        hidden = layers.Dense(8, name=f"outer_{block}")(hidden)
-        x = layers.Add(name=f"sum_{block}")([x, hidden])
-    model = keras.Model(inputs, x)
-    kernels = [model.get_layer(f"{n}_0").kernel for n in ("inner", "outer")]
-    for kernel, factor in zip(kernels, (10, 1.6e5), strict=True):
-        kernel.assign(factor * kernel)
-    inner, outer = (ops.convert_to_numpy(k).astype("float64") for k in kernels)
-    unit = X / np.linalg.norm(X.astype("float64"), axis=1, keepdims=True)
-    assert np.abs(np.maximum(unit @ inner, 0) @ outer).max() > 65504
-    assert np.abs(outer).max() < 65504
-    narrow = dict.fromkeys(["sum_0", "unit_1", "sum_1"], "cast_overflow")
-    expected = {"outer_0": "forward_overflow"} | narrow
-    assert dict(found(in_float16(model), X)) == expected
+# A network that is known to overflow.
 
 
 def test_the_decoder_of_an_autoencoder():
@@ -259,15 +238,6 @@ def native(name):
     return draw
 
 
-def a_class(shape, dtype, seed):
-    logits = ops.zeros((1, 8), dtype) + 0.1
-    return ops.cast(keras.random.categorical(logits, 1, seed=seed), dtype)
-
-
-def truncated(shape, dtype, seed):
-    return keras.random.truncated_normal(shape, dtype=dtype, seed=seed)
-
-
 def large(*drawn):
     many = 1e3 * native("normal")(*drawn)
     return ops.sqrt(many * many)
@@ -277,17 +247,13 @@ def large(*drawn):
 DRAWN = {
     # Of 1 only if it is drawn in float32 and rounded.
     "exponential": (lambda *drawn: -ops.log(1 - uniform(*drawn)), None),
-    "gumbel": (lambda *drawn: -ops.log(-ops.log(uniform(*drawn, 1e-3))), None),
     "gaussian": (gaussian, None),
-    "truncated": (truncated, None),
     "in float32": (
         lambda n, dtype, seed: ops.cast(gaussian(n, "float32", seed), dtype),
         None,
     ),
-    "class": (a_class, None),
     # Once in 1,024 or 2,048 numbers: of this batch's 128 hardly ever.
     "log of 0": (lambda *drawn: -ops.log(uniform(*drawn) + 1e-20), "underflow"),
-    "native uniform": (lambda *drawn: 5 * native("uniform")(*drawn), None),
     "native normal": (lambda *drawn: 5 * native("normal")(*drawn), None),
     "native log of 0": (
         lambda *drawn: -ops.log(native("uniform")(*drawn) + 1e-20),
