@@ -158,20 +158,12 @@ def with_kernel(value):
     return build
 
 
-def pure():
-    dense = layers.Dense(3, dtype="bfloat16")
-    model = keras.Sequential([keras.Input((8,)), dense])
-    model.compile("adam", LOGITS, jit_compile=False)
-    return model, X
-
-
 @pytest.mark.parametrize(
     ("build", "kind", "numbers", "advice"),
     [
         (with_inf, "bad_data", {"rows_of_x": [2, 5]}, "isfinite"),
         (with_kernel(np.nan), "weights_lost", {}, "checkpoint"),
         (with_kernel(3e38), "divergence", {}, "float32"),
-        (pure, "policy", {}, "mixed_bfloat16"),
     ],
 )
 def test_what_no_layer_is_to_blame_for_has_a_name(build, kind, numbers, advice):

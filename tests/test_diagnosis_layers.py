@@ -12,12 +12,11 @@ from diagnosis_models import (
     model_of,
 )
 from keras import layers, ops
-from monitor_models import BACKEND, each_jit, one_backend, only_torch
+from monitor_models import BACKEND, each_jit, only_torch
 from zoo.parts import dense, plus
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis import call_search, search_state
-from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.examination import examine
 
 RANDOM = np.random.default_rng(0)
@@ -337,23 +336,3 @@ def test_what_rounding_the_data_has_left_of_a_mean_is_no_fault():
     x = np.random.default_rng(0).normal(size=(32, 120, 1))
     x = (x - x.mean(axis=1, keepdims=True)).astype("float32")
     assert blamed(model, x, np.arange(32) % 2) == []
-
-
-@one_backend
-@pytest.mark.parametrize(
-    ("low", "exact", "expected"),
-    [
-        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
-        ([[3.0]], [[4.0]], 0.25),
-        ([[0.0], [3.0]], [[4.0], [3.0]], 0.8),
-        ([[np.nan]], [[1.0]], np.inf),
-        ([[np.inf]], [[1.0]], np.inf),
-        ([[np.nan, 1.0]], [[np.inf, 1.0]], 0.0),
-        ([[0.0]], [[0.0]], 0.0),
-        ([[1.0]], [[0.0]], np.inf),
-        ([[1e38]], [[2e38]], 0.5),
-    ],
-)
-def test_relative_error(low, exact, expected):
-    arrays = [[np.array(a) for a in part] for part in (low, exact)]
-    assert relative_error(*arrays) == pytest.approx(expected)
