@@ -212,12 +212,6 @@ def test_wrong_calls(arguments, error, message):
 
 
 @one_backend
-def test_unknown_kinds_are_refused():
-    with pytest.raises(ValueError, match="Received: kind='x'"):
-        kmp.Verdict("x")
-
-
-@one_backend
 def test_scale_windows():
     # 2**-24 is float16's smallest number and 65504 its largest, just below
     # 2**16: three bits are kept below, two above.

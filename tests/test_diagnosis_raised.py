@@ -154,22 +154,6 @@ def mixed_loss(jit):
     return compiled(mixed, None, jit=jit), X, X
 
 
-class Picky(keras.metrics.Mean):
-    """Refuses float16, as a top-k accuracy does on TensorFlow."""
-
-    def update_state(self, y, outputs, sample_weight=None):
-        if keras.backend.standardize_dtype(outputs.dtype) == "float16":
-            raise TypeError("expected float32")
-        super().update_state(outputs)
-
-
-def picky(jit):
-    plain = model(dense(4), wide=())
-    optimizer = kmp.LossScaleOptimizer("adam")
-    plain.compile(optimizer, "mse", metrics=[Picky()], jit_compile=jit)
-    return plain, X, LABELS
-
-
 class WithAddedLosses(FunctionalOwnStep):
     """Adds what layers have added to a loss of the dtype of its outputs."""
 
@@ -211,7 +195,6 @@ RAISED = {
     ),
     refused_nan: ([("norm", "underflow")], {"norm"}),
     mixed_loss: ([("last", "unsupported")], {"last"}),
-    picky: ([("head", "unsupported")], {"head"}),
     repair_mixed: (
         # TensorFlow adds no float32 to a float16.
         [("commitment", "forward_overflow")]

@@ -441,6 +441,18 @@ def narrow(optimizer, dtype="float16"):
     return model
 
 
+def test_an_epsilon_that_is_0_in_the_variables_is_refused():
+    adam = keras.optimizers.Adam(1e-3, epsilon=1e-8)
+    model = narrow(kmp.LossScaleOptimizer(adam))
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="`epsilon` of Adam"):
+        model.fit(X, Y, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+    adam = keras.optimizers.Adam(1e-3, epsilon=1e-8)
+    with pytest.raises(ValueError, match="Received: epsilon=1e-08"):
+        kmp.ensure_loss_scaling(narrow(adam))
+
+
 @pytest.mark.parametrize(
     ("optimizer", "epsilon"),
     [("Adam", 1e-8), ("RMSprop", 1e-8), ("Adamax", 1e-7)],

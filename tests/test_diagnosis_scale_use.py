@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from diagnosis_models import Own
 from keras import ops
 from scale_use_models import (
     BACKEND,
@@ -63,16 +64,6 @@ def by_hand(change):
         change(optimizer, gradients, optimizer.loss_scale, variables)
 
     return step(update=update)
-
-
-def with_layer(call):
-    """A layer that computes a function."""
-
-    class Own(keras.layers.Layer):
-        def call(self, x):
-            return call(x)
-
-    return Own(name="own")
 
 
 def own_gradient(function, gradient):
@@ -325,7 +316,7 @@ WRONG = {
     "scales twice": step(scaled=scaled_twice),
     "scales one half": lambda: compiled(step=ScalesOneHalf()),
     "custom gradient": lambda: compiled(loss=lambda y, p: SQUARES(p - y)),
-    "layer adds gradient": lambda: step(with_layer(adds_gradient))(),
+    "layer adds gradient": lambda: step(Own(adds_gradient))(),
 }
 if BACKEND == "tensorflow":  # Its kernels never draw the same numbers again.
     del WRONG["clips beside noise"]
