@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from diagnosis_models import LOGITS, OwnLoss, blamed, compiled, demoted, found
 from keras import layers, ops
-from monitor_models import each_jit, one_backend
+from monitor_models import BACKEND, each_jit, one_backend
 from scale_use_models import Step, with_step
 from zoo.data import vectors
 
@@ -338,6 +338,33 @@ def test_rounding_errors_may_overflow_all_the_same(jit):
     assert numbers["shift"]["highest_bits"] < 60
     # No scale is too low for it.
     assert "lowest_bits" not in numbers["shift"]
+
+
+@each_jit
+def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
+    """Those of attention, which cancel in a normalization of one channel."""
+    keras.utils.set_random_seed(2)
+    # Without dropout it does not compile on JAX on a CPU.
+    dropout = 1e-9 if BACKEND == "jax" else 0.0
+    x = inputs = keras.Input((16, 1))
+    for _ in range(4):
+        y = layers.MultiHeadAttention(4, 256, dropout=dropout)(x, x)
+        y = x + layers.LayerNormalization(epsilon=1e-6)(y)
+        x = layers.Conv1D(4, 1, activation="relu")(y)
+        x = layers.Conv1D(1, 1)(x)
+        x = y + layers.LayerNormalization(epsilon=1e-6)(x)
+    x = layers.GlobalAveragePooling1D(data_format="channels_first")(x)
+    x = layers.Dense(128, activation="relu")(x)
+    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
+    optimizer = keras.optimizers.Adam(1e-4)
+    compiled(model, "sparse_categorical_crossentropy", optimizer, jit)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(128, 16, 1)), random.integers(0, 2, 128)
+    for _ in range(3):
+        assert {kind for _, kind in found(model, x[:8], y[:8])} <= {
+            "scale_search"
+        }
+        model.fit(x, y, 8, verbose=0)
 
 
 def test_the_loss_scale_of_a_verdict_is_the_one_in_use():
