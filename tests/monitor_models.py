@@ -13,13 +13,7 @@ import os
 import keras
 import numpy as np
 import pytest
-from optimizer_models import (  # noqa: F401
-    BACKEND,
-    JITS,
-    only_jax,
-    only_tensorflow,
-    only_torch,
-)
+from optimizer_models import BACKEND
 from reporting_readers import read_events, read_tag
 
 import keras_mixprec as kmp
@@ -27,6 +21,7 @@ import keras_mixprec as kmp
 BAD = 1e30
 ROWS = 4
 
+JITS = {"tensorflow": [True, False], "jax": [True], "torch": [False]}[BACKEND]
 # Op by op on TensorFlow; JAX always compiles, torch never does.
 JIT = JITS[-1]
 # For files most of which runs on one backend, and what in them runs on each.
@@ -51,6 +46,10 @@ each_optimizer = pytest.mark.parametrize(
     "wrap",
     [kmp.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer],
     ids=["ours", "keras"],
+)
+only_tensorflow, only_jax, only_torch = (
+    pytest.mark.skipif(name != BACKEND, reason=f"a feature of {name}")
+    for name in ("tensorflow", "jax", "torch")
 )
 not_torch, not_jax = (
     pytest.mark.skipif(name == BACKEND, reason=f"{name} lacks it")

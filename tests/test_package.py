@@ -196,7 +196,7 @@ CLOCKS = {
 
 def read_clocks(path):
     """What in a file reads a clock other than that of the package."""
-    for node in ast.walk(tree(path)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             owner, names = node.module, [alias.name for alias in node.names]
         elif isinstance(node, ast.Attribute):
