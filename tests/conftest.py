@@ -46,11 +46,13 @@ def pytest_collection_modifyitems(items):
 
     Tests without a backend in them run on torch. The cases of a test that
     runs on each backend are dealt out over the three, so that each case runs
-    somewhere and the test everywhere.
+    somewhere and the test everywhere, unless they are `chosen_by_backend`.
     """
     backend = keras.backend.backend()
     cases = collections.defaultdict(list)
     for item in items:
+        if item.get_closest_marker("chosen_by_backend"):
+            continue
         if not _has_no_backend(item):
             test = f"{item.path.name}::{item.name.split('[')[0]}"
             cases[test].append(item)

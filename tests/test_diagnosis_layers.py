@@ -273,10 +273,9 @@ TIES = {
     # An underflow that changes nothing, in float32 either.
     "adds nothing": lambda: [plus(layers.Rescaling(1e-9))],
 }
-SOME_TIES = TIES if BACKEND == "torch" else ["one of two", "equal, in order"]
 
 
-@pytest.mark.parametrize("name", SOME_TIES)
+@pytest.mark.parametrize("name", TIES)
 def test_a_tie_is_no_fault(name):
     wide = ["wide"] if name == "mean of 0" else []
     assert found(with_head(*TIES[name](), wide=wide), X, Y) == []

@@ -122,9 +122,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", HEALTHY if BACKEND == "torch" else ["masked", "attends"]
-)
+@pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model(name):
     assert found(model_of(*HEALTHY[name]()), X) == []
 

@@ -370,13 +370,14 @@ _OFTEN |= {"as Keras", "clips after unscaling", "sharpness aware"}
 def cases(table):
     often = set(table) if BACKEND == "torch" else _OFTEN
     slow = pytest.mark.slow
-    return pytest.mark.parametrize(
+    each = pytest.mark.parametrize(
         "build",
         [
             pytest.param(build, id=name, marks=() if name in often else slow)
             for name, build in table.items()
         ],
     )
+    return lambda test: pytest.mark.chosen_by_backend(each(test))
 
 
 def found(model):
@@ -408,9 +409,7 @@ EXPLAINED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", EXPLAINED if BACKEND == "torch" else ["layer adds gradient"]
-)
+@pytest.mark.parametrize("name", EXPLAINED)
 def test_it_is_said_what_follows_the_loss_scale_and_what_does_not(name):
     behind, count, said = EXPLAINED[name]
     verdict = found(WRONG[name]())[0]

@@ -5,9 +5,12 @@ import pytest
 from zoo import CASES, cases
 
 # Of constants that do not fit float16, as the models are built and trained.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:(overflow|invalid value) encountered:RuntimeWarning"
-)
+pytestmark = [
+    pytest.mark.chosen_by_backend,
+    pytest.mark.filterwarnings(
+        "ignore:(overflow|invalid value) encountered:RuntimeWarning"
+    ),
+]
 
 BACKEND = keras.backend.backend()
 DEFAULT = [case for case in CASES.values() if case.default == BACKEND]
