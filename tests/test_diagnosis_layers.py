@@ -12,7 +12,7 @@ from diagnosis_models import (
     model_of,
 )
 from keras import layers, ops
-from monitor_models import BACKEND, each_jit, only_torch
+from monitor_models import each_jit, only_torch
 from zoo.parts import dense, plus
 
 import keras_mixprec as kmp
