@@ -44,28 +44,32 @@ if keras.backend.backend() != "torch":
 def pytest_collection_modifyitems(items):
     """Marks as slow what the default tests leave out on a backend.
 
-    Tests without a backend in them run on torch. The cases of a test that
-    runs on each backend are dealt out over the three, so that each case runs
-    somewhere and the test everywhere, unless they are `chosen_by_backend`.
+    Tests without a backend in them run on torch. The cases of the others are
+    dealt out over the three backends, unless they are `chosen_by_backend`. A
+    test runs on each of them, but one that takes `long` on as many as it has
+    cases.
     """
     backend = keras.backend.backend()
     cases = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("chosen_by_backend"):
-            continue
-        if not _has_no_backend(item):
+        if _has_no_backend(item):
+            if backend != "torch":
+                item.add_marker(pytest.mark.slow)
+        elif not {"slow", "chosen_by_backend"} & _markers(item):
             test = f"{item.path.name}::{item.name.split('[')[0]}"
             cases[test].append(item)
-        elif backend != "torch":
-            item.add_marker(pytest.mark.slow)
     place = ["tensorflow", "jax", "torch"].index(backend)
     for test, dealt in cases.items():
         # From another backend on in each test: no backend gets all the first.
         mine = place + zlib.crc32(test.encode())
-        hands = min(3, len(dealt))
+        hands = 3 if "long" in _markers(dealt[0]) else min(3, len(dealt))
         for number, item in enumerate(dealt):
             if (number - mine) % hands:
                 item.add_marker(pytest.mark.slow)
+
+
+def _markers(item):
+    return {marker.name for marker in item.iter_markers()}
 
 
 def _has_no_backend(item):

@@ -59,6 +59,7 @@ def arms():
     return {arm["name"]: arm for arm in record["arms"]}, plan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_losses_are_those_of_a_plain_fit_under_each_policy(arms, policy):
     data = models.arrays()

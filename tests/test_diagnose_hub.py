@@ -19,6 +19,7 @@ def _in_float16():
     keras.config.set_dtype_policy("mixed_float16")
 
 
+@pytest.mark.long
 def test_a_sound_one_has_no_verdicts_and_generates_as_before():
     model, x = made(), inputs()
     before = generate(model, x)
@@ -27,6 +28,7 @@ def test_a_sound_one_has_no_verdicts_and_generates_as_before():
     np.testing.assert_array_equal(generate(model, x), before)
 
 
+@pytest.mark.long
 def test_what_overflows_at_the_third_step():
     model = made_large()
     found = kmp.diagnose_call(model, generate, model, inputs())

@@ -49,6 +49,7 @@ def healthy(*parts, **arguments):
     return compiled(model_of(*parts, dense(3), **arguments), LOGITS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [faulty, healthy])
 def test_nothing_is_changed(build):
     def losses(asked):
@@ -224,6 +225,7 @@ def test_scale_windows():
     assert scale_window([]) == (-np.inf, np.inf)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", ["torch", "deepspeed"])
 def test_gradients_may_need_a_loss_scale_below_one(preset):
     # Those of `first` and `head` are up to 2**17, which float16 holds from a
@@ -325,6 +327,7 @@ def of_one_size():
     return prepared(lambda x: ops.reshape(x, (96, 4)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "shape"), [(stateful, (2, 2)), (of_one_size, (4,))]
 )
@@ -380,6 +383,7 @@ def graphs(jit):
     return compiled(model, jit=jit), batch
 
 
+@pytest.mark.long
 @each_jit
 def test_parts_of_other_sizes_are_diagnosed(jit, tmp_path):
     model, batch = graphs(jit)

@@ -64,6 +64,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name):
     parts, size, expected = FAULTS[name]
@@ -203,6 +204,7 @@ def alone(number):
     return vanishing(f"link{number}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", ["step", "call"])
 def test_a_chain_takes_few_runs(target, monkeypatch):
     runs = []
@@ -316,6 +318,7 @@ def wavy(seed):
     return model_of(*parts, shape=(4,), policy="mixed_float16", seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "seed"),
     [(unresolved, 0), (wavy, 0)],
@@ -327,6 +330,7 @@ def test_a_loss_that_float32_does_not_settle_blames_none(build, seed):
     assert blamed(model, *data) == []
 
 
+@pytest.mark.long
 def test_what_rounding_the_data_has_left_of_a_mean_is_no_fault():
     """As of series that were made to have a mean of 0, in float32."""
     parts = layers.GlobalAveragePooling1D, dense(16), dense(2)

@@ -59,6 +59,7 @@ def between(name=None):
     return model
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_models_own_call_is_named_by_the_layer_that_it_follows(
@@ -117,6 +118,7 @@ def of_call(jit, **arguments):
     return compiled(model, jit=jit), 600 * X, X
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize(
     ("build", "kind", "advice"),
@@ -268,6 +270,7 @@ def penalized(penalty):
     return dense(8, activity_regularizer=penalty, name="adds")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "parts",
     [
@@ -291,6 +294,7 @@ def test_a_sound_added_loss_is_nobodys_fault():
     assert named(with_head(penalized("l2")), 4 * X) == refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1, 1000])
 def test_a_regularizer_that_overflows_is_told_from_its_layer(factor):
     large = dense(64, kernel_initializer="ones", activity_regularizer="l2")

@@ -75,6 +75,7 @@ def test_a_model_compiled_or_not(build, loss, jit):
     assert model.compiled == bool(loss)
 
 
+@pytest.mark.long
 def test_it_is_inference():
     """In training the batch's own mean and variance are small."""
     norm = layers.BatchNormalization(name="norm")
@@ -317,6 +318,7 @@ def test_a_sampler_draws_the_same_in_each_run_and_as_before():
     np.testing.assert_array_equal(np.random.get_state()[1], state[1])
 
 
+@pytest.mark.long
 def test_a_model_that_is_not_built_and_a_generator_of_several_models():
     keras.config.set_dtype_policy("mixed_float16")
     model = keras.Sequential([layers.Dense(4, name="first"), root()])

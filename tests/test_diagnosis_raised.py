@@ -79,6 +79,7 @@ def test_the_cast_that_made_the_nan_is_named(gain):
     assert "call" not in verdict.advice
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize("first", [2049, 4032])
 def test_token_ids_that_a_cast_rounds_are_named(first, jit):
@@ -89,6 +90,7 @@ def test_token_ids_that_a_cast_rounds_are_named(first, jit):
     assert "dtype='int32'" in verdict.advice
 
 
+@pytest.mark.long
 def test_an_overflow_of_integers_is_no_rounding_of_them():
     metres = np.arange(3001, 3065).reshape(16, 4)
     inputs = keras.Input((4,))
@@ -262,6 +264,7 @@ if not TENSORFLOW:  # Keras' trainer adds up losses of two dtypes.
     RAISED[two_penalties] = [], set()
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize("build", RAISED)
 def test_what_raises_is_found_and_repaired(build, jit):
@@ -292,6 +295,7 @@ def test_a_rule_for_a_part_of_a_layer_makes_no_mix_of_dtypes():
     assert mixed.predict(X, verbose=0).shape == (4, 1)
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize("in_sequential", [True, False])
 def test_a_loss_that_refuses_what_a_sequential_casts(in_sequential, jit):

@@ -75,6 +75,7 @@ def test_a_scale_below_all_gradients_is_named():
     assert f"initial_scale=2.0**{numbers['needed_bits']}" in verdict.advice
 
 
+@pytest.mark.long
 @each_jit
 def test_the_tuner_raises_it_and_demotes_nothing(jit):
     def accuracy(model):
@@ -94,6 +95,7 @@ def test_the_tuner_raises_it_and_demotes_nothing(jit):
     assert found(model, *SOME) == []
 
 
+@pytest.mark.long
 def test_a_dry_run_only_says_so(tmp_path):
     model = classifier()
     tuner = kmp.PrecisionTuner(verbose=0, dry_run=True)
@@ -144,6 +146,7 @@ def test_a_scale_that_fell_is_not_to_start_higher(jit):
 # What the tuner does about a scale that a rule holds where it suits no layer.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
@@ -170,6 +173,7 @@ def test_the_tuner_sets_a_scale_or_says_once_which(rule, kind):
     assert after == pytest.approx(advised, abs=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bits", [-18, 24])
 def test_of_a_fixed_loss_scale_one_that_suits_all_is_advised(bits):
     first, normal = layers.Dense(32, "relu"), layers.LayerNormalization()
@@ -214,6 +218,7 @@ def fit_far(model, *callbacks):
     return fit(model, *callbacks, rows=128, epochs=2, y=FAR, batch_size=4)
 
 
+@pytest.mark.long
 @each_jit
 def test_a_scale_that_falls_far_enough_by_itself_takes_no_demotion(jit):
     # Keras' own, which has no floor.
@@ -239,6 +244,7 @@ def test_a_floor_above_the_scales_that_suit_is_lowered(jit):
     assert found(model, X[:4], FAR[:4]) == []
 
 
+@pytest.mark.long
 def test_no_floor_is_lowered_where_nothing_may_be_compiled_anew():
     model = far(kmp.LossScaleOptimizer("adam"), False)
     tuner = kmp.PrecisionTuner(verbose=0, max_rebuilds=0)
@@ -267,6 +273,7 @@ def saturated(*wide):
     return compiled(model, loss)
 
 
+@pytest.mark.long
 def test_a_gradient_that_overflows_at_a_scale_of_1_has_a_name(tmp_path):
     y = Y[:, None]
     (verdict,) = kmp.diagnose(saturated(), X[:32], y[:32])
@@ -340,6 +347,7 @@ def test_rounding_errors_may_overflow_all_the_same(jit):
     assert "lowest_bits" not in numbers["shift"]
 
 
+@pytest.mark.long
 @each_jit
 def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
     """Those of attention, which cancel in a normalization of one channel."""
@@ -367,6 +375,7 @@ def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
         model.fit(x, y, 8, verbose=0)
 
 
+@pytest.mark.long
 def test_the_loss_scale_of_a_verdict_is_the_one_in_use():
     square = layers.Lambda(ops.square, name="square")
     model = sequential(layers.Dense(8), square, layers.Dense(1), inputs=8)
@@ -394,6 +403,7 @@ class Grows(layers.Layer):
         return x * ops.cast(2.0 ** (self.steps / 8.0), x.dtype)
 
 
+@pytest.mark.long
 @each_jit
 def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
     shrinks = layers.Rescaling(2.0**-14, name="shrinks")
@@ -415,6 +425,7 @@ def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
 # What a loss computes of the outputs in 16 bits.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "of"),
     [

@@ -387,6 +387,7 @@ def found(model):
     return verdicts
 
 
+@pytest.mark.long
 @cases(WRONG)
 def test_an_update_that_depends_on_the_loss_scale_is_named(build):
     assert found(build())[0].kind == "loss_scale_ignored"

@@ -108,6 +108,7 @@ def test_the_cell_of_a_recurrent_layer():
 # A network that is known to overflow.
 
 
+@pytest.mark.long
 def test_the_decoder_of_an_autoencoder():
     up = {"up_1": "relu", "up_2": None}
     up = [
@@ -161,6 +162,7 @@ def trained_by(layer):
     return compiled(model, jit=JIT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layer", [given, adapted])
 def test_statistics_follow_the_policy(layer):
     model = trained_by(layer)
@@ -313,6 +315,7 @@ class Faint(layers.Layer):
         return self.dropout(x, training=training) * 1e-5 * 1e-4
 
 
+@pytest.mark.long
 @each_jit
 def test_other_draws_in_xla_do_not_hide_a_fault(jit):
     keras.config.set_dtype_policy("mixed_float16")

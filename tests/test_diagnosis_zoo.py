@@ -51,11 +51,13 @@ def check(case, jit_compile, setup):
         assert verdict.advice
 
 
+@pytest.mark.long
 @some(DEFAULT, REST)
 def test_finds_the_culprits_and_nothing_else(case):
     check(case, False, BACKEND)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(BACKEND == "torch", reason="Torch runs op by op.")
 @some([CASES[n] for n in COMPILED], [CASES[n] for n in REST_COMPILED])
 def test_finds_them_in_compiled_steps(case):
@@ -63,6 +65,7 @@ def test_finds_them_in_compiled_steps(case):
     check(case, True, setup)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*BFLOAT16][:: 1 if BACKEND == "torch" else 3])
 def test_what_is_at_fault_in_bfloat16(name):
     (case,) = cases([name])

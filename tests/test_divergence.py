@@ -77,6 +77,7 @@ def check_diverged(watcher):
     return verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "tuned"), CASES)
 def test_no_layer_is_blamed_for_a_learning_rate(tmp_path, name, tuned):
     watcher, callback = monitor(tmp_path, update_freq=2), tuner()
@@ -90,6 +91,7 @@ def test_no_layer_is_blamed_for_a_learning_rate(tmp_path, name, tuned):
     assert run["headline"]["state"] == "failing"
 
 
+@pytest.mark.long
 @BOTH
 def test_validation_blames_no_layer_for_it_either(tmp_path, tuned):
     watcher, callback = monitor(tmp_path), tuner()
@@ -101,6 +103,7 @@ def test_validation_blames_no_layer_for_it_either(tmp_path, tuned):
         assert "has diverged" in event["message"]
 
 
+@pytest.mark.long
 def test_a_run_of_one_batch_an_epoch_diverges_as_well(tmp_path):
     watcher = monitor(tmp_path, update_freq=2)
     diverging("images", [watcher], batch_size=ROWS * STEPS, epochs=8)

@@ -89,6 +89,7 @@ def report(examined):
     return examined[0]
 
 
+@pytest.mark.long
 def test_it_leaves_names_random_numbers_and_the_policy_alone(examined):
     without, after = examined[1]
     assert after == without

@@ -41,6 +41,7 @@ def alone():
     return block(layers.Dense(1, dtype="float32", name="head"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [alone, nested])
 def test_a_sequential_without_an_input_is_diagnosed_and_repaired(build):
     model = build()

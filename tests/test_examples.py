@@ -59,6 +59,7 @@ OF_ONE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [*OF_ONE]

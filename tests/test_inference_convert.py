@@ -98,6 +98,7 @@ def conversion():
     return model, small, report, before, state_of(model)
 
 
+@pytest.mark.long
 def test_every_weight_but_statistics_has_16_bits_and_the_model_none(conversion):
     _, small, report, before, after = conversion
     assert before == after
@@ -126,6 +127,7 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype(conversion):
     assert f"set_dtype_policy({LOW!r})" in report.notes[0]
 
 
+@pytest.mark.long
 def test_a_plan_from_training_is_followed():
     plan = kmp.apply_policy(mixed_graph(), "mixed_bfloat16", rules=[])
     policies = {**plan, "shared": "float32", "block/dense": "float32"}
@@ -203,6 +205,7 @@ def test_the_config_of_training_is_not_needed():
     np.testing.assert_allclose(small.predict(ROWS), exact, atol=0.05)
 
 
+@pytest.mark.long
 def test_indices_of_an_embedding_are_kept():
     stack = [layers.Embedding(5000, 4), layers.Flatten(), layers.Dense(2)]
     model = keras.Sequential(stack)
@@ -213,6 +216,7 @@ def test_indices_of_an_embedding_are_kept():
     assert report.size["after"] * 2 == report.size["before"]
 
 
+@pytest.mark.long
 def test_recurrent_layers_come_back_from_a_file(tmp_path):
     inputs = keras.Input((6, 8))
     lstm = layers.LSTM(8, dropout=0.5, return_sequences=True, name="lstm")
@@ -233,6 +237,7 @@ def test_recurrent_layers_come_back_from_a_file(tmp_path):
     assert report.size["after"] * 2 == report.size["before"]
 
 
+@pytest.mark.long
 def test_what_cannot_be_compiled_is_wide():
     inputs = keras.Input((6, 8))
     x = layers.MultiHeadAttention(2, 4, name="attention")(inputs, inputs)

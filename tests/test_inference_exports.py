@@ -39,6 +39,7 @@ def export(small, path, form):
     return path
 
 
+@pytest.mark.long
 @only("tensorflow", "jax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
@@ -55,6 +56,7 @@ def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     assert "keeps" in report.exports["tf_saved_model"]
 
 
+@pytest.mark.long
 @only("tensorflow", "torch")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):

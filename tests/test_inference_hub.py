@@ -25,6 +25,7 @@ def stored(model):
     return {v.dtype for v in model.weights if len(v.shape) > 1}
 
 
+@pytest.mark.long
 def test_a_task_generates_the_same_also_from_a_file(tmp_path):
     model, x = made(), inputs()
     small, report = converted(model)

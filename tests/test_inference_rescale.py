@@ -90,6 +90,7 @@ def row(report, path):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "x", "wide"),
     [
@@ -115,6 +116,7 @@ def test_a_conversion_rescales_weights_where_a_layer_would_be_wide(
     assert_loads_the_same(small, x, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "x"),
     [(convolutions, IMAGES), (t5, TOKENS), (rms_norm, VECTORS)],
@@ -186,6 +188,7 @@ def gated(activation, unit=5e3, op=None):
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("activation", "unit"), [("softmax", 5e3), ("silu", -5e3)]
 )

@@ -88,11 +88,13 @@ def found(plan):
     return {p for p, why in plan.reasons.items() if why.startswith("in mixed_")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_it_finds_the_culprits_and_nothing_else(name):
     assert found(search(CASES[name])) == CASES[name].culprits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONTROLS)
 def test_healthy_models_need_no_float32(name):
     assert found(search(CASES[name])) == set()
@@ -120,6 +122,7 @@ def test_a_model_that_follows_the_plan_trains_as_in_float32(tmp_path):
     assert case.learns(case.fit(model), exact)
 
 
+@pytest.mark.long
 def test_a_block_of_a_subclassed_model_is_taken_apart():
     model = compiled(Subclassed())
     plan = kmp.minimize_float32(model, {"features": X}, Y, rules=[])
@@ -169,6 +172,7 @@ def state(model):
     )
 
 
+@pytest.mark.long
 def test_nothing_is_changed():
     bad = Overflowing(name="bad")
     model = sequential(layers.Dense(8), bad, layers.Dropout(0.5))

@@ -136,6 +136,7 @@ def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
     assert -np.inf not in [bits for _, bits in headroom.values()]
 
 
+@pytest.mark.long
 @every_backend
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_tensors_that_numpy_does_not_take(dtype, tmp_path):
@@ -179,6 +180,7 @@ def validated(folder, validation, model, *others, **arguments):
     return watched(folder, rows(32), model, *others, **own, **arguments)
 
 
+@pytest.mark.long
 @each_jit
 def test_a_layer_that_overflows_in_validation_alone_is_named(tmp_path, jit):
     done = validated(tmp_path, rows(40, (3, 37)), energies(jit))

@@ -62,6 +62,7 @@ def found(run):
 LARGE = [("forward_overflow", "large")]
 
 
+@pytest.mark.long
 @each_jit
 def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
     # At 2% nobody looks in a run as short as this.
@@ -235,6 +236,7 @@ def trained(folder, model, steps=40, **arguments):
     return watched(folder, (x, y), model, **arguments)
 
 
+@pytest.mark.long
 @each_jit
 def test_gradients_that_vanish_at_every_step_are_found(jit, tmp_path):
     model = in_metres(jit)
@@ -257,6 +259,7 @@ class Gate(layers.Layer):
         return x + 0.0 * ops.cast(ops.sign(x), x.dtype) - x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "policy",
     [
@@ -284,6 +287,7 @@ def no_diagnosis(monkeypatch):
     monkeypatch.setattr(audits.Examiner, "wants", lambda *_: False)
 
 
+@pytest.mark.long
 @every_backend
 @pytest.mark.usefixtures("no_diagnosis")
 def test_zero_gradients_that_nothing_was_compared_for_are_a_warning(tmp_path):

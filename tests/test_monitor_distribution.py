@@ -15,6 +15,7 @@ from keras_mixprec.metrics import PROBED
 STEPS, BROKE_UNTIL = 60, 30
 
 
+@pytest.mark.long
 def test_two_workers():
     first, second = workers.run_two_workers("watched")
     assert first == second
@@ -29,6 +30,7 @@ def test_two_workers():
     assert "worker" not in first["healthy"]["report"]
 
 
+@pytest.mark.long
 @not_torch
 def test_two_devices_have_one_log():
     workers.run("replicas_monitor.py")

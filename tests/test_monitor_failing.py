@@ -221,6 +221,7 @@ def test_a_batch_that_is_loaded_fails_alike(tmp_path):
     assert found == ["forward_overflow", "squares", 3]
 
 
+@pytest.mark.long
 @each_jit
 def test_training_is_the_same_and_the_first_are_kept(tmp_path, jit):
     values = with_bad(good(8), 2, 3, 6)
@@ -251,6 +252,7 @@ def disk(tmp_path):
         yield folder
 
 
+@pytest.mark.long
 @every_backend
 def test_a_disk_that_fails_ends_nothing(disk, tmp_path):
     values, options = with_bad(good(STEPS), 3) * 3, {"update_freq": 1}

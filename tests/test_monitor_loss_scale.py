@@ -64,6 +64,7 @@ def wrapped(rule):
     return wrap
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -79,6 +80,7 @@ def test_the_scale_of_every_step_is_logged(name, tmp_path):
     assert told(tmp_path, "loss_scale_not_known") == []
 
 
+@pytest.mark.long
 @not_torch
 @each_jit
 def test_steps_that_are_taken_by_eights(jit, tmp_path):

@@ -265,6 +265,7 @@ def labeled(values):
 
 
 # Keras' metrics of float16 predictions, without a monitor as well.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @each_jit
 def test_metrics_leave_the_bad_batches_out(jit, tmp_path):
@@ -289,6 +290,7 @@ def test_metrics_leave_the_bad_batches_out(jit, tmp_path):
         np.testing.assert_allclose(value, expected[name], rtol=1e-5)
 
 
+@pytest.mark.long
 @each_jit
 def test_losses_of_several_outputs(jit, tmp_path):
     keras.config.set_dtype_policy("mixed_float16")

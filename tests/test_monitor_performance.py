@@ -97,6 +97,7 @@ def test_a_step_takes_what_the_clock_says(make, at_once, off, tmp_path, clock):
     assert rate == near(ROWS, rel=off)
 
 
+@pytest.mark.long
 @every_backend
 def test_probes_and_their_compilation_are_no_steps(tmp_path, clock):
     x = np.ones((ROWS * 60, 4), "float32")

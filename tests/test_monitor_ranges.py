@@ -80,6 +80,7 @@ def least_headroom(layer):
     return np.log2(65504 / max(np.abs(v.astype("f8")).max() for v in values))
 
 
+@pytest.mark.long
 @each_jit
 def test_135_steps_have_ranges_in_between_and_histograms(jit, tmp_path):
     model = sequential(jit)
@@ -103,6 +104,7 @@ def test_a_run_that_ends_in_mid_epoch(tmp_path):
     assert_complete(model, tmp_path, last=6)
 
 
+@pytest.mark.long
 @every_backend
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 @pytest.mark.parametrize("arguments", [{}, {"max_overhead": 1e-9}])
@@ -138,6 +140,7 @@ def test_readings_in_between_take_a_share_of_the_time(
     assert measured_at["seconds"] == 5.0
 
 
+@pytest.mark.long
 @every_backend
 def test_activations_and_gradients_are_those_of_numpy(tmp_path):
     model, (x, y) = sequential(), data(16)
@@ -175,6 +178,7 @@ def test_none_are_measured_and_the_argument_is_named(name, tmp_path):
 OUTLIERS = {"update_freq": 1, "probe_every": 1}
 
 
+@pytest.mark.long
 @every_backend
 def test_a_repaired_layer_is_no_finding(tmp_path):
     values = [1.0] * 3 + [1000.0] * 20
@@ -194,6 +198,7 @@ def test_a_repaired_layer_is_no_finding(tmp_path):
     assert big["repaired_verdicts"] == big["verdicts"]
 
 
+@pytest.mark.long
 @every_backend
 def test_what_is_not_repaired_stays_a_finding(tmp_path):
     run = watched(tmp_path, [1000.0] * 9, chain(), **OUTLIERS)
@@ -227,6 +232,7 @@ def tables(run, tag="mixprec/heat/00000"):
     return read_tag(str(run.folder / "mixprec"), tag)
 
 
+@pytest.mark.long
 @every_backend
 @of_probes
 @pytest.mark.parametrize("update_freq", [1, 1000])
@@ -273,6 +279,7 @@ def test_the_probed_step_is_compiled_after_so_many_steps(tmp_path, clock):
     assert event["step"] == 21
 
 
+@pytest.mark.long
 @every_backend
 @of_probes
 def test_a_second_fit_need_not_compile_it_again(tmp_path, monkeypatch):
@@ -307,6 +314,7 @@ class Grows(layers.Layer):
         return ops.clip(x, -1, 1) * ops.cast(self.factor, x.dtype)
 
 
+@pytest.mark.long
 @every_backend
 @of_probes
 def test_a_fall_is_reported_once(tmp_path, capsys):

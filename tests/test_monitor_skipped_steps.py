@@ -23,6 +23,7 @@ from monitor_models import (
 import keras_mixprec as kmp
 
 
+@pytest.mark.long
 @each_jit
 @each_optimizer
 def test_the_loss_is_the_mean_of_the_finite_batches(wrap, jit, tmp_path):
@@ -196,6 +197,7 @@ def moving(model):
 ROWS = [[1, 2], [3, 4], [1, 2], [3, 4], [1e30, 2], [3, 4], [1, 2], [3, 4]]
 
 
+@pytest.mark.long
 @each_jit
 def test_an_overflow_leaves_the_moving_statistics_finite(jit, tmp_path):
     model, watcher = normalizing(jit), monitor(tmp_path)

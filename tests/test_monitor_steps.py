@@ -29,6 +29,7 @@ import keras_mixprec as kmp
 BURST = [*good(5), *[BAD] * 40, *good(5)]
 
 
+@pytest.mark.long
 @not_torch
 @each_jit
 @each_optimizer
@@ -186,6 +187,7 @@ def test_readings_are_as_many_as_they_may_cost(
         assert read == [*range(0, 81, 10)]
 
 
+@pytest.mark.long
 def test_epochs_of_one_step_are_read_at_some_of_their_ends(tmp_path, clock):
     run = watched(tmp_path, good(1) * 40, epochs=40, **DEFAULTS)
     # At each end it took 5% to 14% of the time. Here time stands still.

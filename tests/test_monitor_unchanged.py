@@ -134,6 +134,7 @@ def outcome(sequence, watching):
     return run.outcome()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sequence",
     [
@@ -185,6 +186,7 @@ def trained(wrap, jit, *callbacks):
     return history + numbers(model.variables)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -393,6 +395,7 @@ def test_a_step_set_on_the_instance(tmp_path):
     assert_same(run(*both(tmp_path)), run())
 
 
+@pytest.mark.long
 @every_backend
 def test_masks_and_sample_weights(tmp_path):
     tokens = np.arange(96).reshape(8, 12) % 20
@@ -500,6 +503,7 @@ def test_variables_of_tensorflows_own(traced):
     np.testing.assert_array_equal(mean.numpy(), before)
 
 
+@pytest.mark.long
 @every_backend
 @pytest.mark.parametrize(
     ("hook", "error"),
@@ -621,6 +625,7 @@ def saved(model, tmp_path):
     return keras.models.load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "name"),
     [

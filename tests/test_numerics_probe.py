@@ -125,6 +125,7 @@ def middle():
     yield layers.BatchNormalization()
 
 
+@pytest.mark.long
 @each_jit
 def test_a_probed_run_is_the_same_run(jit):
     # XLA may fuse, and so round, differently: an ulp of float32 in each of 24
@@ -256,6 +257,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fused", "own"])
 def test_the_largest_attention_logit_is_that_of_numpy(name):
     sequences = np.random.default_rng(0).normal(size=(8, 5, 6))

@@ -104,6 +104,7 @@ def test_squares_neither_overflow_nor_vanish(name):
     assert found.rms == pytest.approx(expected, rel="unlike" in name and 1e-6)
 
 
+@pytest.mark.long
 def test_together_is_of_all_elements():
     parts = [numbers("float16"), numbers("float32"), np.zeros(7, "float32")]
     parts.append(np.array(2.0, "float32"))
@@ -115,6 +116,7 @@ def test_together_is_of_all_elements():
     assert found.rms == pytest.approx(expected.rms, rel=1e-6)
 
 
+@pytest.mark.long
 def test_counts_add_up_beyond_float32():
     # A float32 sum of ones stops at 2**24.
     found = measured(np.ones(2**24 + 8, "float16"), light=True)

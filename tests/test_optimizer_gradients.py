@@ -45,6 +45,7 @@ if BACKEND == "jax":  # It has no float64 unless asked for.
     SIZES = {k: v for k, v in SIZES.items() if "float64" not in k}
 
 
+@pytest.mark.long
 @over_modes("gradient,is_applied,unusual", SIZES, quick=9)
 def test_what_the_update_can_hold_is_applied(
     gradient, is_applied, unusual, mode
@@ -133,6 +134,7 @@ def test_norms(gradients, mode):
     assert_norms(optimizer, norms_of(gradients))
 
 
+@pytest.mark.long
 @each_mode
 def test_order_and_subsets_of_variables(mode):
     gradients, chosen = GRADIENTS["unequal"], [4, 0, 2]

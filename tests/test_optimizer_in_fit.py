@@ -43,6 +43,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["float16 layers", *map(rarely, list(MODELS)[1:])]
 )

@@ -86,6 +86,7 @@ refill = DynamicLossScale.preset("deepspeed", hysteresis_refill="good_step")
 RUNS["refill"] = refill, "float32", 1
 
 
+@pytest.mark.long
 @over_modes("rule,dtype,window", RUNS, quick=5)
 def test_a_run_is_that_of_numpy(rule, dtype, window, mode):
     windows = {"gradient_accumulation_steps": window} if window > 1 else {}

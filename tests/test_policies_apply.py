@@ -37,6 +37,7 @@ def reload(model, tmp_path, global_policy="float32"):
     return keras.models.load_model(tmp_path / "m.keras")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [rarely(recurrent), functional, subclassed])
 def test_every_layer_follows_and_the_plan_restores_what_a_file_loses(
     build, tmp_path

@@ -179,6 +179,7 @@ def test_defaults(backend, kind, capability, products, convolutions):
     assert ("tf32" in holds.available) is ((capability or (0,)) >= (8, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", [kmp.diagnose, kmp.lint])
 def test_float32_references_have_all_digits_where_tf32_is_set(check):
     """As on a GPU: the model's own step is in what is set, TF32."""

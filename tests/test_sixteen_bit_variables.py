@@ -79,6 +79,7 @@ def test_a_reference_has_gradients_of_float32(policy):
         assert own is value
 
 
+@pytest.mark.long
 def test_a_layer_in_float32_computes_with_variables_of_16_bits(
     policy, tmp_path
 ):

@@ -16,6 +16,7 @@ from keras_mixprec.devices.processor import Processor
 one_backend = pytest.mark.one_backend
 
 
+@pytest.mark.long
 @each_jit
 @each_optimizer
 def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
@@ -36,6 +37,7 @@ def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):
     np.testing.assert_allclose(predicted, expected, rtol=1e-3)
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize(("scale", "rate"), [(1.0, 2.0**-30), (16.0, 2.0**-20)])
 def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
@@ -70,6 +72,7 @@ def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
 
 
 # The same operations in the same order, op by op.
+@pytest.mark.long
 @pytest.mark.skipif(BACKEND == "jax", reason="XLA may fuse them otherwise")
 def test_repaired_at_first_it_is_as_if_built_so():
     (case,) = cases(["t5_ffn"])
@@ -85,6 +88,7 @@ def test_repaired_at_first_it_is_as_if_built_so():
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+@pytest.mark.long
 @each_jit
 def test_a_model_that_trains_unscaled_is_scaled_and_not_demoted(jit):
     (case,) = cases(["grad_underflow"])
@@ -141,6 +145,7 @@ class Around(layers.Layer):
         return x + self.within(x)
 
 
+@pytest.mark.long
 def test_a_repair_takes_along_all_that_it_takes_to_run():
     # TensorFlow does not add float32 to float16, two levels up from `down`.
     # Gradients of `faint` vanish wherever those of `down` fit: no loss scale
@@ -283,6 +288,7 @@ def train_norm(layer, *callbacks, jit=None, **arguments):
     return model, history.history["loss"]
 
 
+@pytest.mark.long
 @each_jit
 def test_a_normalization_stays_in_float16(jit, tmp_path):
     path, watcher = tmp_path / "plan.json", monitor(tmp_path / "logs")

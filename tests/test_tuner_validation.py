@@ -63,6 +63,7 @@ def returning(path, **arguments):
     return tuner(path, **{"promote_after": 10, **DATA} | arguments)
 
 
+@pytest.mark.long
 def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(tmp_path):
     model, callback = build(), returning(tmp_path / "plan.json")
     fit(model, watcher := monitor(tmp_path / "logs"), callback)
@@ -93,6 +94,7 @@ def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(tmp_path):
     assert "within tolerance=0.05" in run["headline"]["text"]
 
 
+@pytest.mark.long
 @each_jit
 def test_what_is_to_blame_at_the_end_is_demoted(jit, tmp_path):
     several = {} if BACKEND == "torch" else {"steps_per_execution": 2}
@@ -131,6 +133,7 @@ def test_what_is_to_blame_is_named_where_it_may_not_be_demoted(
         assert name in entry["message"]
 
 
+@pytest.mark.long
 def test_a_function_of_which_more_is_better():
     def score(model):
         found = np.asarray(model.predict(X, verbose=0))
@@ -142,6 +145,7 @@ def test_a_function_of_which_more_is_better():
     assert callback.history[-1]["metric"] == "score"
 
 
+@pytest.mark.long
 def test_nothing_that_is_trained_is_changed(tmp_path):
     def noisy(model):
         np.random.normal(size=3), keras.random.normal((2,))
