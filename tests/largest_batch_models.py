@@ -44,10 +44,6 @@ def batch():
     return np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
 
-# Each of eight activations has a megabyte for each sample.
-LENGTH, CHANNELS = 2**14, 16
-
-
 def broken():
     raise KeyError("what is wrong")
 

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from comparison_records import arm, four_arms, record
+from diagnosis_models import Direction
 from test_golden import markup
 
 from keras_mixprec.analysis.comparison import sign_off
@@ -182,14 +183,6 @@ def test_the_arguments_of_a_comparison_follow_from_its_record():
     assert found["policies"] == policies
     assert found["loss_scales"] == ["torch", "128"]
     assert (found["mode"], found["seeds"]) == ("max", [0, 1, 2])
-
-
-class Direction(keras.layers.Layer):
-    """Its squares overflow in float16, which leaves zeros of it."""
-
-    def call(self, x):
-        squares = keras.ops.sum(x * x, axis=-1, keepdims=True)
-        return x / keras.ops.sqrt(squares + 1e-6)
 
 
 def build():

@@ -1,7 +1,5 @@
 """`benchmarks.gpu`: what fails ends no other item, and is tried again."""
 
-import pathlib
-
 import keras
 import pytest
 
@@ -11,7 +9,6 @@ from benchmarks.gpu.results import Results
 from benchmarks.gpu.table import write_table
 from benchmarks.gpu.work import Task, work
 
-ROOT = pathlib.Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 pytestmark = [
     pytest.mark.one_backend,
@@ -53,6 +50,3 @@ def test_what_fails_is_a_row_and_is_tried_again_by_the_next_run(task, tmp_path):
     text = write_table(tmp_path)
     assert "2 of 3" in text
     assert f"- {BACKEND}, good: of good" in text
-
-
-# In processes, as on a GPU.

@@ -11,7 +11,6 @@ from zoo import CASES
 import keras_mixprec as kmp
 from keras_mixprec.inference.rescale_weights import rescale_weights
 
-BACKEND = keras.backend.backend()
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(1, 3, size=(64, 8)).astype("float32")
 ONES = 400 * np.ones((2, 4), "float32")

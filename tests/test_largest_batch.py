@@ -20,7 +20,6 @@ from keras_mixprec.analysis.largest_batch.training import Trainer
 
 pytestmark = pytest.mark.one_backend
 
-BACKEND = keras.backend.backend()
 X, Y = models.batch()
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="RLIMIT_DATA"

@@ -1,8 +1,7 @@
 """Models whose repair is known beforehand."""
 
 import keras
-import numpy as np
-from monitor_models import BACKEND, ROWS
+from monitor_models import BACKEND, Squares, stream
 
 import keras_mixprec as kmp
 
@@ -67,13 +66,6 @@ def chain(jit=None, **arguments):
     )
 
 
-class Squares(keras.layers.Layer):
-    """Overflows float16 where its input exceeds 255."""
-
-    def call(self, x):
-        return keras.ops.square(x)
-
-
 def regression(rate, jit=None, **of_weights):
     """Its update on an outlier is 1e11 times as large as on other batches."""
     return sequential(
@@ -84,12 +76,6 @@ def regression(rate, jit=None, **of_weights):
         momentum=0.0,
         scale=None,
     )
-
-
-def stream(values):
-    """Yields a batch of each number."""
-    for value in values:
-        yield np.full((ROWS, 1), value, "float32"), np.zeros((ROWS, 1))
 
 
 def fit(model, values, *callbacks, epochs=1, **arguments):

@@ -4,37 +4,15 @@
 modules, one a subject, have a function that builds it.
 """
 
-from zoo import (
-    attention,
-    functions,
-    gan,
-    inputs,
-    losses,
-    norms,
-    pooling,
-    sequences,
-    steps,
-    training,
-)
+import importlib
+import pkgutil
+
 from zoo.case import CASES
+
+for module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"zoo.{module.name}")
 
 
 def cases(names=()) -> list:
     """Returns the named cases, or all."""
     return [CASES[name] for name in names or CASES]
-
-
-__all__ = [
-    "CASES",
-    "attention",
-    "cases",
-    "functions",
-    "gan",
-    "inputs",
-    "losses",
-    "norms",
-    "pooling",
-    "sequences",
-    "steps",
-    "training",
-]

@@ -255,10 +255,6 @@ def angle_of_equals():
     return keras.Model(inputs, head(x, 2))
 
 
-def codes(random):
-    return 20.0 + 0.2 * random.normal(size=(16, 32)).astype("float32")
-
-
 @dataset
 def clusters(random):
     y = random.integers(0, 4, 512)

@@ -463,14 +463,6 @@ def healthy_equalized():
     return classifier((32,), Equalized(name="equalized"))
 
 
-@dataset
-def parts(random, samples=128, count=256):
-    y = random.integers(0, 4, samples)
-    x = random.normal(size=(samples, count, 8))
-    x[..., :4] += 3.0 * np.eye(4)[y][:, None]
-    return x, y
-
-
 @case(images())
 def healthy_batch_of_one():
     """Instances are normalized by themselves."""
