@@ -24,14 +24,13 @@ TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
 # Of a picture, and where it begins: see `timeline.js` and `heatmap.js`.
 WIDTH, LEFT, LABELS = 1000, 66, 250
-LOSS_AXIS = 58
 
 
-def place(steps, last, right=14):
+def place(steps, last):
     """Where the timeline has these steps, with a margin at both ends."""
     pad = 0.5 + last * 0.004
     share = (np.asarray(steps) + pad) / (last + 2 * pad)
-    return (LEFT + share * (WIDTH - right - LEFT)).tolist()
+    return (LEFT + share * (WIDTH - 14 - LEFT)).tolist()
 
 
 def colours(theme="light"):

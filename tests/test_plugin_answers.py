@@ -1,18 +1,15 @@
-"""What the page answers: what if, what differs, what was done, what is left."""
+"""What the page answers: a plan, what differs, what is left to do."""
 
 import keras
 import numpy as np
 import pytest
-from canonical_logs import layer
-from plugin_runs import tiny_transformer, train, verdict, write
+from plugin_runs import tiny_transformer, train, write
 
 import keras_mixprec as kmp
 
 OVERFLOW = "overflow/mixprec"
 SQUARE = "block/square"
-HEADROOM, GRADIENTS = "activation_headroom_bits", "gradient_headroom_bits"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-BEGIN = {"kind": "train_begin", "fit": 1, "step": 0}
 
 
 def overview_of(log_dir):
@@ -20,52 +17,7 @@ def overview_of(log_dir):
     return run
 
 
-def change(step, kind, *paths):
-    reason = f"forward_overflow in {paths[0]!r}, forward at step {step} (x=1)"
-    wide = {"before": "mixed_float16", "after": "float32"}
-    layers = dict.fromkeys(paths, wide)
-    about = {"kind": kind, "step": step, "message": "", "layers": layers}
-    about["because"] = dict.fromkeys(paths, f"overflow at step {step}")
-    return about | {"reasons": dict.fromkeys(paths, reason)}
-
-
-# What if.
-
-
-def cells(page, path):
-    return page.texts(f"#what-if tr[data-layer='{path}'] td")
-
-
-def test_what_a_layer_would_do_in_another_format(page, tmp_path):
-    """A layer that float16 cannot bear, in a run that is repaired."""
-    rows = [layer("a"), layer("b", fed_by=["a"])]
-    wide = [rows[0] | {"compute_dtype": "float32"}, rows[1]]
-    heat = {
-        n: {HEADROOM: [9.0 - n, 12.0], GRADIENTS: [9.0, 8.0]}
-        for n in range(1, 21)
-    }
-    write(
-        tmp_path,
-        rows,
-        verdict("a", 12),
-        change(12, "demote", "a"),
-        tables={12: wide},
-        heat=heat,
-        scale={"": [[0, 2.0**15, 0, 0]]},
-    )
-    measured = page.show(tmp_path)
-    assert "overflow: 11 bits" in cells(measured, "a")[0]
-    assert "step 20" in cells(measured, "a")[0]
-    assert "12 bits left" in cells(measured, "b")[0]
-    assert measured.text("#what-if [role=status]").endswith("1 would fit.")
-    measured.pick("#what-if-format", "bfloat16")
-    # Its maximum is 2**112 times that of float16.
-    assert "101 bits left" in cells(measured, "a")[0]
-    measured.pick("#what-if-format", "float16").pick("#what-if-moment", "first")
-    assert "forward overflow" in cells(measured, "a")[0]
-    measured.pick("#what-if-layer", "b")
-    assert measured.count("#what-if tr[data-layer]") == 1
-    assert not cells(measured, "a")
+# The plan.
 
 
 @pytest.fixture(scope="module")
@@ -141,52 +93,7 @@ def test_the_log_has_the_graph_of_a_model(tuned):
     assert sum(map(len, fed_by.values())) == links - 1
 
 
-# The search for the layers that need float32.
-
-
-def test_the_trials_of_a_search_are_a_curve(page, tmp_path):
-    model = tiny_transformer()
-    model.compile("adam", "sparse_categorical_crossentropy")
-    x = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
-    plan = kmp.minimize_float32(model, x, np.arange(16) % 3, log_dir=tmp_path)
-    trials = plan.trade_off
-    hint = page.show(tmp_path).text("#pareto .hint")
-    best = [trial["pareto_optimal"] for trial in trials]
-    assert hint.startswith(f"{len(trials)} trials, {sum(best)} of")
-    rows = page.table("pareto")
-    told = [{*row[3].split(", ")} - {"nothing"} for row in rows]
-    assert told == [{*trial["float32"]} for trial in trials]
-    assert [row[2] == "yes" for row in rows] == best
-
-
 # What was found, what was done, and what is left to do.
-
-
-BAD_DATA = verdict(None, kind="bad_data", direction=None)
-BAD_DATA["numbers"] = {"rows_of_x": [6]}
-
-
-KEPT = {"kind": "loss_scale_kept", "step": 20}
-
-
-@pytest.mark.parametrize(
-    ("tuner", "events", "said"),
-    [
-        (True, [], ["changed nothing", "no layer"]),
-        (True, [BAD_DATA, KEPT], ["changed nothing", "restored"]),
-        (
-            True,
-            [change(3, "demote", "a", "b"), change(9, "promote", "a")],
-            ["2 layers", "step 3", "returned 1 layer"],
-        ),
-        (False, [BAD_DATA], None),
-    ],
-)
-def test_what_a_tuner_did_or_would_have_done(tmp_path, tuner, events, said):
-    write(tmp_path, "ab", BEGIN | {"tuner": tuner}, *events)
-    told = overview_of(tmp_path)["tuner"]
-    assert (told is None) == (said is None)
-    assert all(words in told for words in said or [])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.run_log import RunLog
 
 OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
-HEALTHY, FITS = "healthy/mixprec", "two_fits/mixprec"
 SQUARE = "block/square"
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 VERDICT = "#events li[data-kind=verdict]"
@@ -88,16 +87,6 @@ def test_which_run_is_shown_first(page, tmp_path, logs, shown, monkeypatch):
     with served(tmp_path) as url:
         page.open(url)
     assert page.values("#run", "value") == [f"{shown}/mixprec"]
-
-
-def test_a_newer_log_says_so(page, tmp_path, monkeypatch):
-    later = schema.SCHEMA_VERSION + 1
-    monkeypatch.setattr(summaries, "SCHEMA_VERSION", later)
-    write(tmp_path, ["a"])
-    with served(tmp_path) as url:
-        page.open(url)
-    assert "newer version" in page.text("#problem")
-    assert not page.shown("main")
 
 
 def test_an_unknown_run_of_a_link_is_said(page):
@@ -215,30 +204,6 @@ def test_layers_can_be_filtered(page, text, found):
     assert rows == len(found)
 
 
-# Runs.
-
-
-def test_runs_are_chosen_and_compared_from_their_table(page):
-    page.click(f"#runs tr[data-run='{REPAIRED}'] button.link")
-    assert page.values("#run", "value") == [REPAIRED]
-    assert page.values("#runs tr.chosen", "dataset.run") == [REPAIRED]
-    page.click(f"#runs tr[data-run='{OVERFLOW}'] button.quiet")
-    assert page.values("#compare", "value") == [OVERFLOW]
-
-
-# By the keyboard.
-
-
-def test_arrow_keys_move_in_the_heatmap(page):
-    page.see("repaired", layer="embed", step=20)
-    page.press("ArrowDown", css=HEAT)
-    assert page.chosen() == ("Selected: block/norm · step 20", "block/norm")
-    page.press("ArrowRight", "ArrowDown")
-    assert page.chosen() == (f"Selected: {SQUARE} · step 80", SQUARE)
-    page.press("ArrowLeft", "ArrowUp", "ArrowUp")
-    assert page.chosen() == ("Selected: embed · step 20", "embed")
-
-
 # While what was asked for is on its way.
 
 
@@ -251,10 +216,3 @@ def test_a_failure_is_no_longer_loading(page):
     page.pick("#metric", "gradient_headroom_bits")
     assert not busy(page, "#heatmap")
     assert "blocked" in page.text("#problem")
-
-
-def test_a_run_is_compared_once_there_is_one_to_compare_it_with(page):
-    page.block("run=two_fits")
-    page.pick("#compare", HEALTHY).pick("#run", FITS)
-    assert "blocked" in page.text("#problem")
-    assert page.errors() == []

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import urllib.parse
 import zlib
-from collections import Counter
 
 import ml_dtypes
 import numpy as np
@@ -138,30 +137,6 @@ def agrees_with(heat, name, data):
     np.testing.assert_array_equal(
         numbers.astype(float), values.ravel().astype(float)
     )
-
-
-@each_log
-def test_the_text_has_the_figures_of_the_dict(name, reports):
-    run, text = run_of(reports[name]), str(reports[name])
-    assert all(len(line) <= 100 for line in text.splitlines())
-    text = text.replace("\n    ", " ")
-    state = run["headline"]["state"].replace("_", " ")
-    assert text.startswith(f"{run['run']} ({state}): {run['headline']['text']}")
-    line = re.search(r"^Steps: ([\d,]+).*, (\w+) skipped", text, re.M)
-    found = line[1].replace(",", ""), line[2].replace("none", "0")
-    assert [*map(int, found)] == [run["last_step"], run["skipped"]]
-    (line,) = re.findall(r"^Loss: .*", text, re.M)
-    last = float(re.findall(r"(\S+) over step", line)[-1])
-    assert last == pytest.approx(run["loss"]["values"][-1], 5e-3, nan_ok=True)
-    scales = re.findall(
-        r"^Loss scale.*?: 2\*\*(-?\d+)(?: -> 2\*\*(-?\d+))?", text, re.M
-    )
-    ends = [2.0 ** int(last or first) for first, last in scales]
-    assert ends == [course["scale"][-1] for course in run["scale"]]
-    dtypes = [layer["compute_dtype"] for layer in run["layers"]]
-    (line,) = re.findall(r"^Layers: (.*)\.$", text, re.M)
-    counts = (part.split(" in ") for part in line.split(", "))
-    assert {d: int(n) for n, d in counts} == Counter(dtypes)
 
 
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
