@@ -48,13 +48,6 @@ test("two runs are placed by their own epochs, side by side", () => {
   assert.deepEqual(["epoch", "step", "time"].map((axis) => all.lastStepOf({ ...state, axis })), [16, 40, 40]);
 });
 
-test("skipped steps are counted between the rows of the loss scale, too", () => {
-  // At the floor there is a row for each reading; each step of 3 to 50 was skipped.
-  const line = { steps: [0, 2, 3, 50, 100], scale: [4, 2, 1, 1, 1], skipped: [0, 1, 2, 49, 60] };
-  const numbers = [0, 1, 2, 3, 29, 50, 99, 120].map((step) => all.skippedInWords(line, step).match(/\d+/g));
-  assert.deepEqual(numbers, [["0"], ["0"], ["1"], ["2"], ["28"], ["49"], ["49", "50", "60", "100"], ["60"]]);
-});
-
 // Columns and rows of the heatmap.
 
 test("one bad column stays visible however narrow the picture is", () => {
@@ -91,12 +84,6 @@ test("a layer has at each step the dtype that it was computed in", () => {
   assert.deepEqual([0, 28, 29].map((step) => all.dtypeAt(moved, step)), ["float16", "float16", "float32"]);
   assert.deepEqual([28, 29].map((step) => all.widerAt(moved, step, "float16")), [null, "float32"]);
   assert.ok(all.isWider("bfloat16", "float16") && !all.isWider("float32", "bfloat16"));
-});
-
-test("calls belong to the layer of the table", () => {
-  const paths = new Set(["dense", "odd#1"]);
-  assert.deepEqual(["dense#2", "odd#1"].map((call) => all.pathOfCall(call, paths)), ["dense", "odd#1"]);
-  assert.deepEqual(["dense#1", "odd#1"].map((call) => all.callName(call, paths)), ["dense, call 2", "odd#1"]);
 });
 
 // Colours.
@@ -140,12 +127,6 @@ test("numbers are written as Python writes them", () => {
   assert.equal(all.listSome(["a", "b", "c"], 2), "a, b and 1 more");
 });
 
-test("links are read back as they were written, and nothing else", () => {
-  const state = { run: "a b/c+d", layer: "x&y=1#2", step: 0 };
-  assert.deepEqual(all.readHash(all.writeHash({ ...state, compare: null })), state);
-  assert.deepEqual(all.readLink({ part: "constructor", step: "x" }), {});
-});
-
 test("a cell of a CSV is quoted, and no formula", () => {
   assert.equal(all.csvOf([{ a: 1, b: 'x,"y"' }, { a: null, c: ["z"] }]),
     'a,b,c\r\n1,"x,""y""",\r\n,,"[""z""]"\r\n');
@@ -153,25 +134,6 @@ test("a cell of a CSV is quoted, and no formula", () => {
   const shown = ["'=cell", "'=1+1", "'@a", "'+a", "'-a", "' =a", "'\ta", "-1e-3", "dense", "-inf"];
   assert.equal(all.csvOf(cells.map((cell) => ({ "=cell": cell }))), [...shown, ""].join("\r\n"));
   assert.equal(all.csvOf([{ a: -3 }, { a: -INF }]), "a\r\n-3\r\n-inf\r\n");
-});
-
-// Events and figures.
-
-test("steps skipped in a row are one event, of each optimizer its own", () => {
-  const skip = (at_step, more = {}) => ({ kind: "skipped_step", step: at_step, at_step, scale: 2 ** (9 - at_step), ...more });
-  const other = { optimizer: "d" };
-  const events = [skip(1), skip(1, other), skip(2), { kind: "verdict", step: 3 }, skip(3), skip(5)];
-  const shown = all.groupEvents(events);
-  assert.deepEqual(shown.map((event) => event.members?.length ?? 1), [3, 1, 1, 1]);
-  assert.ok(all.isChosenEvent(shown[0], all.eventKey(events[4])));
-  assert.equal(all.lastMomentOf(shown[0]), 3);
-  // They are counted as the figures above count them: steps, not events.
-  const found = (layer, more) => ({ kind: "verdict", verdict: "forward_overflow", layer, step: 9, ...more });
-  const both = [1, 2, 3, 7].flatMap((step) => [skip(step, { optimizer: "a" }), skip(step, { optimizer: "b" })]);
-  const rest = { kind: "skipped_steps_not_kept", first_step: 9, last_step: 40, count: 30, step: 40 };
-  const counts = (events, skipped) => all.countsByKind([{ events, skipped }]).map((one) => [one.count, one.rows]);
-  assert.deepEqual(counts([...both, found("x"), found("y", { same_as: "x" }), rest], 24), [[4, 4], [2, 1], [20, 1]]);
-  assert.deepEqual(counts([skip(1), skip(2)], 2), [[2, 1]]);
 });
 
 // What if.

@@ -375,20 +375,6 @@ def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
         model.fit(x, y, 8, verbose=0)
 
 
-@pytest.mark.long
-def test_the_loss_scale_of_a_verdict_is_the_one_in_use():
-    square = layers.Lambda(ops.square, name="square")
-    model = sequential(layers.Dense(8), square, layers.Dense(1), inputs=8)
-    verdicts = kmp.diagnose(
-        compiled(model, initial_scale=2.0**4),
-        400 * X[:32, :8],
-        np.ones((32, 1)),
-    )
-    found = [v.numbers for v in verdicts]
-    scales = {n["loss_scale_bits"] for n in found if "loss_scale_bits" in n}
-    assert scales == {4.0}
-
-
 class Grows(layers.Layer):
     """Multiplies by a number that doubles every eight steps."""
 
@@ -460,13 +446,6 @@ def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
     verdict = kmp.diagnose(compiled(model, surprise), *data)[0]
     assert verdict.layer == "probability"
     assert "'surprise'" in verdict.advice
-
-
-def test_an_input_beyond_float16_is_so_in_a_sequential_without_input():
-    parts = [layers.Dense(8, name="d1"), layers.Dense(3, dtype="float32")]
-    model = compiled(keras.Sequential(parts))
-    data = np.full((8, 8), 1e5, "float32"), np.ones((8, 3))
-    assert found(model, *data)[0] == ("d1", "cast_overflow")
 
 
 # What 16-bit variables make of an optimizer's constants.

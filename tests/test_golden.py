@@ -58,13 +58,6 @@ def test_what_is_made_of_all_logs_together(canonical, golden):
     golden("runs", table=str(report).split("\n\n")[0])
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"killed", "two_fits"}))
-def test_the_console_says_what_the_report_says(name, canonical):
-    log = canonical[name]
-    (run,) = kmp.load_report(log.log_dir).to_dict().values()
-    assert run["headline"] == log.summary.headline
-
-
 def test_what_is_made_of_a_conversion(golden):
     report = conversion()
     golden(

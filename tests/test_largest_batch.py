@@ -148,33 +148,6 @@ def test_an_interrupted_search_goes_on(
     assert len(Known.tried) == trials
 
 
-SEARCHED = {
-    "build": {"build": models.killed},
-    "data": {"data": (2 * X, Y)},
-    "max_size": {"max_size": 128},
-    "device": {},
-}
-
-
-@pytest.mark.parametrize("differs", SEARCHED)
-def test_a_search_of_something_else_is_refused(
-    differs, largest, tmp_path, another_device
-):
-    path = tmp_path / "search.json"
-    largest(resume=path)
-    Known.tried.clear()
-    if not SEARCHED[differs]:
-        another_device()
-    with pytest.raises(
-        ValueError, match=f"differs in .*{differs}.*Received: re"
-    ):
-        largest(resume=path, **SEARCHED[differs])
-    assert Known.tried == []
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="`resume` must"):
-        largest(resume=path)
-
-
 WRONG = {
     "imports `build`: pass": {"build": lambda: None},
     "`build`.*imported: No": {"build": "nowhere:build"},

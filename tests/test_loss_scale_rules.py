@@ -10,27 +10,15 @@ from loss_scale_traces import random_overflows, trace_rule
 
 from keras_mixprec import DynamicLossScale, ScheduledLossScale
 from keras_mixprec.loss_scaling.presets import PRESETS
-from keras_mixprec.loss_scaling.rules import LossScale
 
 pytestmark = pytest.mark.one_backend
 
 preset = DynamicLossScale.preset
 schedules = keras.optimizers.schedules
-decay = schedules.ExponentialDecay
 
 
 # The scales of steps that overflow or not.
 TRACES = {
-    "no infinity": (
-        DynamicLossScale(2.0**125, growth_interval=1, max_scale=None),
-        [0, 0, 0, 0],
-        [2.0**125, 2.0**126, 2.0**127, 2.0**127],
-    ),
-    "hysteresis": (
-        DynamicLossScale(64.0, hysteresis=3, growth_interval=2),
-        [1, 1, 0, 1, 1, 0, 0, 1, 1, 1],
-        [64, 64, 64, 64, 32, 16, 16, 32, 32, 32],
-    ),
     "table": (
         ScheduledLossScale({3: 2.0, 0: 8.0, 5: 1024.0}),
         [0, 1, 1, 0, 1, 0],
@@ -66,19 +54,11 @@ VALUES = {
     "hysteresis_refill": ("good_step",),
     "min_scale": (None, 2.0**-20),
     "max_scale": (None, 2.0**40),
-    "scale": (1.0, 1000.0, 2.0**126),
-    "schedule": ({0: 1.0}, {0: 1.0, 10: 7.5}, decay(8.0, 5, 0.5)),
 }
-RULES = [
-    rule for rule in LossScale.__subclasses__() if "mixprec" in rule.__module__
-]
 
 
 def arguments(rule):
     return list(inspect.signature(rule).parameters)
-
-
-ARGUMENTS = [(rule, name) for rule in RULES for name in arguments(rule)]
 
 
 def copies(rule):
@@ -93,16 +73,6 @@ def assert_survives(rule):
         assert copy == rule
         assert hash(copy) == hash(rule)
         assert repr(copy) == repr(rule)
-
-
-@pytest.mark.parametrize(("rule", "name"), ARGUMENTS)
-def test_every_argument_survives_its_config(rule, name):
-    made = [rule(**{name: value}) for value in VALUES[name]]
-    for each, value in zip(made, VALUES[name], strict=True):
-        assert_survives(each)
-        assert isinstance(value, decay) or getattr(each, name) == value
-    # Different arguments, different rules.
-    assert len(set(made)) == len(made)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -107,21 +107,6 @@ def test_the_worst_of_the_batches_counts():
     assert found(search(case, batch_size=8)) == case.culprits
 
 
-@pytest.mark.slow
-def test_a_model_that_follows_the_plan_trains_as_in_float32(tmp_path):
-    case = CASES["t5_ffn"]
-    plan = search(case)
-    plan.save(tmp_path / "plan.json")
-    loaded = kmp.PrecisionPlan.load(tmp_path / "plan.json")
-    assert (loaded.diff(plan), loaded.reasons) == ([], plan.reasons)
-    exact = case.fit(case.model("float32", False))
-    model = case.model("mixed_float16", False)
-    assert not case.learns(case.fit(model), exact)
-    model = case.model("mixed_float16", False)
-    assert loaded.apply(model).diff(plan) == []
-    assert case.learns(case.fit(model), exact)
-
-
 @pytest.mark.long
 def test_a_block_of_a_subclassed_model_is_taken_apart():
     model = compiled(Subclassed())
@@ -148,18 +133,6 @@ def test_rules_and_the_models_own_float32_stay():
     assert plan.reasons.keys() == {"own", "head", "dense"}
     assert plan.reasons["own"] == plan.reasons["dense"] != plan.reasons["head"]
     assert found(plan) == set()
-
-
-@pytest.mark.one_backend
-def test_an_unresolved_loss_blames_nobody():
-    # Normalized over four samples again and again: any rounding decides.
-    inputs = x = keras.Input((8,))
-    for _ in range(24):
-        x = layers.Dense(16, use_bias=False)(x)
-        x = layers.BatchNormalization(epsilon=1e-7)(x)
-        x = layers.Activation("relu")(x)
-    model = compiled(keras.Model(inputs, layers.Dense(3)(x)))
-    assert found(kmp.minimize_float32(model, X[:4], Y[:4], rules=[])) == set()
 
 
 def state(model):

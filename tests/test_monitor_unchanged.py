@@ -39,6 +39,7 @@ from monitor_models import (
     with_bad,
 )
 from optimizer_models import numbers
+from scale_use_models import gradients_of
 
 import keras_mixprec as kmp
 from keras_mixprec.guards.train_function import DeferredCall
@@ -303,25 +304,12 @@ class Own(keras.Model):
 def update(model, optimizer, x, y, factor):
     weights = model.trainable_variables
 
-    def loss_of():
+    def scaled():
         error = ops.cast(model(x, training=True), "float32") - y
-        return ops.mean(ops.square(error)) * factor
+        return optimizer.scale_loss(ops.mean(ops.square(error)) * factor)
 
-    if BACKEND == "torch":
-        import torch
-
-        model.zero_grad()
-        loss = loss_of()
-        optimizer.scale_loss(loss).backward()
-        with torch.no_grad():
-            optimizer.apply([w.value.grad for w in weights], weights)
-        return loss.detach()
-    import tensorflow as tf
-
-    with tf.GradientTape() as tape:
-        loss = loss_of()
-        scaled = optimizer.scale_loss(loss)
-    optimizer.apply(tape.gradient(scaled, weights), weights)
+    loss, gradients = gradients_of(scaled, weights)
+    optimizer.apply(gradients, weights)
     return loss
 
 

@@ -171,18 +171,6 @@ def test_what_is_chosen_is_chosen_everywhere(page, told):
 # Events.
 
 
-def test_all_of_hundreds_of_rare_events_can_be_reached(page, tmp_path):
-    steps = [1000 * n for n in range(300)]
-    skips = [{"kind": "skipped_step", "at_step": n, "step": n} for n in steps]
-    write(tmp_path, ["a"], *skips)
-    page.show(tmp_path)
-    assert page.count("#events li") == 100
-    for _ in range(2):
-        page.click("#events .page:last-child")
-    found = page.values("#events li", "dataset.step")
-    assert [*map(int, found)] == steps
-
-
 # Layers.
 
 

@@ -171,19 +171,3 @@ def test_what_a_device_is_recommended(kind, capability, policy, slow):
     assert not slow_because(FLOAT32, device)
     policies = FLOAT16, BFLOAT16, "bfloat16"
     assert [p for p in policies if slow_because(p, device)] == slow
-
-
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [
-        ("NVIDIA GeForce GTX 1660 Ti with Max-Q Design", FLOAT32),
-        ("NVIDIA T1200 Laptop GPU", FLOAT32),
-        ("Tesla T4", FLOAT16),
-    ],
-)
-def test_turing_without_tensor_cores(name, policy):
-    device = found("cuda", (7, 5), name)
-    recommendation = recommend(device)
-    assert recommendation.policy == policy
-    assert (name in recommendation.reason) is (policy == FLOAT32)
-    assert bool(slow_because(FLOAT16, device)) is (policy == FLOAT32)

@@ -149,10 +149,3 @@ def test_killed_at_any_stage_it_comes_to_the_same(whole, tmp_path, where, done):
     # What was finished was not done again, and its times are what they were.
     for arm, known in zip(resumed["arms"], before, strict=True):
         assert arm["seeds"][:done] == known["seeds"]
-
-
-def test_a_damaged_file_is_refused(tmp_path):
-    path = tmp_path / "record.json"
-    path.write_text('{"format": ')
-    with pytest.raises(ValueError, match="damaged"):
-        compared_training.compare(path)
