@@ -98,25 +98,3 @@ def test_a_subclass_of_keras_own_is_never_exchanged(kind, tmp_path):
     if given:
         points = scalars(tmp_path, "loss_scale")
         assert points[2 * len(X)] == values[-1]
-
-
-ARGUMENTS = {
-    "weight_decay": (0.1, 0.2),
-    "clipnorm": (1.0, 2.0),
-    "use_ema": (True, False),
-    "gradient_accumulation_steps": (2, 4),
-    "beta_1": (0.5, 0.75),
-    "learning_rate": (0.5, 0.25),
-}
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_an_attribute_reads_and_writes_the_inner_one(name):
-    first, second = ARGUMENTS[name]
-    inner = keras.optimizers.Adam(**{name: first})
-    optimizer = LossScaleOptimizer(inner)
-    assert float(getattr(optimizer, name)) == first
-    setattr(optimizer, name, second)
-    assert float(getattr(inner, name)) == second
-    assert float(getattr(optimizer, name)) == second

@@ -1,4 +1,4 @@
-"""What the page answers: a plan, what differs, what is left to do."""
+"""What the page answers: a plan, a map, what is left to do."""
 
 import keras
 import numpy as np
@@ -7,7 +7,6 @@ from plugin_runs import tiny_transformer, train, write
 
 import keras_mixprec as kmp
 
-OVERFLOW = "overflow/mixprec"
 SQUARE = "block/square"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -44,23 +43,6 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, tuned, tmp_path):
 
 
 # Two runs.
-
-
-def test_two_runs_layer_by_layer(page):
-    page.see("repaired")
-    assert page.shown("#difference .absent")
-    page.pick("#compare", OVERFLOW)
-    assert not page.shown("#difference .absent")
-    page.pick("#difference-by", "dtype")
-    paths = page.values("#difference tr[data-layer]", "dataset.layer")
-    assert {*paths[:2]} == {"block/norm", SQUARE}
-    row = f"#difference tr[data-layer='{SQUARE}']"
-    found = page.texts(f"{row} td")
-    assert found[0] == "float32 | float16"
-    heads = page.texts("#difference thead .of-run")
-    assert heads == ["repaired | overflow"] * len(found)
-    page.click(f"{row} button")
-    assert page.chosen()[1] == SQUARE
 
 
 # The map of the model, and the dtypes of its layers.

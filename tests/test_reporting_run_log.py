@@ -265,14 +265,6 @@ def test_what_is_removed_is_made_again(damage, kept, tmp_path):
     kmp.load_report(log_dir)
 
 
-def test_a_full_disk_is_an_error_at_the_start(disk):
-    with full(disk), pytest.raises(OSError, match="`log_dir` must be"):
-        RunLog(disk)
-    assert not event_file_paths(disk / "mixprec")
-    with RunLog(disk) as log:
-        assert log.next_step == 0
-
-
 HOLD = """
 import sys
 from keras_mixprec.reporting.run_log import RunLog
