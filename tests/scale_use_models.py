@@ -118,11 +118,7 @@ def _take_on_jax(model, step, state, data):
     return logs, tuple([now(v) for v in part] for part in parts)
 
 
-_TAKE = {
-    "tensorflow": _take,
-    "torch": _take_on_torch,
-    "jax": _take_on_jax,
-}
+_TAKE = {"tensorflow": _take, "torch": _take_on_torch, "jax": _take_on_jax}
 
 
 def network(*layers, policy="mixed_float16"):

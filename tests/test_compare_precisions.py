@@ -98,10 +98,7 @@ def test_monitor_and_tuner_are_timed_and_change_nothing(arms):
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("build", "data"),
-    [
-        (models.two_inputs, models.two_arrays),
-        (models.own_step, models.arrays),
-    ],
+    [(models.two_inputs, models.two_arrays), (models.own_step, models.arrays)],
     ids=lambda function: function.__name__,
 )
 def test_any_model_trains_as_by_itself(build, data):

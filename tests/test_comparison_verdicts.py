@@ -9,9 +9,7 @@ import pytest
 import scipy.stats
 from comparison_records import arm, record
 
-from keras_mixprec.analysis.comparison.intervals import (
-    median_interval,
-)
+from keras_mixprec.analysis.comparison.intervals import median_interval
 from keras_mixprec.analysis.comparison.verdicts import judge_metric
 
 pytestmark = pytest.mark.one_backend

@@ -3,14 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from diagnosis_models import (
-    LOGITS,
-    Own,
-    blamed,
-    compiled,
-    found,
-    model_of,
-)
+from diagnosis_models import LOGITS, Own, blamed, compiled, found, model_of
 from keras import layers, ops
 from monitor_models import each_jit, only_torch
 from zoo.parts import dense, plus
@@ -318,11 +311,7 @@ def wavy(seed):
     return model_of(*parts, shape=(4,), policy="mixed_float16", seed=seed)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("build", "seed"),
-    [(unresolved, 0), (wavy, 0)],
-)
+@pytest.mark.parametrize(("build", "seed"), [(unresolved, 0), (wavy, 0)])
 def test_a_loss_that_float32_does_not_settle_blames_none(build, seed):
     model = compiled(build(seed), optimizer="sgd")
     random = np.random.default_rng(seed)

@@ -178,8 +178,7 @@ class Twice(Step):
 
 
 @pytest.mark.parametrize(
-    ("step", "kind"),
-    [(Step(), "divergence"), (Twice(), "loss_scale_ignored")],
+    ("step", "kind"), [(Step(), "divergence"), (Twice(), "loss_scale_ignored")]
 )
 def test_a_loss_that_nothing_logs_leaves_the_weights_to_tell(
     tmp_path, step, kind

@@ -10,11 +10,7 @@ import pytest
 from keras_mixprec import recommend_policy
 from keras_mixprec.analysis.doctor import self_test
 from keras_mixprec.analysis.doctor.self_test import Result
-from keras_mixprec.analysis.doctor.speed import (
-    Row,
-    judge_modes,
-    training_speed,
-)
+from keras_mixprec.analysis.doctor.speed import Row, judge_modes, training_speed
 from keras_mixprec.analysis.doctor.timing import compare
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices
@@ -77,11 +73,7 @@ def test_a_right_product_is_within_the_bound(format):
 
 @pytest.mark.parametrize(
     ("found", "status"),
-    [
-        (np.nan, "wrong"),
-        (1.03, "inaccurate"),
-        (1.0001, "right"),
-    ],
+    [(np.nan, "wrong"), (1.03, "inaccurate"), (1.0001, "right")],
 )
 def test_wrong_numbers_are_named(found, status):
     exact, found = np.ones((4, 4)), np.full((4, 4), found)

@@ -117,8 +117,7 @@ def test_a_conversion_rescales_weights_where_a_layer_would_be_wide(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("build", "x"),
-    [(convolutions, IMAGES), (t5, TOKENS), (rms_norm, VECTORS)],
+    ("build", "x"), [(convolutions, IMAGES), (t5, TOKENS), (rms_norm, VECTORS)]
 )
 def test_rescaled_weights_give_the_same(build, x):
     model = build()

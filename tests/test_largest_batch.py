@@ -84,10 +84,7 @@ def largest(monkeypatch):
     monkeypatch.setattr(run, "Trials", Known)
     monkeypatch.setattr(Known, "tried", [])
     return functools.partial(
-        kmp.largest_batch,
-        build=models.hungry,
-        data=models.batch,
-        verbose=0,
+        kmp.largest_batch, build=models.hungry, data=models.batch, verbose=0
     )
 
 

@@ -262,10 +262,7 @@ class Gate(layers.Layer):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "policy",
-    [
-        pytest.param("mixed_float16", marks=every_backend),
-        "mixed_bfloat16",
-    ],
+    [pytest.param("mixed_float16", marks=every_backend), "mixed_bfloat16"],
 )
 def test_gradients_that_are_zero_in_float32_are_no_finding(policy, tmp_path):
     inputs = keras.Input((4,))

@@ -293,10 +293,7 @@ class NotYet(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     ("other", "match"),
-    [
-        (NotYet(), "not yet"),
-        (kmp.MixPrecMonitor("b"), "one `MixPrecMonitor`"),
-    ],
+    [(NotYet(), "not yet"), (kmp.MixPrecMonitor("b"), "one `MixPrecMonitor`")],
 )
 def test_a_fit_that_does_not_start(other, match, tmp_path):
     model, watcher = one_weight(), monitor(tmp_path)

@@ -44,11 +44,7 @@ def test_the_loss_is_the_mean_of_the_finite_batches(wrap, jit, tmp_path):
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(
     ("policy", "trained_in"),
-    [
-        ("float32", None),
-        ("mixed_bfloat16", None),
-        ("mixed_float16", "float32"),
-    ],
+    [("float32", None), ("mixed_bfloat16", None), ("mixed_float16", "float32")],
 )
 def test_where_no_step_is_skipped_nan_stays(policy, trained_in, jit, tmp_path):
     model = dense(inputs=1, policy=policy, jit=jit)

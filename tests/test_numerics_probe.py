@@ -193,11 +193,7 @@ def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
 @pytest.mark.parametrize("wrap", [kmp.LossScaleOptimizer, lambda inner: inner])
 @pytest.mark.parametrize(
     ("rate", "accumulated", "expected"),
-    [
-        (2.0**-40, None, 1.0),
-        (2.0**-4, 3, 0.0),
-        rarely(2.0**-4, 4, None),
-    ],
+    [(2.0**-40, None, 1.0), (2.0**-4, 3, 0.0), rarely(2.0**-4, 4, None)],
 )
 def test_updates_are_lost_only_where_there_is_one(
     wrap, rate, accumulated, expected

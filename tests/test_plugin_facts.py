@@ -18,10 +18,7 @@ from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_layers import read_layers, read_paths
-from keras_mixprec.reporting.run_ranges import (
-    run_ranges,
-    smallest_that_counts,
-)
+from keras_mixprec.reporting.run_ranges import run_ranges, smallest_that_counts
 from keras_mixprec.reporting.source import Point
 from keras_mixprec.reporting.text_formats import to_json
 

@@ -223,11 +223,7 @@ server.main()
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        "formats.py",
-        "tensorboard_plugin/plugin.py",
-        "tensorboard_plugin/static",
-    ],
+    ["formats.py", "tensorboard_plugin/plugin.py", "tensorboard_plugin/static"],
 )
 def test_a_package_half_removed_costs_the_tab_alone(tmp_path, broken):
     copy = tmp_path / "path" / "keras_mixprec"

@@ -109,10 +109,7 @@ A, B = {"a": "float32"}, {"b": "float32"}
 
 @pytest.mark.parametrize(
     ("policies", "names"),
-    [
-        (A, "'b'"),
-        (A | B | {"bb": "float32"}, "'bb'.*'b'"),
-    ],
+    [(A, "'b'"), (A | B | {"bb": "float32"}, "'bb'.*'b'")],
     ids=["missing", "unknown"],
 )
 def test_a_plan_for_another_model_is_refused(policies, names):

@@ -55,11 +55,7 @@ def test_notes_say_casts_reasons_and_exceptions():
     )
     assert norm.startswith("autocast=False")
     casts = "casts its input"
-    assert notes == [
-        "",
-        f"{casts} to float32; because",
-        f"{casts} to bfloat16",
-    ]
+    assert notes == ["", f"{casts} to float32; because", f"{casts} to bfloat16"]
 
 
 def joined(layer):

@@ -63,9 +63,7 @@ ARGUMENTS = {
     },
     preset: {"name": (["pytorch", None], [])},
     kmp.FixedLossScale: {"scale": ([0.0], ["dynamic", None])},
-    kmp.ScheduledLossScale: {
-        "schedule": ([{}, {1: 8.0}], [8.0, [8.0, 4.0]]),
-    },
+    kmp.ScheduledLossScale: {"schedule": ([{}, {1: 8.0}], [8.0, [8.0, 4.0]])},
     LossScaleOptimizer: {"inner_optimizer": ([], [None, sgd, 0.1])},
     optimizer: {
         "loss_scale": ([*NO_SCALES, "static", "auto"], [[1.0], True, None]),

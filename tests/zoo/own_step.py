@@ -78,11 +78,7 @@ def jax_step(model, state, data):
     return logs, (weights, others, own, metrics)
 
 
-_STEPS = {
-    "tensorflow": tensorflow_step,
-    "torch": torch_step,
-    "jax": jax_step,
-}
+_STEPS = {"tensorflow": tensorflow_step, "torch": torch_step, "jax": jax_step}
 
 
 def with_input_gradient(function, x):
