@@ -89,16 +89,9 @@ def firefox_or_skip():
                 'user_pref("layout.css.prefers-color-scheme.content-override",'
                 " 0);\n"
             )
+        flags = "--headless", "--no-remote", "--remote-debugging-port", "0"
         process = subprocess.Popen(
-            [
-                program,
-                "--headless",
-                "--no-remote",
-                "--profile",
-                profile,
-                "--remote-debugging-port",
-                "0",
-            ],
+            [program, *flags, "--profile", profile],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

@@ -109,24 +109,6 @@ class Browser(Reader):
         Select(self.one(css)).select_by_value(value)
         return self.settle()
 
-    def box(self, css):
-        """Left, top, right and bottom of the first of these."""
-        return self.run(
-            "const box = document.querySelector(arguments[0])"
-            ".getBoundingClientRect();"
-            "return [box.left, box.top, box.right, box.bottom]",
-            css,
-        )
-
-    def in_view(self, css, scroller=None):
-        """Whether it is not scrolled out of the window, or of a scroller."""
-        height = self.run("return window.innerHeight")
-        _, top, _, bottom = (
-            self.box(scroller) if scroller else (0, 0, 0, height)
-        )
-        _, own, _, end = self.box(css)
-        return own >= top and end <= bottom + 1
-
     def colours(self, css):
         """How many pixels of a canvas have which colour."""
         return Counter(json.loads(self.run(_COLOURS, css)))

@@ -258,10 +258,6 @@ class Page(Reader):
         self.run("page.repeated.forEach((act) => act())")
         return self.settle()
 
-    def block(self, part):
-        """Lets requests fail that have this in their address."""
-        self.run("page.blocked = arguments[0]", part)
-
     # What is on a canvas.
 
     def marks(self, css, kind=None, **wanted):
@@ -289,10 +285,6 @@ class Page(Reader):
             "const { kind, layer } = page.broughtIntoView.at(-1).dataset;"
             "return kind ?? layer"
         )
-
-    def written(self, css):
-        """What is written on a canvas."""
-        return {mark["text"] for mark in self.marks(css, "text")}
 
     def cells(self, css=HEAT):
         """The colours of a heatmap's rows, RGBA: a row each, in pixels."""

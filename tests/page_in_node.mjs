@@ -137,14 +137,11 @@ function stopWaiting(id) {
   page.waiting.delete(id);
 }
 
-// What a test blocks is never answered.
 async function fetchOf(path, options) {
-  const { base, blocked } = page;
   const own = page;
-  if (blocked && path.includes(blocked)) throw new TypeError("blocked");
   own.fetching += 1;
   try {
-    return await fetch(new URL(path, base), options);
+    return await fetch(new URL(path, own.base), options);
   } finally {
     own.fetching -= 1;
   }
@@ -188,7 +185,7 @@ const requests = {
   async open(html, url, hash) {
     window?.close();
     page = {
-      base: url, blocked: null, fetching: 0, repeated: [], waiting: new Map(), lastId: 0,
+      base: url, fetching: 0, repeated: [], waiting: new Map(), lastId: 0,
       saved: [], blobs: new Map(), copied: [], errors: [], broughtIntoView: [],
     };
     let script = "";

@@ -23,7 +23,6 @@ from monitor_models import (
     each_jit,
     monitor,
     not_jax,
-    one_backend,
     only_tensorflow,
     only_torch,
 )
@@ -31,7 +30,6 @@ from zoo.own_step import FunctionalOwnStep, OwnStep
 from zoo.parts import Parts, dense
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.scales import scale_window
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(16, 8)).astype("float32")
@@ -210,19 +208,6 @@ def test_a_verdict_is_json():
 def test_wrong_calls(arguments, error, message):
     with pytest.raises(error, match=message):
         kmp.diagnose(*arguments(healthy(dense(8))))
-
-
-@one_backend
-def test_scale_windows():
-    # 2**-24 is float16's smallest number and 65504 its largest, just below
-    # 2**16: three bits are kept below, two above.
-    window = scale_window([np.array([2.0**-10])])
-    assert window.low == -24 + 3 + 10
-    assert window.high == pytest.approx(16 - 2 + 10, abs=1e-3)
-    # Of the energy, 1% may underflow.
-    assert scale_window([np.array([1.0, 1e-9])]).low == -21
-    assert scale_window([np.zeros(3)]) == (-np.inf, np.inf)
-    assert scale_window([]) == (-np.inf, np.inf)
 
 
 # Batches: as `fit` takes them.

@@ -299,34 +299,6 @@ def rippled(*parts):
     return sequential(*parts, *ends, inputs=4)
 
 
-def alike(jit):
-    model = sequential(layers.Dense(4))
-    return compiled(model, "mse", "sgd", jit), X[:32], np.full((32, 4), 1e6)
-
-
-def weighted(jit):
-    """Sample weights of 2e5, with a few probabilities that are nearly 0."""
-    parts = layers.Dense(16, "relu"), layers.BatchNormalization()
-    model = sequential(*parts, layers.Dense(1, "sigmoid"), inputs=8)
-    random = np.random.default_rng(6)
-    model.layers[0].kernel.assign(random.normal(0, 0.4, (8, 16)))
-    model.layers[2].kernel.assign(random.normal(0, 0.5, (16, 1)))
-    x = np.random.default_rng(0).normal(size=(64, 8))
-    data = x, x[:, :1] > 0, np.full(64, 2e5)
-    return compiled(model, "binary_crossentropy", jit=jit), *data
-
-
-@each_jit
-@pytest.mark.parametrize("build", [alike, weighted])
-def test_gradients_that_are_large_need_a_scale_below_1_alone(build, jit):
-    model, x, y, *weights = build(jit)
-    weights = {"sample_weight": weights[0]} if weights else {}
-    (verdict,) = kmp.diagnose(model, x, y, **weights)
-    assert (verdict.kind, verdict.layer) == ("scale_search", None)
-    if build is not alike:
-        assert verdict.numbers["highest_bits"] < 0
-
-
 class Shift(layers.Layer):
     def build(self, shape):
         self.by = self.add_weight(shape=shape[1:])

@@ -208,8 +208,3 @@ def test_a_run_without_16_bits_says_so_and_why(build, policy, why, tmp_path):
     text, state = headline(tmp_path, build(policy), good(3))
     assert re.search(why.format(policy=policy), text)
     assert state == ("warning" if build is lost else "healthy")
-
-
-def test_a_tuner_alone_says_that_no_layer_computes_in_16_bits(capsys):
-    fit(one_layer("float32"), good(3), [kmp.PrecisionTuner()])
-    assert "in 16 bits" in capsys.readouterr().out

@@ -100,13 +100,6 @@ def test_healthy_models_need_no_float32(name):
     assert found(search(CASES[name])) == set()
 
 
-@pytest.mark.slow
-def test_the_worst_of_the_batches_counts():
-    # One sample of the 32 is too large for float16.
-    case = CASES["input_overflow"]
-    assert found(search(case, batch_size=8)) == case.culprits
-
-
 @pytest.mark.long
 def test_a_block_of_a_subclassed_model_is_taken_apart():
     model = compiled(Subclassed())

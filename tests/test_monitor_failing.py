@@ -309,12 +309,9 @@ def test_a_fit_that_does_not_start(other, match, tmp_path):
 # By argument, values of the wrong type and wrong ones.
 WRONG = {
     "update_freq": ([1.5, "x", True], [0, -1]),
-    "probe_every": ([None], [-1]),
     "on_stop": ([], ["explode"]),
-    "stop_after": (["x"], [0]),
     "keep_failing_batches": ([0.5], [-1]),
     "max_overhead": (["x", None], [-1, 2, math.nan]),
-    "verbose": (["auto"], [2]),
     "log_dir": ([5, None], ["gs://bucket/x"]),
     "loggers": (["wandb", {}], []),
     "lint": ([True, []], []),

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from lint_cases import Deferring
 from monitor_models import overview
 from tuner_models import tuner
 
@@ -22,13 +23,6 @@ class Norm(layers.Layer):
     def call(self, x):
         squares = ops.mean(x * x, axis=-1, keepdims=True)
         return x / ops.sqrt(squares + 1e-8)
-
-
-class OwnStep(keras.Model):
-    """Has done who knows what when it raises."""
-
-    def train_step(self, data):
-        return super().train_step(data)
 
 
 def compiled(inputs, x, cls=keras.Model):
@@ -56,11 +50,11 @@ def repairing(**arguments):
     return tuner(bfloat16=False, **arguments)
 
 
-@pytest.mark.parametrize("cls", [keras.Model, OwnStep])
+@pytest.mark.parametrize("cls", [keras.Model, Deferring])
 def test_the_layer_is_named_below_the_exception(cls, tmp_path):
     model = model_with(Norm(name="norm"), cls)
     # A step of the user's own is not taken again.
-    callbacks = [repairing()] * (cls is OwnStep)
+    callbacks = [repairing()] * (cls is Deferring)
     for folder in "ab":  # It can be trained again afterwards.
         with refused as caught:
             watching = [monitor(tmp_path / folder), *callbacks]

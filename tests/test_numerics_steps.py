@@ -7,7 +7,6 @@ from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics import tracing
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import dry_step
 from keras_mixprec.numerics.tracing import path_of, trace_model
 
@@ -32,22 +31,6 @@ def test_a_dry_step_leaves_no_gradients_behind():
     assert len(step.gradients) == 2
     for variable in model.trainable_variables:
         assert getattr(variable.value, "grad", None) is None
-
-
-def test_a_layer_is_given_the_cotangents_of_the_exact_step():
-    dense = [layers.Dense(8, "tanh", name=name) for name in "abc"]
-    model = compiled(*dense, shape=(8,), optimizer="sgd")
-    data = tensors(*np.random.default_rng(0).normal(size=(2, 4, 8)))
-    exact = dry_step(model, data, 1.0)
-    # As if the layers after `a` had lost their gradients.
-    for call in exact.calls[1:]:
-        call.cotangents = [c * 0 for c in call.cotangents]
-    known = {call.name: call for call in exact.calls}
-    step = dry_step(model, data, 4.0, known)
-    kept, *lost = (to_array(step.gradients[id(d.kernel)]) for d in dense)
-    expected = to_array(exact.gradients[id(dense[0].kernel)])
-    np.testing.assert_allclose(np.abs(kept), 4 * np.abs(expected), rtol=1e-5)
-    assert not np.any(lost)
 
 
 def around(layer):

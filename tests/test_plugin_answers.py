@@ -1,4 +1,4 @@
-"""What the page answers: a plan, a map, what is left to do."""
+"""What the page answers: a plan, and what is left to do."""
 
 import keras
 import numpy as np
@@ -7,7 +7,6 @@ from plugin_runs import tiny_transformer, train, write
 
 import keras_mixprec as kmp
 
-SQUARE = "block/square"
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -45,21 +44,7 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, tuned, tmp_path):
 # Two runs.
 
 
-# The map of the model, and the dtypes of its layers.
-
-
-def test_a_layer_is_picked_from_the_map(page, told):
-    layers = told["healthy"]["layers"]
-    page.see("healthy")
-    assert page.values("#map .node", "dataset.layer") == [
-        x["path"] for x in layers
-    ]
-    assert page.count("#map svg path") == sum(len(x["fed_by"]) for x in layers)
-    page.press("ArrowDown", "Enter", css="#map button.node")
-    assert page.chosen()[1] == layers[1]["path"]
-    assert "12.5 bits" in page.values("#map button.node", "title")[0]
-    rows = {name: fed for name, fed, _ in page.table("map")}
-    assert rows[SQUARE] == ", ".join(layers[2]["fed_by"])
+# The graph of the model.
 
 
 def test_the_log_has_the_graph_of_a_model(tuned):

@@ -132,9 +132,7 @@ def test_of_2000_layers_only_rows_near_the_view_exist(many):
     for top, path in (1e6, last), (0, first):
         many.run(set_top, top)
         many.until(lambda path=path: path in many.layers())
-        assert many.in_view(f"tr[data-layer='{path}']", scroller)
     # What is out of view is drawn without being scrolled to.
-    assert not many.in_view("#map")
     assert "bits left" in many.values("#map button.node", "title")[0]
 
 

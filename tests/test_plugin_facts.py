@@ -207,20 +207,6 @@ def test_a_verdict_uses_headroom_up_while_it_holds(
     assert row["beyond"] is None
 
 
-def test_a_wider_layer_holds_what_would_overflow_inside(written):
-    wide = [layer("a", dtype="float32")]
-    found = verdict("a", numbers=INSIDE), change(2, "a")
-    data = written("a", *found, tables={2: wide}, heat={9: {HEADROOM: [9.0]}})
-    (row,) = data.overview()["layers"]
-    assert (row["compute_dtype"], row["beyond"]) == ("float32", "float16")
-
-
-def test_bfloat16_runs_are_measured_against_their_format(written):
-    run = written([layer("a", dtype="bfloat16")]).overview()
-    assert run["format"]["name"] == "bfloat16"
-    assert run["format"]["maximum_exponent"] == 128
-
-
 # Batches that are not finite.
 
 

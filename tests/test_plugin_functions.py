@@ -1,6 +1,5 @@
 """The arithmetic of the page, in node, against NumPy and ml_dtypes."""
 
-import itertools
 import json
 import os
 import pathlib
@@ -48,24 +47,6 @@ def some_casts():
                 yield {"dtype": dtype, "range": range_, "state": state}
 
 
-def some_windows():
-    """The loss scales at which numbers of a range stay finite and above 0."""
-    ranges = (-3, -20), (4, -40), (-12.5, -13)
-    for dtype, (largest, low) in itertools.product(CHOICES[2:], ranges):
-        bits = np.arange(-60, 80)
-        numbers = np.array([2.0**low, 4 * 2.0**largest])
-        with np.errstate(over="ignore"):
-            scaled = numbers * np.exp2(bits[:, None].astype("float64"))
-            cast = scaled.astype(ml_dtypes.finfo(dtype).dtype)
-        small, large = cast.astype("float64").T
-        window = {
-            "lowest": bits[small > 0].min().item(),
-            "highest": bits[np.isfinite(large)].max().item(),
-        }
-        range_ = {"largest": largest, "low": low}
-        yield {"dtype": dtype, "range": range_} | window
-
-
 def as_written(texts):
     return [text.replace(" ", "").replace(",", "") for text in texts]
 
@@ -75,7 +56,6 @@ def test_the_functions_of_the_page():
     known = {
         "formats": [format_limits(name) for name in CHOICES],
         "casts": list(some_casts()),
-        "windows": list(some_windows()),
         "units": sorted({metric.unit for metric in METRICS.values()}),
         "share": [SHARES, as_written(map(format_share, SHARES))],
         "bytes": [SIZES, as_written(map(format_bytes, SIZES))],

@@ -11,7 +11,7 @@ from plugin_runs import verdict, write
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.run_log import RunLog
 
-OVERFLOW, REPAIRED = "overflow/mixprec", "repaired/mixprec"
+REPAIRED = "repaired/mixprec"
 SQUARE = "block/square"
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 VERDICT = "#events li[data-kind=verdict]"
@@ -89,15 +89,6 @@ def test_which_run_is_shown_first(page, tmp_path, logs, shown, monkeypatch):
     assert page.values("#run", "value") == [f"{shown}/mixprec"]
 
 
-def test_an_unknown_run_of_a_link_is_said(page):
-    page.see("gone", compare="lost")
-    assert "gone/mixprec" in page.text("#problem")
-    assert "no run lost" in page.text("#problem")
-    assert page.shown("main")
-    page.pick("#run", REPAIRED).pick("#compare", OVERFLOW)
-    assert not page.shown("#problem")
-
-
 def test_a_hostile_log_is_shown_as_text(page, tmp_path):
     paths = [HOSTILE, f"</script>{HOSTILE}"]
     found = {"step": 1} | verdict(HOSTILE)
@@ -169,38 +160,3 @@ def test_what_is_chosen_is_chosen_everywhere(page, told):
 
 
 # Events.
-
-
-# Layers.
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("block", ["block/norm", SQUARE]),
-        ("norm dense", []),
-        ("fp32", ["logits"]),
-        ("forward overflow", [SQUARE]),
-    ],
-)
-def test_layers_can_be_filtered(page, text, found):
-    page.type("#layer-filter", text)
-    assert page.layers() == found
-    assert page.text("#layers .hint") == f"{len(found)} of 4"
-    assert page.shown("#layers .nothing") == (not found)
-    rows = page.marks(HEAT, "image", of="")[0]["height"] / 36 if found else 0
-    assert rows == len(found)
-
-
-# While what was asked for is on its way.
-
-
-def busy(page, css):
-    return page.values(css, "ariaBusy") == ["true"]
-
-
-def test_a_failure_is_no_longer_loading(page):
-    page.block("data/heat")
-    page.pick("#metric", "gradient_headroom_bits")
-    assert not busy(page, "#heatmap")
-    assert "blocked" in page.text("#problem")

@@ -26,20 +26,13 @@ def test_every_layer_has_a_row_and_every_parameter_is_counted(build):
     assert sum(row["share_of_flops"] or 0 for row in rows) == pytest.approx(1)
 
 
-def test_text_and_html():
+def test_text_and_page_say_in_what_products_are():
     model = functional()
-    lines = str(precision_summary(model)).splitlines()
-    assert len(lines) == 2 + len(walk(model))
-    assert max(map(len, lines)) <= 100
     with kmp.matmul_precision("float32"):
         summary = precision_summary(model)
     last = str(summary).splitlines()[-1]
     assert "in float32" in last
     assert f"<p>{last}</p>" in summary.to_html()
-    model = keras.Sequential([keras.Input((2,)), Dense(1, name="<b>&")])
-    text = precision_summary(model)._repr_html_()
-    assert "&lt;b&gt;&amp;" in text
-    assert text.count("<tr>") == 2
 
 
 def test_notes_say_casts_reasons_and_exceptions():

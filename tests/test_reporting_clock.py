@@ -52,12 +52,6 @@ def test_time_of_training(ends, events, time):
     assert found["epoch"] == (epoch if ends else None)
 
 
-def test_a_clock_that_is_set_back_leaves_steps_out():
-    found = axes([(10, 110.0), (20, 50.0), (30, 60.0)], [FIRST])["time"]
-    assert all(np.diff(found["steps"]) > 0)
-    assert all(np.diff(found["values"]) > 0)
-
-
 def test_fit_logs_when_each_epoch_ended(tmp_path, clock):
     model = keras.Sequential([keras.layers.Dense(2)])
     model.compile("sgd", "mse")

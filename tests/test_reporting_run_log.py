@@ -18,7 +18,6 @@ from keras_mixprec.metrics import AUDITED
 from keras_mixprec.reporting import append_file, schema, summaries
 from keras_mixprec.reporting.event_file import EventFile, event_file_paths
 from keras_mixprec.reporting.file_source import FileSource
-from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 
@@ -308,15 +307,6 @@ def test_what_only_has_the_name_of_an_event_file_is_left_alone(tmp_path, make):
 
 
 METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
-
-
-def test_rows_grow_with_the_logarithm_of_a_run():
-    def written(calls):
-        thinning = Thinning()
-        return sum(thinning.due() for _ in range(calls))
-
-    assert [written(n) for n in (500, 1500, 3500)] == [500, 1000, 1500]
-    assert written(1_000_000) < 10_000
 
 
 def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):

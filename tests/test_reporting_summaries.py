@@ -1,6 +1,5 @@
 """What is put into a log, decoded by TensorBoard's own code, and new kinds."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -16,7 +15,7 @@ from keras_mixprec.numerics.statistics import statistics_of
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.facts import is_repaired
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.text_formats import markdown_table, to_json
+from keras_mixprec.reporting.text_formats import markdown_table
 
 pytestmark = pytest.mark.one_backend
 
@@ -72,21 +71,6 @@ def test_a_value_is_read_back_by_whom_it_is_for(value, expected, plugin):
     data_class = "SCALAR" if plugin == "scalars" else "TENSOR"
     data_class = summary_pb2.DataClass.Value(f"DATA_CLASS_{data_class}")
     assert metadata.data_class == data_class
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.float64("-inf"), '"-inf"'),
-        (np.float32("nan"), '"nan"'),
-        (ml_dtypes.bfloat16(1.5), "1.5"),
-        ({1: (np.int32(2), None, True)}, '{"1": [2, null, true]}'),
-        (np.array([[1.0, np.inf]]), '[[1.0, "inf"]]'),
-    ],
-    ids=str,
-)
-def test_json_is_valid_for_every_number(value, text):
-    assert to_json(value) == text
 
 
 def test_markdown_table_escapes_names():
