@@ -311,6 +311,7 @@ def wavy(seed):
     return model_of(*parts, shape=(4,), policy="mixed_float16", seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("build", "seed"), [(unresolved, 0), (wavy, 0)])
 def test_a_loss_that_float32_does_not_settle_blames_none(build, seed):
     model = compiled(build(seed), optimizer="sgd")

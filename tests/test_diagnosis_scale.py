@@ -95,17 +95,6 @@ def test_the_tuner_raises_it_and_demotes_nothing(jit):
     assert found(model, *SOME) == []
 
 
-@pytest.mark.long
-def test_a_dry_run_only_says_so(tmp_path):
-    model = classifier()
-    tuner = kmp.PrecisionTuner(verbose=0, dry_run=True)
-    monitor = kmp.MixPrecMonitor(tmp_path, verbose=0)
-    model.fit(X, Y, verbose=0, callbacks=[monitor, tuner])
-    assert scale_bits(model) == 15
-    assert "would raise" in tuner.history[0]["message"]
-    assert {v.kind for v in monitor.verdicts} == {"scale_too_low"}
-
-
 def test_a_scale_that_its_rule_holds_down_is_said_to_be():
     verdicts = kmp.diagnose(classifier(loss_scale=LOW), *SOME)
     assert {v.layer for v in verdicts} == {"hidden", "head"}

@@ -253,11 +253,6 @@ def one_of_two_optimizers_scales():
     return model
 
 
-def float16_loss(y, prediction):
-    narrow = ops.cast(prediction, "float16")
-    return ops.mean(ops.abs(ops.cast(narrow, "float32") - y)) * 1e-7
-
-
 def inner(own=None, **settings):
     """A model whose inner optimizer has some settings."""
 
@@ -338,7 +333,6 @@ RIGHT = {
     "optimizer clips unscaled": lambda: clipping(unscale=True),
     "largest gradients": of_loss(1e35),
     "smallest gradients": of_loss(1e-36),
-    "float16 in the code": lambda: compiled(loss=float16_loss),
 }
 
 # A program for each pass takes a second to compile on JAX.

@@ -198,16 +198,6 @@ def test_a_repaired_layer_is_no_finding(tmp_path):
     assert big["repaired_verdicts"] == big["verdicts"]
 
 
-@pytest.mark.long
-@every_backend
-def test_what_is_not_repaired_stays_a_finding(tmp_path):
-    run = watched(tmp_path, [1000.0] * 9, chain(), **OUTLIERS)
-    assert run.summary.headroom["activation"] == ("big", -np.inf)
-    by_path = {layer["path"]: layer for layer in run.overview()["layers"]}
-    assert by_path["big"]["verdicts"] == ["forward_overflow"]
-    assert not by_path["big"]["repaired"]
-
-
 # Probed steps of a `fit`.
 
 

@@ -33,15 +33,6 @@ def test_a_dry_step_leaves_no_gradients_behind():
         assert getattr(variable.value, "grad", None) is None
 
 
-def around(layer):
-    """A model in mixed_float16 of which a layer is the first."""
-    policy = "mixed_float16"
-    inputs = keras.Input((6,))
-    layer.dtype_policy = keras.DTypePolicy(policy)
-    x = layers.BatchNormalization(dtype=policy, name="norm")(layer(inputs))
-    return keras.Model(inputs, layers.Dense(2, dtype=policy, name="head")(x))
-
-
 def samples():
     x = np.random.default_rng(0).normal(size=(5, 6)).astype("float32")
     return 100 * x
@@ -49,22 +40,6 @@ def samples():
 
 def in_layer(trace, path):
     return [op for op in trace.operations if path_of(op) == path]
-
-
-class Loop(layers.Layer):
-    def call(self, x):
-        return ops.while_loop(
-            lambda i, y: i < 3, lambda i, y: (i + 1, ops.exp(y)), (0, x)
-        )[1]
-
-
-def test_the_inside_of_loops_and_recurrent_layers_is_listed():
-    trace = trace_model(around(Loop(name="loop")))
-    assert "exp" in [op.name for op in in_layer(trace, "loop")]
-    inputs = keras.Input((5, 3))
-    rnn = layers.SimpleRNN(4, activation="exponential", name="rnn")
-    trace = trace_model(keras.Model(inputs, rnn(inputs)))
-    assert "exp" in [op.name for op in in_layer(trace, "rnn")]
 
 
 class Step(OwnStep):

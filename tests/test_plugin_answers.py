@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from plugin_runs import tiny_transformer, train, write
+from plugin_runs import tiny_transformer, train
 
 import keras_mixprec as kmp
 
@@ -61,26 +61,6 @@ def test_the_log_has_the_graph_of_a_model(tuned):
 
 
 # What was found, what was done, and what is left to do.
-
-
-@pytest.mark.parametrize(
-    ("shares", "harm"),
-    [
-        ({5: [0.1, 0.5], 20: [0.1, 0.5]}, ["no layer"]),
-        # Of behind the step at which the scale was back.
-        ({5: [0.1, 0.5], 70: [0.9, 0.5]}, ["no gradients"]),
-    ],
-)
-def test_what_a_low_loss_scale_has_cost_is_told(tmp_path, shares, harm):
-    low = {"kind": "loss_scale_low", "optimizer": "", "step": 50}
-    low |= {"at_step": 11, "held": 2.0**15, "scale": 1.0, "message": ""}
-    low |= {"cause": "bad_data"}
-    back = {"kind": "loss_scale_recovered", "optimizer": "", "scale": 1.0}
-    heat = {step: {"gradient_zero": own} for step, own in shares.items()}
-    write(tmp_path, "ab", low, back | {"step": 60}, heat=heat)
-    events = overview_of(tmp_path)["events"]
-    (event,) = (e for e in events if e["kind"] == "loss_scale_low")
-    assert all(words in event["harm"] for words in harm)
 
 
 def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(page, tmp_path):

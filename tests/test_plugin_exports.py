@@ -43,13 +43,6 @@ def rows(page):
     return rows
 
 
-def test_layers(page, rows, run):
-    for row, known in zip(rows("layers"), run["layers"], strict=True):
-        for name in "path", "compute_dtype", "share_of_flops":
-            assert row[name] == known[name]
-        assert float(row["least_headroom"]) == known["least_headroom"]
-
-
 def test_loss_scale_and_loss(page, rows, told):
     page.pick("#compare", REPAIRED)
     saved = rows("timeline")

@@ -166,19 +166,6 @@ def test_the_plan_knows_the_loss_scale_that_a_verdict_advises(written):
     assert run_ranges(data, 100)["needed_scale"] == 13
 
 
-@pytest.mark.parametrize(
-    ("errors", "found"), [({2: 0.75}, 2), ({2: 0.75, 7: 0.25}, 7)]
-)
-def test_an_error_is_that_of_now_if_one_is_known(written, errors, found):
-    wide = [layer("a", dtype="float32")]
-    heat = {
-        n: {"forward_error_against_float32": [x]} for n, x in errors.items()
-    }
-    own = ranges_of(written("a", tables={4: wide}, heat=heat))["a"]
-    assert own["error_step"] == found
-    assert own["error"] == errors[found]
-
-
 # Headroom.
 
 

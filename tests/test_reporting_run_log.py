@@ -141,28 +141,6 @@ def test_what_cannot_be_written_is_refused_whole(tmp_path):
     assert lines_of(log.folder) == []
 
 
-WRITES = """
-import sys
-from keras_mixprec.reporting.run_log import RunLog
-with RunLog(sys.argv[1]) as log:
-    log.layers(0, [{"path": "dense", "compute": "float16"}])
-    log.layout(0, {"Precision": {"Scale": ["mixprec/loss_scale"]}})
-    log.scalars(0, {"mixprec/loss_scale": 1.0})
-    log.text(0, "note", "text")
-    log.histogram(0, "h", [[0, 1, 2]])
-    log.event(0, {"kind": "skipped_step"})
-    log.scale_rows(0, [[0, 1, 0, 0]])
-print({"tensorflow", "jax", "torch", "keras"} & set(sys.modules))
-"""
-
-
-def test_writing_imports_no_backend(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
-    command = [sys.executable, "-c", WRITES, str(tmp_path)]
-    printed = subprocess.check_output(command, env=environment, text=True)
-    assert printed.strip() == "set()"
-
-
 @pytest.fixture
 def disk(tmp_path):
     with small_disk(tmp_path) as folder:
