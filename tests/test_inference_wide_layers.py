@@ -96,6 +96,7 @@ def chain():
     return keras.Model(inputs, layers.Dense(2, name="head")(x))
 
 
+@pytest.mark.slow
 @pytest.mark.one_backend
 def test_a_search_takes_few_runs_and_says_where_it_stopped(runs, monkeypatch):
     found = smallest_wide_set(chain(), [X], "float16")

@@ -88,6 +88,7 @@ def find(build, **arguments):
     return kmp.largest_batch(build, (X, Y), "float32", **given | arguments)
 
 
+@pytest.mark.slow
 def test_the_known_limit_is_found(capsys):
     found = find(models.hungry)
     assert (found.batch_size, found.found.fails_at) == (models.KNOWN, 800)
@@ -160,6 +161,7 @@ def test_wrong_calls(message):
         kmp.largest_batch(**given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [

@@ -10,6 +10,7 @@ from workers import run_two_workers
 slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
 
 
+@pytest.mark.slow
 @slow
 def test_two_workers():
     first, second = run_two_workers("tuned")

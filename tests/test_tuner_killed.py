@@ -96,6 +96,7 @@ def assert_same(found, expected, *names):
         assert found[name] == value, name
 
 
+@pytest.mark.slow
 def test_killed_after_a_demotion_it_goes_on_from_a_backup(whole, tmp_path):
     command = [sys.executable, __file__, tmp_path, "70"]
     done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
