@@ -74,10 +74,10 @@ SMALL = [1e-4] * 24
         case("infinite loss", chain, GREAT + [1.0] * 9, "warning",
              "1 batch.*1 of 13 steps"),
         case("repaired", chain, GREAT + [1000.0] * 8, "repaired",
-             "'?big.*step 5.*since step 4.*1 more layer.*2 of 12 steps.*33%",
+             "'?big.*step 5.*at step 4.*1 more layer.*2 of 12 steps.*33%",
              {}),
         case("stuck", chain, [1000.0] * 40, "failing",
-             "'?big.*step 5.*since step 1.*all 40 steps"),
+             "'?big.*step 5.*at step 1.*all 40 steps"),
         case("bad data", chain, [1.0] * 4 + [np.nan] * 2 + [1.0] * 4, "severe",
              "2 batches.*step 5.*row 0.*2 of 10 steps", {}),
         case("unscaled", lambda: one_layer(scaled=False), good(3), "warning",
@@ -119,7 +119,7 @@ def test_a_collapse_waits_for_the_diagnosis_of_its_cause(steps, tmp_path):
         return
     assert kinds == ["scale_collapsed"]
     assert "keras_mixprec.diagnose" in watcher.verdicts[0].advice
-    assert watcher.summary.headline["text"].startswith("Loss scale at")
+    assert watcher.summary.headline["text"].startswith("The loss scale reached")
 
 
 def found(kind, layer=None, step=1, **more):

@@ -101,7 +101,7 @@ class Verdict:
         moment = self._moment()
         when = f", found {moment}" if moment else ""
         if self.failing_since is not None:
-            when += f"; steps have failed since step {self.failing_since:,}"
+            when += f"; steps began to fail at step {self.failing_since:,}"
         return when
 
     def _moment(self):

@@ -250,17 +250,23 @@ class BadData:
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
             f"{format_places(self.batches, self.count)}. "
-            f"Positions of the first bad row in its batch: {self._rows()}. "
-            "Epochs, batches and positions are numbered from 0 here, steps "
+            f"First bad row of each batch: {self._rows()}. "
+            "Epochs, batches and rows are numbered from 0 here, steps "
             "from 1."
         )
 
     def _rows(self):
         """Which row belongs to which batch."""
         listed = self.batches[:_LISTED]
-        rows = [f"{_parts(b['rows'])} at step {b['step']:,}" for b in listed]
+        rows = []
+        for parts, own in itertools.groupby(
+            listed, lambda b: _parts(b["rows"])
+        ):
+            steps = [f"{batch['step']:,}" for batch in own]
+            at = "steps" if len(steps) > 1 else "step"
+            rows.append(f"{parts} at {at} {', '.join(steps)}")
         more = self.count - len(listed)
-        return "; ".join(rows) + (f" and {more:,} more" if more else "")
+        return "; ".join(rows) + (f"; and {more:,} more" if more else "")
 
     def _locate(self, skipped):
         return self._place(skipped.step) | {"rows": skipped.inputs}
@@ -271,7 +277,7 @@ class BadData:
 
 
 def _parts(rows):
-    return ", ".join(f"{row} of {part}" for part, row in rows.items())
+    return ", ".join(f"{part}[{row}]" for part, row in rows.items())
 
 
 def _fell(reading):
@@ -296,7 +302,7 @@ def format_places(batches: list, count: int) -> str:
     >>> from keras_mixprec.monitoring.failing_batches import format_places
     >>> at = [{"epoch": 1, "batch": batch} for batch in (3, 17, 20, 21, 22)]
     >>> format_places(at, 17)
-    'epoch 1 batches 3, 17, 20-22 and 12 more'
+    'epoch 1, batches 3, 17, 20-22 and 12 more'
     """
     stretches = []
     for place in batches:
@@ -311,7 +317,7 @@ def format_places(batches: list, count: int) -> str:
         count -= sum(last - first + 1 for first, last in spans)
         several = len(spans) > 1 or spans[0][0] < spans[0][1]
         names = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
-        listed.append(f"epoch {epoch} {BATCHES[several]} {names}")
+        listed.append(f"epoch {epoch}, {BATCHES[several]} {names}")
     return "; ".join(listed) + (f" and {count:,} more" if count else "")
 
 

@@ -133,8 +133,9 @@ def _event(name, course, scale, rule):
         "growth_interval": rule.growth_interval,
         "good_steps": good_steps,
         "cause": "bad_data" if by_data else "overflow",
-        "message": f"{fell} from {held} to {format_power(scale)} at step "
-        f"{course.since:,}; growing back takes {good_steps:,} good steps",
+        "message": f"{fell} from {held} to {format_power(scale)}, from step "
+        f"{course.since:,} on; it grows back in {good_steps:,} steps without "
+        "an overflow",
         "advice": f"Until then gradients below {format_power(lost)} become 0 "
         f"in float16. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "

@@ -218,7 +218,7 @@ class _Story:
             yield event, f"weights not finite{_at(event)}"
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
-            yield event, "loss scale at its floor"
+            yield event, "the loss scale reached its minimum"
         odd = [last[kind] for kind in _ODD if kind in last]
         yield from ((e, e["message"]) for e in self._low_scales + odd)
         if event := last.get("undo"):
@@ -240,7 +240,7 @@ class _Story:
         """What has ended it before its last epoch."""
         last = self._last
         if event := last.get("stopped"):
-            yield event, f"training stopped{_at(event)}"
+            yield event, f"the monitor stopped training{_at(event)}"
         if event := last.get("step_raised"):
             again = "taken again: " * bool(event.get("repaired"))
             raised = f"step {event['at_step']:,} raised {event['reason']}"
@@ -368,7 +368,7 @@ class _Story:
             # Said once, if it was found there as well.
             begun = since < self._facts.first and "earlier fit" not in at
             earlier = " of an earlier fit" * begun
-            failed = f"steps have failed since step {since:,}{earlier}"
+            failed = f"steps began to fail at step {since:,}{earlier}"
             return f" ({first}found{at}; {failed})"
         return f" ({first}found{at})" if at else ""
 
@@ -400,7 +400,9 @@ class _Story:
                 return f" and {'has returned to' if back else 'is in'} {now}"
             others = len(self.demoted) - 1
             beside = (
-                f" with {format_count(others, 'more layer')}" if others else ""
+                f" together with {format_count(others, 'more layer')}"
+                if others
+                else ""
             )
             done = self._demoted_at(layer)
             at = "" if done == _step(first) else f" {format_moment(done)}"

@@ -82,7 +82,8 @@ def _skips(facts, quiet, known):
         last = f", including the last {facts.in_a_row:,}"
     if len(skipped) > 1:
         own = (
-            f"{_skipped(n, steps)} by {name}{last * (n == total)}"
+            f"{name} skipped {f'{n:,}' if n else 'none'} of {taken}"
+            f"{last * (n == total)}"
             for name, n in sorted(skipped.items())
         )
         return "; ".join(own)
@@ -102,4 +103,4 @@ def _last_of(facts):
     """What steps are of, where the log has more than those."""
     if facts.fits == 1:
         return ""
-    return f"last of {facts.fits} fits, from step {facts.first:,}: "
+    return f"last of {facts.fits} fits (from step {facts.first:,}): "

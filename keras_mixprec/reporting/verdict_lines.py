@@ -45,7 +45,7 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
         since = event.get("failing_since")
         failing = ""
         if since is not None:
-            failing = f" (steps have failed since step {since:,})"
+            failing = f" (steps began to fail at step {since:,})"
         step = event.get("at_step", event["step"])
         when = f"Step {step:,}" if step else "Before the first step"
         by = event.get("numbers", {}).get("found_by")
