@@ -427,7 +427,12 @@ def underflow(log_dir):
     fit.verdict("underflow", "embed", "backward", error=0.25)
     fit.verdict("scale_too_low", needed_bits=20)
     paths = ["embed/kernel", "embed/bias"]
-    fit.event("zero_gradients", layer="embed", paths=paths, message="all 0")
+    fit.event(
+        "zero_gradients",
+        layer="embed",
+        paths=paths,
+        message="gradients of embed are all zero",
+    )
     fit.steps(30, (0.7, 0.7))
     return fit.end()
 
@@ -515,7 +520,7 @@ def wide(log_dir):
     """No layer computes in 16 bits, though that was asked for."""
     rows = [row | {"compute_dtype": "float32"} for row in small_model()]
     fit = Fit(log_dir, rows, scales={})
-    fit.event("no_16_bits", message="all in float32", lost=True)
+    fit.event("no_16_bits", message="no layer computes in 16 bits", lost=True)
     fit.steps(3)
     return fit.end()
 

@@ -266,7 +266,9 @@ class BadData:
             at = "steps" if len(steps) > 1 else "step"
             rows.append(f"{parts} at {at} {', '.join(steps)}")
         more = self.count - len(listed)
-        return "; ".join(rows) + (f"; and {more:,} more" if more else "")
+        return "; ".join(rows) + (
+            f", and {more:,} more {BATCHES[more > 1]}" if more else ""
+        )
 
     def _locate(self, skipped):
         return self._place(skipped.step) | {"rows": skipped.inputs}

@@ -134,8 +134,8 @@ def _event(name, course, scale, rule):
         "good_steps": good_steps,
         "cause": "bad_data" if by_data else "overflow",
         "message": f"{fell} from {held} to {format_power(scale)}, from step "
-        f"{course.since:,} on; it grows back in {good_steps:,} steps without "
-        "an overflow",
+        f"{course.since:,} on; it needs {good_steps:,} steps without an "
+        "overflow to grow back",
         "advice": f"Until then gradients below {format_power(lost)} become 0 "
         f"in float16. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "

@@ -82,7 +82,7 @@ def _skips(facts, quiet, known):
         last = f", including the last {facts.in_a_row:,}"
     if len(skipped) > 1:
         own = (
-            f"{name} skipped {f'{n:,}' if n else 'none'} of {taken}"
+            f"optimizer {name!r} skipped {f'{n:,}' if n else 'none'} of {taken}"
             f"{last * (n == total)}"
             for name, n in sorted(skipped.items())
         )
@@ -103,4 +103,4 @@ def _last_of(facts):
     """What steps are of, where the log has more than those."""
     if facts.fits == 1:
         return ""
-    return f"last of {facts.fits} fits (from step {facts.first:,}): "
+    return f"in fit {facts.fits} of {facts.fits} (from step {facts.first:,}): "
