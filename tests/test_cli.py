@@ -23,10 +23,14 @@ import keras, numpy as np
 
 SAMPLES = np.random.default_rng(0).normal(size=(32, 4))
 
-def build():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+def build(*middle):
+    dense = keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((4,)), *middle, dense])
     model.compile("sgd", "mse")
     return model
+
+def breaks():
+    return build(*map(keras.layers.Rescaling, (1e6, 1e-6)))
 
 def data():
     return SAMPLES, SAMPLES[:, :2]
@@ -167,6 +171,11 @@ def test_it_compares_writes_signs_checks_and_runs_again(run, folder):
     for again in "--check", "--rerun":
         status, out, err = run(f"compare {again} signed.json")
         assert (status, err) == (0, "")
+
+
+def test_a_comparison_in_which_16_bits_fail_has_another_status(run):
+    breaks = SHORT.replace("made:build", "made:breaks")
+    assert run(f"{breaks} --policies float32 mixed_float16")[0] == 1
 
 
 def test_a_sign_off_that_was_changed_has_another_status(run, folder):

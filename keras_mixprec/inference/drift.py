@@ -13,6 +13,15 @@ class Drift:
     Args:
         names: List of strings, of the model's outputs. Empty where it has no
             names for them.
+
+    Example:
+    >>> from keras_mixprec.inference.drift import Drift
+    >>> drift, exact = Drift(["out"]), np.zeros(4, "float32")
+    >>> drift.add(exact, exact + 0.5)
+    >>> drift.add(exact, exact + 0.25)
+    >>> [found] = drift.to_list()
+    >>> found["largest"], found["mean"]
+    (0.5, 0.375)
     """
 
     def __init__(self, names: list[str]):

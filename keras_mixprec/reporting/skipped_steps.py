@@ -36,7 +36,11 @@ def share_skipped(scale: Sequence[dict], spans: list) -> float:
     Example:
     >>> from keras_mixprec.reporting.skipped_steps import share_skipped
     >>> course = {"steps": [0, 10, 20], "skipped": [0, 10, 15]}
-    >>> share_skipped([course], [(0, 10, 4), (10, 20, 4)])
+    >>> spans = [(0, 10, 4), (10, 20, 4)]
+    >>> share_skipped([course], spans)
+    0.75
+    >>> other = {"steps": [0, 10, 20], "skipped": [0, 1, 1]}
+    >>> share_skipped([course, other], spans)
     0.75
     """
     total = sum(meant for *_, meant in spans)
