@@ -238,7 +238,7 @@ def test_a_low_scale_is_a_finding_with_a_fix(wrap, tmp_path):
     assert (event["held"], event["scale"]) == (2.0**15, 2.0**3)
     assert (event["at_step"], event["growth_interval"]) == (11, 2000)
     for said in found["text"], run.summary, run.watcher.report:
-        assert "24,000 good steps" in prose(said)
+        assert "24,000 steps" in prose(said)
     (event,) = (e for e in run.overview()["events"] if e["kind"] == LOW)
     exec(event["fix"]["training"], {"model": run.model})
     assert float(run.model.optimizer.loss_scale) == 2.0**15

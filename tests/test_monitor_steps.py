@@ -146,7 +146,7 @@ def test_everything_counts_steps_alike(tmp_path):
     summary = run.summary
     for said in summary.headline["text"], run.watcher.report, summary.bad_data:
         assert "at step 6" in str(said)
-    assert "epoch 0 batch 5." in summary.bad_data
+    assert "epoch 0, batch 5." in summary.bad_data
     assert "| 6 |" in run.texts("skipped_step")[6]
 
 

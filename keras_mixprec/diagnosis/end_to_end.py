@@ -148,22 +148,14 @@ class EndToEnd:
         self._model = model
         self._batches = batches
         self._scale = 2.0**loss_scale_bits
-        self._references = self._computed()
-
-    def refresh(self):
-        """Recomputes the float32 reference, as after changes of weights."""
-        self._references = self._computed()
+        self._references = [Reference(model, batch) for batch in batches]
+        for reference in self._references:
+            reference.resolved  # noqa: B018  As the weights are now.
 
     @property
     def finite(self) -> bool:
         """Whether the float32 losses and gradients are."""
         return all(is_finite(r.exact) for r in self._references)
-
-    def _computed(self):
-        references = [Reference(self._model, b) for b in self._batches]
-        for reference in references:
-            reference.resolved  # noqa: B018  As the weights are now.
-        return references
 
     def errors(self, assignment: dict) -> Errors:
         """Returns the worst errors over all batches.
