@@ -142,6 +142,9 @@ class Session:
         if not self._members:
             stop_watching(self.model)
             self.log.close()
+            if self.state.several_workers:
+                # The others' reports are of a log that the chief has closed.
+                any_worker(self.model, [True])
             if vars(self.model).get(SESSION_ATTRIBUTE) is self:
                 del vars(self.model)[SESSION_ATTRIBUTE]
 

@@ -1,11 +1,13 @@
 """What two workers with a monitor do: each prints what it did.
 
 The second is made to have nothing left to spend at first, so that left to
-itself it would probe, look and stop at other steps than the first.
+itself it would probe, look and stop at other steps than the first. The first
+takes long to log what both report.
 """
 
 import json
 import tempfile
+import time
 
 import keras
 from tuned import BIG, GOOD, chain, fit
@@ -64,6 +66,13 @@ class Spy(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         session = vars(self.model)["_keras_mixprec_session"]
         arm, left = session.prober.arm, session.budget.left
+        event = session.log.event
+
+        def late(step, what):
+            time.sleep(session.log.writes)
+            event(step, what)
+
+        session.log.event = late
         wants = session.prober.wants
 
         def noting(model, step):
