@@ -18,7 +18,8 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=2 "
     "--xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false",
 )
 
 # A defect that training would go on after fails a test.
@@ -44,25 +45,26 @@ if keras.backend.backend() != "torch":
 def pytest_collection_modifyitems(items):
     """Marks as slow what the default tests leave out on a backend.
 
-    Tests without a backend in them run on torch. The cases of the others are
-    dealt out over the three backends, unless they are `chosen_by_backend`. A
-    test runs on each of them, but one that takes `long` on as many as it has
-    cases.
+    Tests without a backend in them run on torch, and so do those that take
+    `long`. The cases of the others are dealt out over the three backends, at
+    least one to each, unless they are `chosen_by_backend`.
     """
     backend = keras.backend.backend()
     cases = collections.defaultdict(list)
     for item in items:
-        if _has_no_backend(item):
-            if backend != "torch":
-                item.add_marker(pytest.mark.slow)
-        elif not {"slow", "chosen_by_backend"} & _markers(item):
+        markers = _markers(item)
+        if {"slow", "chosen_by_backend"} & markers:
+            continue
+        if not (_has_no_backend(item) or "long" in markers):
             test = f"{item.path.name}::{item.name.split('[')[0]}"
             cases[test].append(item)
+        elif backend != "torch":
+            item.add_marker(pytest.mark.slow)
     place = ["tensorflow", "jax", "torch"].index(backend)
     for test, dealt in cases.items():
         # From another backend on in each test: no backend gets all the first.
         mine = place + zlib.crc32(test.encode())
-        hands = 3 if "long" in _markers(dealt[0]) else min(3, len(dealt))
+        hands = min(3, len(dealt))
         for number, item in enumerate(dealt):
             if (number - mine) % hands:
                 item.add_marker(pytest.mark.slow)

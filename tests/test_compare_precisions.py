@@ -154,6 +154,7 @@ def of_the_backend():
     return ((x[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8))
 
 
+@pytest.mark.long
 def test_all_kinds_of_data_are_the_same_batches():
     x, y = models.arrays()
     kinds = [(x, y), lambda: (x, y), Counted(), Counted, of_the_backend()]

@@ -51,7 +51,6 @@ def fit(model, data, *callbacks):
     ).history["loss"]
 
 
-@pytest.mark.long
 def test_the_exception_names_a_layer(tmp_path):
     model, data, named = refused()
     before = model.get_weights()
@@ -67,7 +66,7 @@ def test_the_exception_names_a_layer(tmp_path):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_tuner_repairs_it_and_no_batch_is_lost(tmp_path):
     model, data, named = refused()
     loss = fit(model, data, monitor(tmp_path, probe_every=9), tuner())

@@ -412,6 +412,7 @@ def test_no_layer_is_blamed_for_a_lack_of_memory(run):
         run()
 
 
+@pytest.mark.long
 def test_training_goes_on_without_the_diagnosis(tmp_path):
     # There is room for float16, and none for the float32 it is compared with.
     model, watcher = large("float32"), kmp.MixPrecMonitor(tmp_path, verbose=0)

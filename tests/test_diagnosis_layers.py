@@ -270,6 +270,7 @@ TIES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TIES)
 def test_a_tie_is_no_fault(name):
     wide = ["wide"] if name == "mean of 0" else []
@@ -290,6 +291,7 @@ class Raised(layers.Layer):
         return 20000.0 + ops.cast(self.dense(x), self.compute_dtype)
 
 
+@pytest.mark.long
 def test_only_what_is_needed_inside_a_layer_is_demoted():
     lowered = layers.Rescaling(1.0, -20000.0, name="lowered")
     model = with_head(Raised(name="raised"), lowered, wide=["lowered"])

@@ -286,6 +286,7 @@ def test_the_gradients_of_an_added_loss(parts):
     assert (path, direction) == ("adds", "backward")
 
 
+@pytest.mark.long
 def test_a_sound_added_loss_is_nobodys_fault():
     adds = Adds(lambda x: 0.01 * ops.mean(ops.square(x)))
     assert named(with_head(dense(8), adds)) == []

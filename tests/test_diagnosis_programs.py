@@ -31,7 +31,6 @@ def compiled_programs(*parts):
     return set(blamed(model, *DATA)), len(programs._KNOWN) - before
 
 
-@pytest.mark.long
 def test_equal_layers_share_their_programs():
     # Forward and backward; the first layer is given float32.
     _, few = compiled_programs(DENSE, DENSE)
@@ -69,7 +68,6 @@ def called(by):
     return layers.Lambda(run, output_shape=(8,), name="own")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("layer", "shared"),
     [

@@ -64,6 +64,7 @@ def scale_bits(model):
     return math.log2(float(model.optimizer.loss_scale))
 
 
+@pytest.mark.long
 def test_a_scale_below_all_gradients_is_named():
     (verdict,) = kmp.diagnose(classifier(), *SOME)
     assert (verdict.kind, verdict.layer) == ("scale_too_low", None)
@@ -219,6 +220,7 @@ def test_a_scale_that_falls_far_enough_by_itself_takes_no_demotion(jit):
     assert int(model.optimizer.iterations) > 10
 
 
+@pytest.mark.long
 @each_jit
 def test_a_floor_above_the_scales_that_suit_is_lowered(jit):
     model = far(kmp.LossScaleOptimizer(keras.optimizers.Adam(1e-3)), jit)

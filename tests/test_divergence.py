@@ -114,6 +114,7 @@ OUTLIER = [1.0] * 4 + [1000.0] * 12
 FIRST = [1000.0] * 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("values", "probe_every", "tuned"),
     [
@@ -177,6 +178,7 @@ class Twice(Step):
         return super().scaled(model, super().scaled(model, loss))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "kind"), [(Step(), "divergence"), (Twice(), "loss_scale_ignored")]
 )

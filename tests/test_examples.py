@@ -72,6 +72,7 @@ def test_prints_what_it_claims(name, tmp_path, monkeypatch, capsys):
     {**OF_ONE, **OF_ANY}[name](capsys.readouterr().out, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "torch", reason="is an example of torch")
 def test_each_of_two_processes_repairs_what_one_has_found(tmp_path):
     # Processes that it starts import it by its path.

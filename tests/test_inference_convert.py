@@ -109,6 +109,7 @@ def test_every_weight_but_statistics_has_16_bits_and_the_model_none(conversion):
     assert 0.49 < report.size["after"] / report.size["before"] < 0.56
 
 
+@pytest.mark.long
 def test_outputs_are_nearly_those_in_float32_and_of_its_dtype(conversion):
     model, small, report, *_ = conversion
     exact, low = model.predict(X, verbose=0), small.predict(X, verbose=0)
@@ -139,6 +140,7 @@ def test_a_plan_from_training_is_followed():
     assert small.get_layer("shared").kernel.dtype == "float32"
 
 
+@pytest.mark.long
 def test_rules_are_followed_and_their_reasons_are_whole_in_the_text():
     reason = ("one of them, " + "and more " * 20).strip()
     query = kmp.PrecisionRule("mha/query")

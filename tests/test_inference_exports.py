@@ -39,7 +39,6 @@ def export(small, path, form):
     return path
 
 
-@pytest.mark.long
 @only("tensorflow", "jax")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):

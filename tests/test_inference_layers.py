@@ -83,6 +83,7 @@ def dense():
     return sequential((64,), first, layers.Dense(4))
 
 
+@pytest.mark.long
 def test_quantized_layers_stay_and_the_others_are_converted(tmp_path):
     model = dense()
     model.get_layer("first").quantize("int8")

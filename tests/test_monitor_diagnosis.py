@@ -194,6 +194,7 @@ each_wrapper = pytest.mark.parametrize("kind", [Wrapper, Uncallable])
 
 
 # Elsewhere Keras has to build it.
+@pytest.mark.long
 @every_backend
 @only_tensorflow
 @each_wrapper

@@ -30,7 +30,7 @@ def test_two_workers():
     assert "worker" not in first["healthy"]["report"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @not_torch
 def test_two_devices_have_one_log():
     workers.run("replicas_monitor.py")

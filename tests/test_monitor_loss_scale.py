@@ -80,7 +80,6 @@ def test_the_scale_of_every_step_is_logged(name, tmp_path):
     assert told(tmp_path, "loss_scale_not_known") == []
 
 
-@pytest.mark.long
 @not_torch
 @each_jit
 def test_steps_that_are_taken_by_eights(jit, tmp_path):
@@ -91,6 +90,7 @@ def test_steps_that_are_taken_by_eights(jit, tmp_path):
     assert_logged(tmp_path, seen.scales)
 
 
+@pytest.mark.long
 @every_backend
 def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
     class Set(keras.callbacks.Callback):

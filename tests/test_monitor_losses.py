@@ -124,6 +124,7 @@ class OwnLosses(OwnStep):
         return loss, {"tracked": self.tracker.result()}
 
 
+@pytest.mark.long
 @each_jit
 @pytest.mark.parametrize(
     "make",
@@ -205,6 +206,7 @@ ONES = np.ones((4, 1), "float32")
 SMALL = np.array([[1e-5], [1.0], [2.0], [1e-5]], "float32")
 
 
+@pytest.mark.long
 @every_backend
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class Shown(keras.callbacks.Callback):
         self.mae.append(logs["mae"])
 
 
+@pytest.mark.long
 @each_jit
 def test_until_a_good_batch_the_epoch_before_is_shown(jit, tmp_path):
     shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
@@ -156,6 +157,7 @@ def test_lost_weights_end_a_run_at_once(kind, jit, tmp_path):
     assert len(history["loss"]) == 1
 
 
+@pytest.mark.long
 @each_jit
 def test_weights_that_a_checkpoint_restores_are_lost_no_more(jit, tmp_path):
     model = network(keras.Sequential, jit)

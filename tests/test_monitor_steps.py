@@ -29,7 +29,6 @@ import keras_mixprec as kmp
 BURST = [*good(5), *[BAD] * 40, *good(5)]
 
 
-@pytest.mark.long
 @not_torch
 @each_jit
 @each_optimizer
@@ -161,6 +160,7 @@ def test_no_hook_makes_keras_fetch_the_logs_of_a_step():
         assert getattr(kmp.MixPrecMonitor, name) is getattr(base, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("update_freq", "max_overhead", "least", "most"),
     [

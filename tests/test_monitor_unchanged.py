@@ -135,7 +135,6 @@ def outcome(sequence, watching):
     return run.outcome()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "sequence",
     [

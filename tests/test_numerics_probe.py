@@ -100,6 +100,7 @@ class Twice(keras.Model):
         return super().train_step(*args)
 
 
+@pytest.mark.long
 @each_jit
 def test_calls_are_distinct_and_in_order(jit):
     model = Twice()
@@ -162,6 +163,7 @@ SHAPES = {
 }[BACKEND]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("jit", "steps"), SHAPES)
 def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
     """Layers over axes whose lengths nobody knows before a batch comes."""
@@ -206,6 +208,7 @@ def test_updates_are_lost_only_where_there_is_one(
     assert probed(model).readings()["dense"].lost_updates == expected
 
 
+@pytest.mark.long
 @only_tensorflow
 @each_jit
 def test_repeated_rows_of_tables_of_other_lengths(jit):

@@ -28,6 +28,7 @@ def path(learned, tmp_path):
     return shutil.copy(learned, tmp_path / "plan.json")
 
 
+@pytest.mark.long
 @each_jit
 def test_the_next_run_starts_from_what_was_learned(jit, path):
     model, callback = tuned([GOOD] * 4, model=chain(jit), plan=str(path))

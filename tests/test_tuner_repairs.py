@@ -205,6 +205,7 @@ def train_on(x, layer):
     return model, callback.history
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sound", [0, 16])
 def test_a_sum_over_all_rows(sound):
     # Squares of 500: the sum of 64 is 32,000, that of 512 beyond float16.
@@ -304,6 +305,7 @@ def test_a_normalization_stays_in_float16(jit, tmp_path):
     assert demoted(again) == demoted(model)
 
 
+@pytest.mark.long
 def test_what_only_looks_homogeneous_is_demoted():
     model, _ = train_norm(Shifted, tuner(**RESCALE))
     assert demoted(model) == {"layer": "float32"}
