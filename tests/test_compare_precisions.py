@@ -70,6 +70,7 @@ def test_losses_are_those_of_a_plain_fit_under_each_policy(arms, policy):
     assert expected not in others
 
 
+@pytest.mark.long
 def test_a_plan_is_followed_and_timed(arms):
     arm, same = arms[0]["plan"], arms[0]["mixed_bfloat16"]
     assert arm["policy"]["layers"] == dict(arms[1])
@@ -80,6 +81,7 @@ def test_a_plan_is_followed_and_timed(arms):
     assert arm["share_of_flops_16bit"] == 1.0
 
 
+@pytest.mark.long
 def test_what_fails_is_a_row_with_a_reason(arms):
     assert arms[0]["float32"]["status"] == "done"
     failed = arms[0]["failing"]
@@ -88,6 +90,7 @@ def test_what_fails_is_a_row_with_a_reason(arms):
     assert not failed["seeds"]
 
 
+@pytest.mark.long
 def test_monitor_and_tuner_are_timed_and_change_nothing(arms):
     arm = arms[0]["watched"]
     assert arm["error"] is None
