@@ -53,13 +53,15 @@ def pytest_collection_modifyitems(items):
     cases = collections.defaultdict(list)
     for item in items:
         markers = _markers(item)
-        if {"slow", "chosen_by_backend"} & markers:
+        chosen = "chosen_by_backend" in markers
+        if "slow" in markers:
             continue
-        if not (_has_no_backend(item) or "long" in markers):
+        if _has_no_backend(item) or ("long" in markers and not chosen):
+            if backend != "torch":
+                item.add_marker(pytest.mark.slow)
+        elif not chosen:
             test = f"{item.path.name}::{item.name.split('[')[0]}"
             cases[test].append(item)
-        elif backend != "torch":
-            item.add_marker(pytest.mark.slow)
     place = ["tensorflow", "jax", "torch"].index(backend)
     for test, dealt in cases.items():
         # From another backend on in each test: no backend gets all the first.

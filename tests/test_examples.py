@@ -57,13 +57,14 @@ OF_ONE = {
     f"custom_loop_{BACKEND}": check_loop,
     f"gan_two_optimizers_{BACKEND}": check_gan,
 }
+MARKS = {f"gan_two_optimizers_{BACKEND}": pytest.mark.slow}
+MARKS |= dict.fromkeys(OF_ANY, pytest.mark.one_backend)
 
 
-@pytest.mark.long
+@pytest.mark.chosen_by_backend
 @pytest.mark.parametrize(
     "name",
-    [*OF_ONE]
-    + [pytest.param(name, marks=pytest.mark.one_backend) for name in OF_ANY],
+    [pytest.param(name, marks=MARKS.get(name, ())) for name in OF_ONE | OF_ANY],
 )
 def test_prints_what_it_claims(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -80,7 +80,9 @@ def test_a_process_has_a_peak_that_starts_over():
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("factor", [1.0, 1e6])
+@pytest.mark.parametrize(
+    "factor", [pytest.param(1.0, marks=pytest.mark.slow), 1e6]
+)
 def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors(factor):
     scale = keras.layers.Rescaling(factor, name="scale")
     model = deep(scale, jit_compile=False)

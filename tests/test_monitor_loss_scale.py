@@ -50,7 +50,7 @@ RULES = {
     "table": {0: 1024.0, 49: 512.0, 50: 256.0, 75: 2048.0},
     "schedule": keras.optimizers.schedules.ExponentialDecay(2.0**15, 100, 0.5),
 }
-EVERYWHERE = "keras' own", "hysteresis", "schedule"
+SOME = "keras' own", "hysteresis", "schedule", "fractions", "table"
 
 
 def wrapped(rule):
@@ -68,7 +68,7 @@ def wrapped(rule):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[every_backend] * (name in EVERYWHERE))
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in SOME))
         for name in RULES
     ],
 )

@@ -131,13 +131,12 @@ def whole(tmp_path_factory):
     return compared_training.compare(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "done"),
     [
         (("mixed_bfloat16", "1"), 1),
-        pytest.param(
-            ("mixed_bfloat16", "0", "isolate"), 0, marks=pytest.mark.slow
-        ),
+        (("mixed_bfloat16", "0", "isolate"), 0),
     ],
 )
 def test_killed_at_any_stage_it_comes_to_the_same(whole, tmp_path, where, done):
