@@ -55,7 +55,7 @@ _TABLE = (
     Kind(
         "weights_lost",
         "Weights are infinite or NaN, and training cannot bring them back. "
-        "Restore a checkpoint from before.",
+        "Restore a checkpoint saved before that.",
         explains=True,
         behind=2,
     ),
@@ -166,7 +166,7 @@ _TABLE = (
     ),
     Kind(
         "scale_collapsed",
-        "No loss scale helps, so the cause is elsewhere. Call "
+        "No loss scale helps, so the scale is not the cause. Call "
         "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
         behind=2,
     ),

@@ -188,7 +188,7 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
         numbers["evidence"] = _CASES[case].format(**numbers)
         rate = numbers.get("learning_rate")
-        numbers["rate"] = "" if rate is None else f" of {rate:.6g}"
+        numbers["rate"] = "" if rate is None else f" (now {rate:.6g})"
         return _CASES["diverged"].format(**numbers)
     text = _CASES["in_training"]
     if kind != "forward_overflow":

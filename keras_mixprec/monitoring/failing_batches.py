@@ -250,7 +250,7 @@ class BadData:
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
             f"{format_places(self.batches, self.count)}. "
-            f"First bad row of each batch: {self._rows()}. "
+            f"First bad row, counted within its batch: {self._rows()}. "
             "Epochs, batches and rows are numbered from 0 here, steps "
             "from 1."
         )

@@ -134,10 +134,10 @@ def _event(name, course, scale, rule):
         "good_steps": good_steps,
         "cause": "bad_data" if by_data else "overflow",
         "message": f"{fell} from {held} to {format_power(scale)}, from step "
-        f"{course.since:,} on; it needs {good_steps:,} steps without an "
-        "overflow to grow back",
-        "advice": f"Until then gradients below {format_power(lost)} become 0 "
-        f"in float16. {remedy}. Then "
+        f"{course.since:,} on; the scale needs {good_steps:,} steps without "
+        "an overflow to grow back",
+        "advice": "Until it has grown back, gradients below "
+        f"{format_power(lost)} become 0 in float16. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
         "the scale at once. With a growth_interval below "
         f"{rule.growth_interval:,} it grows back sooner.",

@@ -78,8 +78,8 @@ def _in_words(before, since):
     most = max(worse, key=lambda path: (rises[path], path))
     share, step = since[most]
     return (
-        f"of {format_count(len(both), 'layer')}, {len(worse):,} "
-        f"{'have' if worse[1:] else 'has'} had more zeros among gradients "
-        f"since, most in {most}: {format_share(before[most][0])} before, "
+        f"since then, {len(worse):,} of {format_count(len(both), 'layer')} "
+        f"{'have' if worse[1:] else 'has'} had more zero gradients, {most} "
+        f"the most: {format_share(before[most][0])} before, "
         f"{format_share(share)} after step {-step:,}"
     )

@@ -102,8 +102,9 @@ def _loss(course):
 def _mean_over(value, last, before):
     """A point of the curve is the mean of the steps since the one before."""
     first = before + 1
-    steps = f"steps {first:,} to {last:,}" if last > first else f"step {last:,}"
-    return f"{format_digits(value)} over {steps}"
+    if last == first:
+        return f"{format_digits(value)} at step {last:,}"
+    return f"{format_digits(value)} over steps {first:,} to {last:,}"
 
 
 def _steps(overview):
@@ -156,9 +157,9 @@ def _scale(course):
     if min(course["scale"]) == max(course["scale"]):
         return f"{label}: {format_power(first)}."
     return (
-        f"{label}: {format_power(first)} -> {format_power(last)}, at least "
-        f"{format_power(min(course['scale']))} and at most "
-        f"{format_power(max(course['scale']))}."
+        f"{label}: {format_power(first)} -> {format_power(last)} (lowest "
+        f"{format_power(min(course['scale']))}, highest "
+        f"{format_power(max(course['scale']))})."
     )
 
 
@@ -225,7 +226,10 @@ def _headroom(layers, limit):
             f"{format_moment(x['worst_step'], 'after')}"
             for x in shown[:MOST_LAYERS]
         )
-        yield f"Least headroom of activations, by layer: {least}."
+        yield (
+            "Headroom of activations (factors of 2 below overflow), least "
+            f"first: {least}."
+        )
 
 
 def _passed_on(layers):
@@ -243,8 +247,8 @@ def _passed_on(layers):
     if lost := [x for x in layers if x["lost_because"] is not None]:
         because = lost[0]["lost_because"]
         yield (
-            f"Infinite or NaN because {because}, no fault of a layer: "
-            f"{_named([x['path'] for x in lost])}."
+            f"Infinite or NaN only because {because}, through no fault of "
+            f"their own: {_named([x['path'] for x in lost])}."
         )
 
 

@@ -32,8 +32,6 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
             # Two fits may find the same at the step between them.
             if event["layer"] not in (found["layer"] for found, _ in own):
                 own.append((event, over))
-    if not groups:
-        yield "No verdicts."
     # What a cause has brought about comes behind it.
     found = sorted(
         groups.values(),

@@ -69,7 +69,8 @@ class Spy(keras.callbacks.Callback):
         event = session.log.event
 
         def late(step, what):
-            time.sleep(session.log.writes)
+            last = what["kind"] == "train_end"
+            time.sleep(session.log.writes and last)
             event(step, what)
 
         session.log.event = late

@@ -52,7 +52,7 @@ export function gapsInWords({ steps, values }) {
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @returns {[number, number][]}
  */
-export function lossGaps(loss) {
+function lossGaps(loss) {
   const gaps = [];
   (loss?.steps ?? []).forEach((step, index) => {
     if (Number.isFinite(toNumber(loss.values[index]))) return;
@@ -96,7 +96,7 @@ export function lossInWords(loss, step) {
  * What is in view decides the scale: the first steps of a run dwarf all others.
  * @returns {[number, number] | null}
  */
-export function lossRange(curves, domain) {
+function lossRange(curves, domain) {
   let [low, high] = [Infinity, -Infinity];
   for (const [step, value] of curves.flat(2)) {
     if (step < domain[0] || step > domain[1]) continue;
@@ -111,7 +111,7 @@ export function lossRange(curves, domain) {
  * @param {[number, number]} range
  * @returns {[number, number]}
  */
-export function lossAxis([low, high]) {
+function lossAxis([low, high]) {
   const least = LEAST_SPAN * Math.max(Math.abs(low), Math.abs(high));
   const more = Math.max(0, least - (high - low)) / 2;
   return [low - more, high + more];

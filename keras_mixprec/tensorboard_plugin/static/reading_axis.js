@@ -32,7 +32,7 @@ export function isByReading(state, heat) {
  * An axis on which each reading takes one unit, and what lies between two none: see `axisOf`.
  * @param {{from: number[], until: number[]}} heat
  */
-export function readingAxis({ from, until }) {
+function readingAxis({ from, until }) {
   const last = from.length - 1;
   return {
     name: "step",

@@ -97,7 +97,7 @@ function possibleScales(format, overflowing) {
  * @param {number[]} possible
  * @param {number} usual Of several that suit as many, the nearest to it.
  */
-export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
+function bestScale(layers, [from, until], usual = USUAL_SCALE) {
   let best = null;
   for (let bits = from; bits <= until; bits += 1) {
     const held = layers.filter(({ window }) => holds(window, bits));
@@ -116,7 +116,7 @@ export function bestScale(layers, [from, until], usual = USUAL_SCALE) {
  * @param {number | null} overflowing The least at which gradients alone overflowed.
  * @returns {{bits: number, step: number}[]}
  */
-export function provenScales({ scale: courses = [], last_step: last }, overflowing) {
+function provenScales({ scale: courses = [], last_step: last }, overflowing) {
   const taken = courses.flatMap(({ steps, scale, skipped }) => steps.flatMap((from, row) => {
     const step = steps[row + 1] ?? last;
     const lost = (skipped[row + 1] ?? skipped[row]) - skipped[row];
