@@ -3,7 +3,8 @@
 Trains the transformer of `examples/repair_in_training.py`, in float16 as it
 is, with `PrecisionTuner` and in float32, and photographs the first two in a
 real TensorBoard, the panel that asks what would be in another format, and the
-one that compares the speed of the last two.
+one that compares the speed of the last two. Then runs the demo, and photographs
+the top of its report.
 
     python -m benchmarks.screenshots
 """
@@ -22,6 +23,7 @@ from reporting_readers import get, poll, tensorboard
 from benchmarks.browser import browser, until_ready, until_runs_read
 from examples import repair_in_training as example
 from keras_mixprec import MixPrecMonitor, PrecisionTuner
+from keras_mixprec.cli.demo import run_demo
 
 PICTURES = pathlib.Path(__file__).parents[1] / "docs" / "images"
 # What the tuner demotes to is not to depend on the machine.
@@ -31,6 +33,7 @@ RUNS = {
     "tuned": ("mixed_float16", [TUNER]),
     "float32": ("float32", []),
 }
+READY = "return document.body.dataset.ready"
 FAILED = {"run": "tuned/mixprec", "compare": "float16/mixprec"}
 CHOSEN = FAILED | {"layer": "out_2", "step": "100"}
 SPEED = {"run": "tuned/mixprec", "compare": "float32/mixprec"}
@@ -77,6 +80,16 @@ def shown(log_dir):
         yield url, driver
 
 
+def photograph_demo():
+    """The README's picture, as that of a run on TensorFlow."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_demo(log_dir=folder)
+        with browser(1200, 580) as driver:
+            driver.get(f"file://{folder}/report.html")
+            poll(lambda: driver.execute_script(READY))
+            save("demo.png", driver.get_screenshot_as_png())
+
+
 def main():
     with tempfile.TemporaryDirectory() as log_dir:
         train(log_dir, update_freq=5, probe_every=10, max_overhead=1)
@@ -89,6 +102,7 @@ def main():
             save_panel("tab_what_if.png", driver, "what-if")
             open_tab(driver, url, "light", SPEED)
             save_panel("tab_speed.png", driver, "performance")
+    photograph_demo()
 
 
 if __name__ == "__main__":
