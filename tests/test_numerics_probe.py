@@ -208,7 +208,6 @@ def test_updates_are_lost_only_where_there_is_one(
     assert probed(model).readings()["dense"].lost_updates == expected
 
 
-@pytest.mark.long
 @only_tensorflow
 @each_jit
 def test_repeated_rows_of_tables_of_other_lengths(jit):
