@@ -55,7 +55,7 @@ _TABLE = (
     Kind(
         "weights_lost",
         "Weights are infinite or NaN, and training cannot bring them back. "
-        "Restore a checkpoint saved before that.",
+        "Restore a checkpoint from when the loss was finite.",
         explains=True,
         behind=2,
     ),

@@ -11,7 +11,10 @@ import keras_mixprec as kmp
 from keras_mixprec.analysis.comparison.batches import read_batches
 
 # A plain `fit` under it says so, where 16 bits bring no speed.
-pytestmark = pytest.mark.filterwarnings("ignore:The policy:UserWarning")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:The policy:UserWarning"),
+]
 
 BACKEND = keras.backend.backend()
 POLICIES = "float32", "mixed_bfloat16", "mixed_float16"
@@ -59,7 +62,6 @@ def arms():
     return {arm["name"]: arm for arm in record["arms"]}, plan
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_losses_are_those_of_a_plain_fit_under_each_policy(arms, policy):
     data = models.arrays()
@@ -70,7 +72,6 @@ def test_losses_are_those_of_a_plain_fit_under_each_policy(arms, policy):
     assert expected not in others
 
 
-@pytest.mark.long
 def test_a_plan_is_followed_and_timed(arms):
     arm, same = arms[0]["plan"], arms[0]["mixed_bfloat16"]
     assert arm["policy"]["layers"] == dict(arms[1])
@@ -81,7 +82,6 @@ def test_a_plan_is_followed_and_timed(arms):
     assert arm["share_of_flops_16bit"] == 1.0
 
 
-@pytest.mark.long
 def test_what_fails_is_a_row_with_a_reason(arms):
     assert arms[0]["float32"]["status"] == "done"
     failed = arms[0]["failing"]
@@ -90,7 +90,6 @@ def test_what_fails_is_a_row_with_a_reason(arms):
     assert not failed["seeds"]
 
 
-@pytest.mark.long
 def test_monitor_and_tuner_are_timed_and_change_nothing(arms):
     arm = arms[0]["watched"]
     assert arm["error"] is None
@@ -157,7 +156,6 @@ def of_the_backend():
     return ((x[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8))
 
 
-@pytest.mark.long
 def test_all_kinds_of_data_are_the_same_batches():
     x, y = models.arrays()
     kinds = [(x, y), lambda: (x, y), Counted(), Counted, of_the_backend()]

@@ -198,6 +198,9 @@ def accumulates_over_steps():
 
 
 class SharpnessAware(Step):
+    def __init__(self, only_looks=False):
+        self.only_looks = only_looks
+
     def take(self, model, x, y):
         optimizer, variables = model.optimizer, model.trainable_variables
         loss, found = self.gradients(model, x, y)
@@ -205,7 +208,9 @@ class SharpnessAware(Step):
         away = [0.05 * g / (norm(first) + 1e-12) for g in first]
         for v, a in zip(variables, away, strict=True):
             v.assign(ops.stop_gradient(v.value + a))
-        second = optimizer.unscale(self.gradients(model, x, y)[1])
+        second = self.gradients(model, x, y)[1]
+        if not self.only_looks:
+            second = optimizer.unscale(second)
         for v, a in zip(variables, away, strict=True):
             v.assign(ops.stop_gradient(v.value - a))
         optimizer.apply(second, variables)
@@ -310,6 +315,7 @@ RIGHT = {
     "accumulates in a step": lambda: compiled(step=MicroBatches()),
     "accumulates over steps": accumulates_over_steps,
     "sharpness aware": lambda: compiled(step=SharpnessAware()),
+    "sharpness aware, looks": lambda: compiled(step=SharpnessAware(True)),
     "gradient penalty": step(
         loss=lambda m, x, y: Step().loss(m, x, y) + slope(m, x)
     ),

@@ -101,13 +101,6 @@ def test_the_known_limit_is_found(capsys):
     assert capsys.readouterr().out.count("largest_batch: float32, ") == 2
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_for_lack_of_memory_is_no_error():
-    found = find("largest_batch_models:killed", min_size=800)
-    assert (found.batch_size, found.found.fails_at) == (0, 800)
-    assert "SIGKILL" in found.found.trials[0]["because"]
-
-
 def test_it_is_a_ratio_to_float32(largest):
     found = largest()
     assert (found.batch_size, found.baseline.batch_size) == (188, 100)

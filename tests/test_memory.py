@@ -80,11 +80,8 @@ def test_a_process_has_a_peak_that_starts_over():
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize(
-    "factor", [pytest.param(1.0, marks=pytest.mark.slow), 1e6]
-)
-def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors(factor):
-    scale = keras.layers.Rescaling(factor, name="scale")
+def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors():
+    scale = keras.layers.Rescaling(1e6, name="scale")
     model = deep(scale, jit_compile=False)
     kmp.apply_policy(model, "mixed_float16", rules=[])
     x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
@@ -95,7 +92,7 @@ def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors(factor):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert ("scale" in [verdict.layer for verdict in found]) == (factor > 1)
+    assert "scale" in [verdict.layer for verdict in found]
     # Of each layer the output and its gradient.
     assert peak < 2 * len(model.layers) * x.nbytes
 

@@ -111,6 +111,26 @@ def test_each_fit_has_a_table_of_dtypes(tmp_path):
     assert ["float16" in tables[step] for step in (0, 7)] == [True, False]
 
 
+class Unbuilt(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(8, dtype="mixed_float16")
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.inner(x))
+
+
+@every_backend
+def test_what_the_first_step_builds_is_counted(tmp_path):
+    model = Unbuilt()
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.ones((8, 5), "float32")
+    run = watched(tmp_path, (x, x[:, :1]), model)
+    share = run.overview()["share_of_flops"]
+    assert share == {"before": 40 / 48, "now": 40 / 48}
+
+
 def test_changes_in_training_are_logged(tmp_path):
     # The last change has no reading behind it.
     model, policies = one_weight(), ["float32", "mixed_float16", "float32"]

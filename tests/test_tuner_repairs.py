@@ -16,7 +16,6 @@ from keras_mixprec.devices.processor import Processor
 one_backend = pytest.mark.one_backend
 
 
-@pytest.mark.long
 @each_jit
 @each_optimizer
 def test_a_model_that_cannot_work_never_takes_a_step(jit, wrap):

@@ -21,6 +21,8 @@ from zoo import cases
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis import in_training
 
+pytestmark = pytest.mark.long
+
 Hooks = keras.callbacks.LambdaCallback
 
 one_backend = pytest.mark.one_backend
@@ -163,7 +165,6 @@ def test_what_has_changed_is_audited_before_its_first_step(change, seen):
     assert seen == [0, 0]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("new_callback", [True, False])
 def test_a_later_fit_knows_what_was_demoted_and_why(new_callback, tmp_path):
     watcher = monitor(tmp_path)
@@ -190,7 +191,6 @@ def test_a_later_fit_knows_what_was_demoted_and_why(new_callback, tmp_path):
 each_order = pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 
 
-@pytest.mark.long
 @each_order
 def test_both_share_one_diagnosis_and_one_log(order, seen, clock, tmp_path):
     watcher, callback = monitor(tmp_path), tuner()
@@ -230,7 +230,6 @@ def bounded(weights):
     return keras.ops.clip(weights, -50.0, 50.0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("of_weights", "beside"),
     [
@@ -264,7 +263,6 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
         assert "undone at step" in watcher.summary.headline["text"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("rate", "values"),
     [
@@ -285,7 +283,6 @@ def test_a_demotion_that_training_bears_stays(rate, values):
 # What is needed no more returns to 16 bits.
 
 
-@pytest.mark.long
 def test_what_the_weights_have_outgrown_returns_in_a_later_fit():
     model, callback = tuned([BIG] * 4, promote_after=30, cooldown=5)
     model.get_layer("big").kernel.assign([[1.0]])

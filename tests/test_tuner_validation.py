@@ -11,6 +11,8 @@ from tuner_models import compiled, demoted, done, entries, tuner
 import keras_mixprec as kmp
 from keras_mixprec.policies import plan_file
 
+pytestmark = pytest.mark.long
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
@@ -63,7 +65,6 @@ def returning(path, **arguments):
     return tuner(path, **{"promote_after": 10, **DATA} | arguments)
 
 
-@pytest.mark.long
 def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(tmp_path):
     model, callback = build(), returning(tmp_path / "plan.json")
     fit(model, watcher := monitor(tmp_path / "logs"), callback)
@@ -94,7 +95,6 @@ def test_a_layer_worse_in_inference_stays_and_a_healthy_one_returns(tmp_path):
     assert "within tolerance=0.05" in run["headline"]["text"]
 
 
-@pytest.mark.long
 @each_jit
 def test_what_is_to_blame_at_the_end_is_demoted(jit, tmp_path):
     several = {} if BACKEND == "torch" else {"steps_per_execution": 2}
@@ -133,7 +133,6 @@ def test_what_is_to_blame_is_named_where_it_may_not_be_demoted(
         assert name in entry["message"]
 
 
-@pytest.mark.long
 def test_a_function_of_which_more_is_better():
     def score(model):
         found = np.asarray(model.predict(X, verbose=0))
@@ -145,7 +144,6 @@ def test_a_function_of_which_more_is_better():
     assert callback.history[-1]["metric"] == "score"
 
 
-@pytest.mark.long
 def test_nothing_that_is_trained_is_changed(tmp_path):
     def noisy(model):
         np.random.normal(size=3), keras.random.normal((2,))

@@ -40,8 +40,8 @@ FLOAT32_FAILS_TOO = (
 )
 
 _OURS = (
-    "Compile with `keras_mixprec.LossScaleOptimizer`, since Keras' own lacks "
-    "that method."
+    "Keras' own optimizer lacks that method; "
+    "`keras_mixprec.LossScaleOptimizer` has it."
 )
 
 # Where the evidence says more than the kind does.

@@ -115,10 +115,10 @@ class LayerLog:
     def __init__(self, model, log):
         self._model = model
         self._log = log
-        self._plan = self._last_step = None
+        self._known = self._last_step = None
 
     def write(self, step: int) -> dict | None:
-        """Logs the table if the dtypes are others than they were.
+        """Logs the table if dtypes, or which layers are built, have changed.
 
         Args:
             step: Int. The number of the next batch.
@@ -127,13 +127,15 @@ class LayerLog:
             Dict from paths to the dtypes of outputs, `None` if nothing has
             changed.
         """
-        plan = PrecisionPlan.from_model(self._model)
-        if plan == self._plan:
+        # What is not built yet has no weights and no FLOPs.
+        built = [entry.layer.built for entry in walk(self._model)]
+        now = PrecisionPlan.from_model(self._model), built
+        if now == self._known:
             return None
         table = _with_feeders(precision_summary(self._model), self._model)
         # With what has changed since the last step none was taken.
         if step != self._last_step:
-            self._plan, self._last_step = plan, step
+            self._known, self._last_step = now, step
             self._log.layers(step, table)
         return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
 

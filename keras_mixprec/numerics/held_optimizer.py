@@ -125,6 +125,7 @@ class _Held:
             self._gradients[key] = gradient
 
     def _scale_loss(self, loss):
+        self._unscaled = None  # It begins a new step.
         loss = keras.ops.cast(loss, "float32")
         observe = active.replay().observe
         return observe(loss, self._losses.append, lambda _: None) * self._scale

@@ -87,8 +87,12 @@ def _skips(facts, quiet, known):
             for name, n in sorted(skipped.items())
         )
         return "; ".join(own)
-    settled = " while the loss scale settled" if quiet else ""
-    return f"{_skipped(total, steps)}{settled}{last}"
+    why = ""
+    if quiet:
+        why = " while the loss scale settled"
+        if facts.in_a_row:
+            why = ", with the loss scale still falling"
+    return f"{_skipped(total, steps)}{why}{last}"
 
 
 def _skipped(count, steps):

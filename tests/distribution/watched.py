@@ -69,8 +69,7 @@ class Spy(keras.callbacks.Callback):
         event = session.log.event
 
         def late(step, what):
-            last = what["kind"] == "train_end"
-            time.sleep(session.log.writes and last)
+            time.sleep(session.log.writes and what["kind"] == "train_end")
             event(step, what)
 
         session.log.event = late
