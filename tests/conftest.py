@@ -122,18 +122,6 @@ def _nothing_measured(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _environment_as_it_was():
-    """What a test leaves there, the processes of later ones would go by."""
-
-    def read():  # Of what others import, TensorFlow and JAX leave their own.
-        return {k: v for k, v in os.environ.items() if k.startswith("KERAS")}
-
-    before = read()
-    yield
-    assert read() == before
-
-
-@pytest.fixture(autouse=True)
 def _fresh_state():
     keras.utils.set_random_seed(0)
     keras_mixprec.set_global_policy("float32")

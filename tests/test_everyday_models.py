@@ -1,20 +1,17 @@
-"""Everyday code around a fault: `Sequential` blocks, a frozen model."""
+"""A fault in a `Sequential` that gets its input layer when it is built."""
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
-from monitor_models import JIT, fit, good, monitor
 
 import keras_mixprec as kmp
 
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(32, 4)).astype("float32")
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 Y = X[:, :1].copy()
 
 
 def block(*more):
-    """A `Sequential` that gets its input layer when it is built, of float16."""
     keras.config.set_dtype_policy("mixed_float16")
     down = layers.Rescaling(1e-3, name="down")
     model = keras.Sequential([down, *more], name="block")
@@ -54,17 +51,3 @@ def test_a_sequential_without_an_input_is_diagnosed_and_repaired(build):
     assert tuner.history[0]["kind"] == "demote"
     assert np.isfinite(history["loss"]).all()
     assert model.optimizer.skipped_steps < 4
-
-
-# Keras wraps no optimizer then, the tuner does as training begins.
-@pytest.mark.filterwarnings("ignore:The model does")
-def test_a_frozen_model(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
-    model.trainable = False
-    model.compile("sgd", "mse", auto_scale_loss=False, jit_compile=JIT)
-    before = model.get_weights()
-    callbacks = [monitor(tmp_path), kmp.PrecisionTuner(verbose=0)]
-    history = fit(model, good(4), callbacks, epochs=2)
-    assert np.isfinite(history["loss"]).all()
-    np.testing.assert_array_equal(model.get_weights()[0], before[0])

@@ -112,11 +112,6 @@ def test_each_fit_has_a_table_of_dtypes(tmp_path):
 
 
 class Unbuilt(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.inner = keras.layers.Dense(8, dtype="mixed_float16")
-        self.last = keras.layers.Dense(1)
-
     def call(self, x):
         return self.last(self.inner(x))
 
@@ -124,6 +119,8 @@ class Unbuilt(keras.Model):
 @every_backend
 def test_what_the_first_step_builds_is_counted(tmp_path):
     model = Unbuilt()
+    model.inner = keras.layers.Dense(8, dtype="mixed_float16")
+    model.last = keras.layers.Dense(1)
     model.compile("sgd", "mse", jit_compile=False)
     x = np.ones((8, 5), "float32")
     run = watched(tmp_path, (x, x[:, :1]), model)
