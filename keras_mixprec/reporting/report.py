@@ -306,7 +306,6 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Layers: 1 in float32.
     Matrix products in float32 layers run in float32 ...
     Loss scale: 2**15.
-    No verdicts.
     """
     found = find_runs(os.fspath(log_dir))
     if not found:
