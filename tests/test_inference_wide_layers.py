@@ -105,7 +105,10 @@ def test_a_search_takes_few_runs_and_says_where_it_stopped(runs, monkeypatch):
     # rest; recorded ones take five times as long.
     assert runs.count(True) == 6
     assert found.is_smallest
+    took = len(runs)
     monkeypatch.setattr(wide_layers, "_MOST_TRIED", 12)
     _, report = kmp.convert_for_inference(chain(), "float16", calibration=X)
     assert {*report.wide_layers} >= {*found.verdicts}
+    assert report.drift[0]["relative"] < 0.05
     assert any("fewer may do" in note for note in report.notes)
+    assert len(runs) - took < took
