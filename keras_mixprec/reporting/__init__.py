@@ -27,7 +27,7 @@ Files that read:
   the page asks for it; `grid.py`: one metric of all layers by step.
 - `bad_input.py`: readings of batches that were not finite; `skipped_steps.py`:
   how many steps were skipped, and at which loss scales.
-- `clock.py`: when steps were taken, by epochs and by time of training.
+- `clock.py`: when steps were taken, by time of training.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.
 - `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that

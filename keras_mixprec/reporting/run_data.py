@@ -12,7 +12,7 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import passed_on, schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
-from keras_mixprec.reporting.clock import clock
+from keras_mixprec.reporting.clock import time_of_training
 from keras_mixprec.reporting.facts import (
     join_failing,
     last_of_falls,
@@ -144,7 +144,7 @@ class RunData:
             "performance": self._performance(events, layers, scale),
             "scale": scale,
             "loss": self.loss(),
-            "clock": clock(self._epoch_ends(), events),
+            "time": time_of_training(self._epoch_ends(), events),
             "events": events,
             "bad_input": sorted(bad_input_steps(events)),
             "heat": {

@@ -59,11 +59,11 @@ export function createDtypes(store) {
     return node;
   }
 
-  /** @returns {[string[], any[][]]} */
+  /** @returns {[any[], any[][]]} */
   function rowsOf() {
-    return [["Layer", "From step", "To step", "Dtype", "Because"],
+    return [["Layer", ["From step", formatInteger], ["To step", formatInteger], "Dtype", "Because"],
       shown.flatMap(({ path, bars }) => bars.map(({ from, until, dtype, reason }) => {
-        return [path, formatInteger(from), formatInteger(until), dtype, readable(reason ?? "")];
+        return [path, from, until, dtype, readable(reason ?? "")];
       }))];
   }
 

@@ -274,9 +274,9 @@ export function createHistogram(store) {
     words.title = shown?.range ?
       `Loss scales with ${SPARE_BITS} bits to spare for the reading ${momentInWords(shown.step, "after")}, of the gradients of outputs; "What if" has those of weights, too` : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
-    table.fill(shown && (() => [["magnitude", "elements", "range of the format"],
+    table.fill(shown && (() => [["magnitude", ["elements", formatInteger], "range of the format"],
       shown.bars.map(({ exponent, count }) => [
-        `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, formatInteger(count),
+        `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, count,
         zoneInWords(exponent + (shown.shift ?? 0)),
       ])]));
     surface.canvas.setAttribute(

@@ -1,4 +1,3 @@
-import { BY_STEP } from "./axis.js";
 import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { comparison } from "./comparison.js";
 import { dataTable } from "./data_table.js";
@@ -9,6 +8,7 @@ import { formatAmount, formatInteger, formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
 import { linearScale, stepDomain } from "./scales.js";
 import { aboutSpeed, valueOf } from "./speed.js";
+import { BY_STEP } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 
 const NOT_TIMED = "had too few steps without a probe or a diagnosis (more steps, or a larger " +
@@ -66,7 +66,7 @@ export function createPerformance(store) {
           return element("td", { class: "number" }, formatAmount(valueOf(data, name), kind) + all);
         }));
     }));
-    times.fill(() => [["run", "step", "time of a step"], known.flatMap(timesOf)]);
+    times.fill(() => [["run", ["step", formatInteger], ["time of a step", (value) => formatAmount(value, "seconds")]], known.flatMap(timesOf)]);
     surface.redraw();
   }
 
@@ -118,8 +118,8 @@ export function createPerformance(store) {
   }
 
   function timesOf({ run, performance: { steps, figures } }) {
-    const { values, kind } = figures.find((figure) => figure.name === "step_time");
-    return steps.map((step, index) => [run, step, formatAmount(values[index], kind)]);
+    const { values } = figures.find((figure) => figure.name === "step_time");
+    return steps.map((step, index) => [run, step, values[index]]);
   }
 
   function headOf(known, runData) {

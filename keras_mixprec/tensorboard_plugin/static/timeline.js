@@ -2,7 +2,6 @@ import {
   clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
-import { alignedSteps, axesOf, axisOf, lastStepOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
 } from "./canvas.js";
@@ -12,7 +11,7 @@ import {
   describeEvent, eventKey, eventTitle, laneOf, LEVELS, momentOf,
 } from "./event_text.js";
 import {
-  formatInteger, formatPower, formatScale, momentInWords, toNumber,
+  formatInteger, formatNumber, formatPower, formatScale, momentInWords, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
 import {
@@ -21,6 +20,7 @@ import {
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { skippedInWords } from "./skips.js";
+import { BY_STEP, lastStepOf, stepInWords } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -52,21 +52,16 @@ export function createTimeline(store) {
     type: "button", class: "quiet", hidden: true,
     onclick: () => store.set({ zoom: null }),
   }, "Reset zoom");
-  const by = element("select", {
-    id: "axis", onchange: () => store.set({ axis: by.value }),
-  });
-  const byLabel = element("label", { class: "field" }, "by", by);
   const body = element("div", { class: "canvas-box" });
   const table = dataTable("Loss scale");
   const losses = dataTable("Loss");
-  const root = card("timeline", "Loss scale and events", [legend, reset, byLabel], body, table.root, losses.root);
+  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root, losses.root);
   const surface = createSurface(body, {
     tabindex: "0", role: "slider", "aria-valuemin": "0",
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
       "plus and minus zoom",
   }, draw);
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
-  const toShown = (data, steps) => steps.map(alignedSteps(store.state, data).toShown);
   // Each run has a row of marks in each lane.
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
   let plotHeight = PLOT_HEIGHTS[0];
@@ -122,16 +117,15 @@ export function createTimeline(store) {
       ]);
     }
     const step = stepAt(at.x);
-    const lines = [stepInWords(axisOf(store.state), step)];
+    const lines = [stepInWords(runData, step)];
     for (const data of runsOf(store.state)) {
-      const own = Math.round(alignedSteps(store.state, data).toOwn(step));
       for (const line of data.scale) {
-        const scale = valueAtStep(line.steps, line.scale, own);
+        const scale = valueAtStep(line.steps, line.scale, step);
         const other = data === runData ? compareData : runData;
         lines.push(`${nameOfLine(line, data, other)}: ` +
-          `${formatScale(scale)}, ${skippedInWords(line, own)}`);
+          `${formatScale(scale)}, ${skippedInWords(line, step)}`);
       }
-      const loss = lossInWords(data.loss, own);
+      const loss = lossInWords(data.loss, step);
       if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
     }
     return showTooltip(event, lines);
@@ -143,12 +137,10 @@ export function createTimeline(store) {
     const last = lastStepOf(store.state);
     const hasLoss = runsOf(store.state).some((data) => finiteStretches(data.loss).length);
     plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
-    const axis = axisOf(store.state);
-    plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
+    plot.scale = linearScale(stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
     const lines = runsOf(store.state).flatMap((data) => data.scale.map((line) => {
-      const [until, ...steps] = toShown(data, [data.last_step, ...line.steps]);
-      return { ...line, steps, until, dashed: data !== runData };
+      return { ...line, until: data.last_step, dashed: data !== runData };
     }));
     const logs = lines.flatMap((line) => line.scale.map((scale) => {
       return Math.log2(toNumber(scale));
@@ -181,14 +173,11 @@ export function createTimeline(store) {
         0.5, [5, 3]);
     });
     const domain = [LEFT, plot.right].map(plot.scale.invert);
-    drawStepAxis(context, plot.scale, axis, domain, width / 110, {
+    drawStepAxis(context, plot.scale, BY_STEP, domain, width / 110, {
       start: LEFT, y: axisY(), top: TOP,
     });
     if (logs.length) drawAxisName(context, "loss scale", 8, TOP + plotHeight / 2, true);
-    const placed = runsOf(store.state).map((data) => ({
-      loss: data.loss && { ...data.loss, steps: toShown(data, data.loss.steps) },
-    }));
-    const losses = placeLosses(placed, {
+    const losses = placeLosses(runsOf(store.state), {
       scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + plotHeight,
     });
     if (losses) drawLossAxis(context, losses);
@@ -263,8 +252,7 @@ export function createTimeline(store) {
   function drawBlocksOf(context, data, domain, place) {
     for (const event of data.events) {
       if (event.kind !== "skipped_steps_not_kept" || event.first_step === undefined) continue;
-      const { count } = event;
-      const [first, last] = toShown(data, [event.first_step, event.last_step]);
+      const { count, first_step: first, last_step: last } = event;
       if (last < domain[0] || first > domain[1]) continue;
       const [start, end] = [first, last].map(plot.scale);
       const left = Math.max(Math.min(start, end - 2), LEFT);
@@ -292,10 +280,9 @@ export function createTimeline(store) {
   function drawMarksOf(context, data, domain, place) {
     const taken = new Set();
     const drawn = [];
-    const align = alignedSteps(store.state, data).toShown;
     for (const event of data.events) {
       const lane = LANES.indexOf(laneOf(event));
-      const moment = align(momentOf(event));
+      const moment = momentOf(event);
       // Blocks have been drawn; in a log of an earlier version they have no steps.
       if (lane < 0 || event.first_step !== undefined) continue;
       if (moment < domain[0] || moment > domain[1]) continue;
@@ -319,18 +306,12 @@ export function createTimeline(store) {
   }
 
   function updateTable() {
-    const heads = ["run", "optimizer", "step", "loss scale", "skipped so far"];
+    const step = ["step", formatInteger];
+    const heads = ["run", "optimizer", step, ["loss scale", formatScale], ["skipped so far", formatInteger]];
     table.fill(runsOf(store.state).some((data) => data.scale.length) ?
       () => [heads, rowsOfScale(runsOf(store.state))] : null);
     losses.fill(runsOf(store.state).some((data) => data.loss) ?
-      () => [["run", "step", "loss"], rowsOfLoss(runsOf(store.state))] : null);
-  }
-
-  function updateAxes() {
-    by.replaceChildren(...axesOf(store.state).map(({ name, why }) => element("option", {
-      value: name, disabled: why !== null,
-    }, why ? `${name} (${why})` : name)));
-    by.value = axisOf(store.state).name;
+      () => [["run", step, ["loss", formatNumber]], rowsOfLoss(runsOf(store.state))] : null);
   }
 
   function updateLegend() {
@@ -387,13 +368,12 @@ export function createTimeline(store) {
   });
 
   store.on(["runData", "compareData", "zoom"], updateLegend);
-  store.on(["runData", "compareData", "axis"], updateAxes);
   store.on(["runData", "compareData"], () => {
     resize(body.clientHeight);
     updateTable();
   });
   store.on(
-    ["runData", "compareData", "zoom", "axis", "step", "event", "theme"], surface.redraw,
+    ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
   );
   return root;
 }

@@ -67,10 +67,6 @@ export function wantedPaths(state) {
   const runPath = (name) => {
     return isReadable(runs, name) ? dataUrl("run", { run: name }) : null;
   };
-  // Reading them takes long where there are many layers: when they are to be seen.
-  const rangesPath = (name) => {
-    return wantsRanges && isReadable(runs, name) ? dataUrl("ranges", { run: name }) : null;
-  };
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
@@ -82,8 +78,8 @@ export function wantedPaths(state) {
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
-    ranges: rangesPath(run),
-    compareRanges: rangesPath(compare),
+    // Reading them takes long where there are many layers: when they are to be seen.
+    ranges: wantsRanges && isReadable(runs, run) ? dataUrl("ranges", { run }) : null,
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }
