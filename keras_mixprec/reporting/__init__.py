@@ -34,6 +34,8 @@ Files that read:
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
+- `event_rows.py`, `figures.py`: what events say, and the key figures of a run;
+  `worth.py`: what two runs tell of each other.
 - `read_events.py`: events and rows of layers, checked as they are read.
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.

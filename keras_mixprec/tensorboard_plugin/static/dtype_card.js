@@ -4,8 +4,8 @@ import { card, element } from "./dom.js";
 import { dtypeBars } from "./dtype_bars.js";
 import { formatInteger, readable } from "./format.js";
 import { seenFirst } from "./frames.js";
+import { shortType } from "./layer_cells.js";
 import { shortNames } from "./names.js";
-import { shortType } from "./summary.js";
 
 const NO_CHANGE = "No layer has changed its dtype in this run.";
 const NO_TUNER = " PrecisionTuner changes them where a layer is unstable: " +

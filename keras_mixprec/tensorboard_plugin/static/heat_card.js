@@ -7,7 +7,6 @@ import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { passedInWords } from "./passed_on.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { isByReading } from "./step_axis.js";
 import { metricOf } from "./wanted.js";
@@ -144,7 +143,7 @@ export function createHeatCard(store) {
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, ["after step", formatInteger]],
       rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
-        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
+        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? origin.short :
           valueInWords(metric.kind, value, wider, formatOf()),
         step,
       ])]);

@@ -14,11 +14,10 @@ import {
 } from "./heat_data.js";
 import { drawInside, pictureOfCells, stretchesOf } from "./heat_cells.js";
 import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
-import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { originsIn, passedInWords } from "./passed_on.js";
+import { originsIn } from "./passed_on.js";
 import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
 import { heatAxis, isByReading, lastStepOf, stepInWords, stepScale } from "./step_axis.js";
 import { themeColor } from "./theme.js";
@@ -86,8 +85,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // What the outputs, which the heatmap of headroom is of, do not show.
   function insideOf(layer) {
     const { metric } = heatOf();
-    return layer && metric === "activation_headroom_bits" ?
-      insideInWords(layer, store.state[dataSlot].format) : null;
+    return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
   }
 
   // The columns under each pixel, and whether it lies between two of them.
@@ -186,7 +184,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const data = store.state[dataSlot];
     const steps = cell.from === cell.until ? stepInWords(data, cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(cell.origin, cell.value, spell).long :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? cell.origin.long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
@@ -294,7 +292,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     for (const found of seen) {
       const { row } = found;
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = insideOf(found.layer)?.isOpen || isBadSince(found, heat, repairedAt);
+      const bad = insideOf(found.layer)?.is_open || isBadSince(found, heat, repairedAt);
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {

@@ -34,8 +34,8 @@ const INITIAL = {
   onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  partHeat: null, ranges: null, wantsRanges: false, summaries: null,
-  awaited: {}, missing: { run: null, compare: null }, swapped: null, brought: null, failures: {}, refreshed: null,
+  partHeat: null, comparison: null, ranges: null, wantsRanges: false, summaries: null,
+  awaited: {}, missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
 

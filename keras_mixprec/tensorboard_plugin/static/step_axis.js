@@ -1,4 +1,4 @@
-import { formatInteger, formatNumber, momentInWords } from "./format.js";
+import { formatInteger, formatSeconds, momentInWords } from "./format.js";
 import { clamp, countAtMost, linearScale, niceTicks } from "./scales.js";
 
 // With more readings, drawn to scale, there is little left between them.
@@ -67,12 +67,6 @@ export function lastStepOf({ runData, compareData }) {
   return Math.max(runData?.last_step ?? 0, compareData?.last_step ?? 0);
 }
 
-function secondsInWords(seconds) {
-  if (seconds < 60) return `${formatNumber(Number(seconds.toPrecision(3)))} s`;
-  const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
 /** A step in words, with the time of training until then as far as the log has it. */
 export function stepInWords(data, step, at = "") {
   const words = momentInWords(step, at);
@@ -81,5 +75,5 @@ export function stepInWords(data, step, at = "") {
   if (place < 0) return words;
   const next = Math.min(place + 1, steps.length - 1);
   const share = (Math.min(step, steps[next]) - steps[place]) / (steps[next] - steps[place] || 1);
-  return `${words} · ${secondsInWords(values[place] + share * (values[next] - values[place]))} of training`;
+  return `${words} · ${formatSeconds(values[place] + share * (values[next] - values[place]))} of training`;
 }

@@ -8,12 +8,10 @@ import {
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  describeEvent, eventKey, eventTitle, laneOf, LEVELS, momentOf,
-} from "./event_text.js";
-import {
-  formatInteger, formatNumber, formatPower, formatScale, momentInWords, toNumber,
+  formatInteger, formatNumber, formatPower, formatScale, momentInWords, readable, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
+import { LEVELS } from "./levels.js";
 import {
   drawLossAxis, drawLosses, finiteStretches, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
   WHY_READINGS,
@@ -31,8 +29,7 @@ const TOP = 10;
 // Of the curves, which take the room that a taller card beside this one leaves.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
-const LANES = ["skipped", "verdicts", "precision"];
-const LANE_NAMES = ["skipped", "verdicts", "changes"];
+const LANES = ["skipped", "verdicts", "changes"];
 const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
 
 function legendItem(mark, color, label) {
@@ -84,13 +81,13 @@ export function createTimeline(store) {
     onHover: hover,
     onClick(at) {
       const mark = markAt(at);
-      if (mark) chooseEvent(store, mark.event);
+      if (mark) chooseEvent(store, mark.row, mark.step);
       else if (at.x >= plot.left) chooseStep(store, stepAt(at.x));
     },
   });
 
-  function runOf(event) {
-    return runsOf(store.state).find((data) => data.events.includes(event)).run;
+  function runOf(row) {
+    return runsOf(store.state).find((data) => data.told.includes(row)).run;
   }
 
   function markAt(at) {
@@ -111,9 +108,8 @@ export function createTimeline(store) {
     const mark = markAt(at);
     if (mark) {
       return showTooltip(event, [
-        `${eventTitle(mark.event)} · ${momentInWords(momentOf(mark.event), "")}` +
-          (compareData ? ` · ${runOf(mark.event)}` : ""),
-        describeEvent(mark.event),
+        `${mark.row.title} · ${momentInWords(mark.step, "")}` + (compareData ? ` · ${runOf(mark.row)}` : ""),
+        readable(mark.row.text),
       ]);
     }
     const step = stepAt(at.x);
@@ -166,7 +162,7 @@ export function createTimeline(store) {
       context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
       context.fillRect(LEFT, top, plot.right - LEFT, laneHeight());
       context.fillStyle = themeColor("--muted");
-      context.fillText(LANE_NAMES[index], LEFT - 8, top + LANE_HEIGHT / 2);
+      context.fillText(lane, LEFT - 8, top + LANE_HEIGHT / 2);
       if (!compareData) return;
       const middle = top + 1.5 * LANE_HEIGHT;
       drawLine(context, [[LEFT, middle], [plot.right, middle]], themeColor("--compare"),
@@ -214,7 +210,7 @@ export function createTimeline(store) {
       const x = plot.scale(step);
       drawLine(context, [[x, TOP - 6], [x, axisY()]], themeColor("--cursor"), 1.5);
     }
-    const selected = [...plot.marks, ...plot.blocks].find((mark) => eventKey(mark.event) === chosen);
+    const selected = [...plot.marks, ...plot.blocks].find((mark) => mark.row.key === chosen);
     if (selected) {
       context.beginPath();
       context.arc(selected.x, selected.y, 9, 0, 2 * Math.PI);
@@ -250,16 +246,16 @@ export function createTimeline(store) {
   }
 
   function drawBlocksOf(context, data, domain, place) {
-    for (const event of data.events) {
-      if (event.kind !== "skipped_steps_not_kept" || event.first_step === undefined) continue;
-      const { count, first_step: first, last_step: last } = event;
+    for (const row of data.told) {
+      const { count, first_step: first, last_step: last } = data.events[row.events[0]];
+      if (row.kind !== "skipped_steps_not_kept" || first === undefined) continue;
       if (last < domain[0] || first > domain[1]) continue;
       const [start, end] = [first, last].map(plot.scale);
       const left = Math.max(Math.min(start, end - 2), LEFT);
       const right = Math.min(end, plot.right);
       const lane = lanesTop() + LANES.indexOf("skipped") * laneHeight();
       const y = lane + (place + 0.5) * LANE_HEIGHT;
-      plot.blocks.push({ event, left, right, x: (left + right) / 2, y });
+      plot.blocks.push({ row, step: first, left, right, x: (left + right) / 2, y });
       context.fillStyle = themeColor("--skip");
       context.fillRect(left, y - 6, right - left, 12);
       const label = `${formatInteger(count)} skipped`;
@@ -280,20 +276,20 @@ export function createTimeline(store) {
   function drawMarksOf(context, data, domain, place) {
     const taken = new Set();
     const drawn = [];
-    for (const event of data.events) {
-      const lane = LANES.indexOf(laneOf(event));
-      const moment = momentOf(event);
-      // Blocks have been drawn; in a log of an earlier version they have no steps.
-      if (lane < 0 || event.first_step !== undefined) continue;
-      if (moment < domain[0] || moment > domain[1]) continue;
-      const x = plot.scale(moment);
-      const { shape, color } = LEVELS[event.level];
+    const steps = data.told.flatMap((row) => row.steps.map((step) => ({ row, step })));
+    for (const { row, step } of steps) {
+      const lane = LANES.indexOf(row.lane);
+      // Blocks have been drawn.
+      if (lane < 0 || row.kind === "skipped_steps_not_kept") continue;
+      if (step < domain[0] || step > domain[1]) continue;
+      const x = plot.scale(step);
+      const { shape, color } = LEVELS[row.level];
       // Thousands of skips share a few hundred pixels.
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
       taken.add(spot);
       const y = lanesTop() + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
-      const mark = { event, x, y, shape, color };
+      const mark = { row, step, x, y, shape, color };
       plot.marks.push(mark);
       if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
@@ -334,10 +330,9 @@ export function createTimeline(store) {
       item.title = WHY_READINGS;
       items.push(item);
     });
-    const events = runsOf(store.state).flatMap((data) => data.events);
+    const rows = runsOf(store.state).flatMap(({ told }) => told);
     /** @type {Set<string>} */
-    const present = new Set(events
-      .filter(laneOf).map((event) => event.level));
+    const present = new Set(rows.filter(({ lane }) => lane).map(({ level }) => level));
     for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {
       if (present.has(level)) items.push(legendItem(glyph, color, label));
     }
@@ -360,10 +355,9 @@ export function createTimeline(store) {
       event.preventDefault();
       chooseStep(store, clamp(targets[event.key], 0, runData.last_step));
     } else if (event.key === "Enter" && plot.marks.length) {
-      const away = (mark) => Math.abs(momentOf(mark.event) - from);
-      chooseEvent(store, plot.marks.reduce((best, mark) => {
-        return away(mark) < away(best) ? mark : best;
-      }).event);
+      const away = (mark) => Math.abs(mark.step - from);
+      const { row, step: at } = plot.marks.reduce((best, mark) => (away(mark) < away(best) ? mark : best));
+      chooseEvent(store, row, at);
     }
   });
 
