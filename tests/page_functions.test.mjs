@@ -1,4 +1,4 @@
-// The arithmetic of the page: scales, columns of pixels, colours, ranges, plans, graphs.
+// The arithmetic of the page: scales, columns of pixels, colours, graphs.
 // What a reader sees of it is tested in a document: `node_page.py`.
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
@@ -9,9 +9,7 @@ const NAMES = readdirSync(FOLDER).filter((name) => name.endsWith(".js") && name 
 // All that the modules export: no two define the same name, since the page is one script.
 const all = Object.assign({}, ...await Promise.all(NAMES.map((name) => import(new URL(name, FOLDER)))));
 const KNOWN = JSON.parse(process.env.MIXPREC_KNOWN);
-const { formats } = KNOWN;
-const formatOf = (name) => formats.find((one) => one.name === name);
-const FLOAT16 = { ...formatOf("float16"), maximum_exponent: 16, normal_exponent: -14 };
+const FLOAT16 = KNOWN.float16;
 const INF = Infinity;
 
 const layer = (path, more = {}) => ({
@@ -115,99 +113,6 @@ test("a cell of a CSV is quoted, and no formula", () => {
   const shown = ["'=1+1", "'@a", "'+a", "'-a", "' =a", "'\ta", "-1e-3", "dense", "-inf"];
   assert.equal(all.csvOf(cells.map((cell) => [cell])), [...shown, ""].join("\r\n"));
   assert.equal(all.csvOf([[-3], [-INF], [NaN]]), "-3\r\n-inf\r\nnan\r\n");
-});
-
-// What if.
-
-const moments = (range) => ({ first: range, last: range, worst: range });
-const range = (largest, low = null) => moments({ largest, largest_step: 3, low, low_step: 3 });
-
-test("a range overflows or vanishes in a format as ml_dtypes casts it", () => {
-  assert.ok(KNOWN.casts.length > 20);
-  for (const { dtype, range, state } of KNOWN.casts) {
-    const found = all.judgePart(moments(range), formatOf(dtype), "worst");
-    assert.equal(found.state, state, JSON.stringify({ dtype, range, found }));
-  }
-});
-
-test("a loss scale spares the gradients of weights, too, which may be the largest", () => {
-  const gradient = moments({ largest: -3, low: -8 });
-  const highest = (largest) => all.judgeLayer(
-    { gradient, weight_gradient: moments({ largest }) }, FLOAT16, formats, "worst",
-  ).gradient.highest;
-  assert.equal(highest(1.5), Math.floor(FLOAT16.maximum_bits - 2 - 1.5));
-  assert.deepEqual([highest(-9), highest(null)], Array(2).fill(Math.floor(FLOAT16.maximum_bits - 2 + 3)));
-});
-
-test("what became infinite is not known in a wider format", () => {
-  const lost = { nonfinite: { step: 4, dtype: "float16" }, activation: range(3) };
-  const stateIn = (own, name) => all.judgeLayer(own, formatOf(name), formats, "worst").state;
-  assert.deepEqual(["float16", "bfloat16"].map((name) => stateIn(lost, name)), ["overflows", "unknown"]);
-  assert.equal(stateIn({ ...lost, activation: range(20) }, "bfloat16"), "fits");
-  // A layer that was not finite is told so whatever was measured before, if it is to blame.
-  const measured = { activation: range(6) };
-  const row = layer("a", { least_headroom: "-inf", worst_step: 8 });
-  assert.deepEqual(all.withLost(measured, row).nonfinite, { step: 8, dtype: "float16" });
-  assert.equal(all.withLost(measured, { ...row, passed: {} }), measured);
-  assert.equal(all.withLost(measured, layer("a")), measured);
-  assert.equal(all.withLost({ ...lost }, { ...row, lost_because: "it diverged" }).nonfinite, undefined);
-});
-
-const planOf = (layers, own, more = {}, run = {}) =>
-  all.smallestPlan(layers, { formats, layers: own, ...more }, "float16", run);
-const inFloat32 = (...of) => [...planOf(...of).reasons.keys()];
-const REFUSED = { float16: ["forward_overflow"] };
-
-test("a plan holds the fewest layers in float32, each with its reason", () => {
-  const layers = [
-    layer("a"), layer("b", { fed_by: ["a"] }), layer("c"), layer("d"), layer("e"), layer("f", { dtypes: [[0, "float32"]] }),
-  ];
-  const own = {
-    a: { activation: range(17) }, b: { activation: range(1) }, c: { activation: range(1), gradient: range(-3, -20) },
-    d: { activation: range(1), refused: REFUSED }, f: { activation: range(1) },
-  };
-  const plan = planOf(layers, own);
-  assert.deepEqual([...plan.reasons.keys()], ["a", "b", "d", "f"]);
-  assert.match(plan.reasons.get("b"), /\ba\b/);
-  assert.deepEqual(plan.unmeasured, ["e"]);
-  const wide = all.smallestPlan(layers, { formats, layers: own }, "bfloat16");
-  assert.deepEqual([...wide.reasons.keys()], ["f"]);
-});
-
-test("layers behind one at fault are not known to need float32", () => {
-  const zeros = [layer("a", { least_headroom: "inf" }), layer("b", { least_headroom: "inf" })];
-  assert.deepEqual(inFloat32(zeros, { a: { refused: REFUSED }, b: {} }), ["a"]);
-  assert.deepEqual(inFloat32(zeros, { a: {}, b: {} }), ["a", "b"]);
-  const behind = (path, fed_by) => layer(path, { fed_by, passed_from: "a", least_headroom: "-inf" });
-  const chain = [layer("a"), behind("b", ["a"]), behind("c", ["b"])];
-  const lost = (more) => ({ a: { nonfinite: { step: 1, dtype: "float16" }, refused: REFUSED, ...more } });
-  assert.deepEqual([...planOf(chain, lost()).behind], [["a", ["b", "c"]]]);
-  assert.deepEqual([{}, { in_float32: 3.6 }].map((more) => inFloat32(chain, lost(more))), [["a"], ["a"]]);
-  // What it returns in float32 is beyond float16 where it is cast.
-  assert.deepEqual(inFloat32(chain, lost({ in_float32: 17 })), ["a", "b"]);
-});
-
-test("a plan stays below the loss scales at which steps were skipped, unless a layer is to blame", () => {
-  const own = { activation: range(1, -3), gradient: range(-12, -20) };
-  const scale = (overflowing_scale, refused, repaired = false) => {
-    const plan = planOf([layer("a", { repaired }), layer("b")], { a: { ...own, refused }, b: own }, { overflowing_scale });
-    return [plan.scale, plan.blamed];
-  };
-  assert.deepEqual([null, 13, 12.5].map((bits) => scale(bits)[0]), [15, 12, 12]);
-  assert.deepEqual([scale(13, REFUSED), scale(13, REFUSED, true)], [[15, true], [12, false]]);
-});
-
-test("a plan is not offered without what other runs found in its 16-bit layers", () => {
-  const run = { run: "wide", layers: [{ path: "block/norm" }, { path: "a" }] };
-  const finding = (layer, level = "bad") => ({ kind: "verdict", verdict: "forward_overflow", layer, level, repaired: true });
-  const rows = [
-    ["wide", finding("a")], ["low", finding("block/norm#2")], ["other model", finding("b")],
-    ["mild", finding("a", "info")], ["bad data", finding(null)], ["sound", null],
-  ].map(([name, found]) => ({ run: name, finding: found }));
-  const plan = (...wide) => ({ reasons: new Map(wide.map((path) => [path, ""])) });
-  assert.deepEqual(all.foundElsewhere(rows, run, plan()).map((one) => [one.layer, one.run]), [["block/norm", "low"]]);
-  assert.deepEqual(all.foundElsewhere(rows, run, plan("block/norm")), []);
-  assert.deepEqual(all.foundElsewhere(null, run, plan()), []);
 });
 
 // Readings of a layer.

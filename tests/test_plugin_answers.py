@@ -1,5 +1,7 @@
 """What the page answers: a plan, and what is left to do."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -32,6 +34,10 @@ def test_a_plan_from_ranges_is_one_that_models_follow(page, tuned, tmp_path):
     plan = page.run("return fetch(arguments[0]).then((x) => x.text())", address)
     assert address.startswith("data:application/json")
     path = tmp_path / "plan.json"
+    assert (
+        json.loads(plan)
+        == kmp.load_report(tuned.parent).plan(run="tuned/mixprec")["file"]
+    )
     path.write_text(plan)
     plan = kmp.PrecisionPlan.load(path)
     wide = [p for p, policy in plan.items() if policy == "float32"]

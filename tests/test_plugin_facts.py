@@ -81,31 +81,34 @@ def test_ranges_are_those_of_the_log(written):
     bits = [9.0, 2.5, -INF, 4.0]  # What overflows makes all behind infinite.
     heat = {n: {HEADROOM: [x]} for n, x in enumerate(bits, 1)}
     own = ranges_of(written("a", heat=heat))["a"]["activation"]
-    assert own["worst"]["largest"] == pytest.approx(MOST - 2.5, abs=1e-3)
-    assert own["worst"]["largest_step"] == 2
-    assert own["last"]["largest"] == pytest.approx(MOST - 4, abs=1e-3)
-    assert own["first"]["largest"] == pytest.approx(MOST - 9, abs=1e-3)
+    assert own["largest"] == pytest.approx(MOST - 2.5, abs=1e-3)
+    assert own["largest_step"] == 2
 
 
-def test_gradients_are_without_the_loss_scale(written):
+@pytest.mark.parametrize("step", [1, 4])
+def test_gradients_are_without_the_loss_scale(written, step):
     scale = [[0, 2.0**15, 0, 0], [2, 2.0**10, 0, 2]]
-    heat = {GRADIENTS: [7.0], WEIGHT_GRADIENTS: [3.0]}
-    bins = {(4, "gradient", "a"): [[2.0, 3.0, 8.0]]}
-    data = written("a", scale={"": scale}, heat={1: heat, 4: heat}, bins=bins)
-    own = ranges_of(data)["a"]
-    for moment, power in ("first", 15), ("last", 10):
-        found = own["gradient"][moment]["largest"]
-        assert found == pytest.approx(MOST - 7 - power, abs=1e-3)
-        # Those of weights are logged without it.
-        found = own["weight_gradient"][moment]["largest"]
-        assert found == pytest.approx(MOST - 3, abs=1e-3)
-    assert own["gradient"]["last"]["low"] == 2 - 10
+    power = 15 if step == 1 else 10
+    heat = {step: {GRADIENTS: [7.0], WEIGHT_GRADIENTS: [3.0]}}
+    bins = {(step, "gradient", "a"): [[2.0, 3.0, 8.0]]}
+    own = ranges_of(written("a", scale={"": scale}, heat=heat, bins=bins))["a"]
+    found = own["gradient"]["largest"]
+    assert found == pytest.approx(MOST - 7 - power, abs=1e-3)
+    assert own["gradient"]["low"] == 2 - power
+    # Those of weights are logged without it.
+    found = own["weight_gradient"]["largest"]
+    assert found == pytest.approx(MOST - 3, abs=1e-3)
 
 
-def test_each_call_of_fit_is_measured_by_its_own_formats(written):
+@pytest.mark.parametrize(
+    ("step", "dtype", "power"), [(3, "float16", 15), (8, "bfloat16", 0)]
+)
+def test_each_call_of_fit_is_measured_by_its_own_formats(
+    written, step, dtype, power
+):
     # The first call ends with a loss scale, the second has none.
     rows = [[layer("a", dtype=dtype)] for dtype in FORMATS]
-    heat = {n: {HEADROOM: [9.0], GRADIENTS: [5.0]} for n in (3, 8)}
+    heat = {step: {HEADROOM: [9.0], GRADIENTS: [5.0]}}
     begin = [
         {"kind": "train_begin", "fit": n, "step": s}
         for n, s in ((1, 0), (2, 5))
@@ -116,14 +119,10 @@ def test_each_call_of_fit_is_measured_by_its_own_formats(written):
             rows[0], *begin, heat=heat, tables={5: rows[1]}, scale={"": scale}
         )
     )["a"]
-    for moment, dtype, power in (
-        ("first", "float16", 15),
-        ("last", "bfloat16", 0),
-    ):
-        most = np.log2(float(ml_dtypes.finfo(dtype).max))
-        for part, bits, off in ("activation", 9, 0), ("gradient", 5, power):
-            found = own[part][moment]["largest"]
-            assert found == pytest.approx(most - bits - off, abs=1e-2), part
+    most = np.log2(float(ml_dtypes.finfo(dtype).max))
+    for part, bits, off in ("activation", 9, 0), ("gradient", 5, power):
+        found = own[part]["largest"]
+        assert found == pytest.approx(most - bits - off, abs=1e-2), part
 
 
 def test_only_where_it_began_a_layer_is_said_to_be_not_finite(canonical):

@@ -1,56 +1,26 @@
-"""The arithmetic of the page, in node, against NumPy and ml_dtypes."""
+"""The arithmetic of the page, in node, against NumPy."""
 
 import json
 import os
 import pathlib
 import subprocess
 
-import ml_dtypes
 import numpy as np
 import pytest
 from node_page import colours, installed
 
 from keras_mixprec.formats import format_share
 from keras_mixprec.metrics import METRICS
-from keras_mixprec.reporting.format_limits import CHOICES, format_limits
+from keras_mixprec.reporting.format_limits import format_limits
 
 TESTS = pathlib.Path(__file__).with_name("page_functions.test.mjs")
 SHARES = [0, 1e-6, 1e-4, 0.0049, 0.0267, 0.5, 0.836, 0.985, 0.99974, 1]
 
 
-def cast_state(largest, low, dtype):
-    """What becomes of numbers between two powers of two in a format."""
-    numbers = np.array([2.0**low, 2.0**largest], "float64")
-    with np.errstate(over="ignore"):
-        # Without infinities a format has NaN there.
-        cast = numbers.astype(ml_dtypes.finfo(dtype).dtype)
-        spare = (4 * numbers).astype(cast.dtype)
-    if not np.isfinite(cast[1].astype("float64")):
-        return "overflows"
-    if cast[0] == 0:
-        return "vanishes"
-    finite = np.isfinite(spare[1].astype("float64"))
-    return "fits" if finite else "close"
-
-
-def some_casts():
-    for dtype in CHOICES[1:]:
-        info = ml_dtypes.finfo(dtype)
-        top = int(np.log2(float(info.max)))
-        bottom = int(np.log2(float(info.smallest_subnormal)))
-        for largest in (0, top - 3, top - 0.5, top + 1):
-            # A tie at half the smallest number is rounded to 0.
-            for low in (bottom - 2, bottom - 1, bottom, bottom + 1):
-                range_ = {"largest": largest, "low": low}
-                state = cast_state(largest, low, dtype)
-                yield {"dtype": dtype, "range": range_, "state": state}
-
-
 def test_the_functions_of_the_page():
     installed()
     known = {
-        "formats": [format_limits(name) for name in CHOICES],
-        "casts": list(some_casts()),
+        "float16": format_limits("float16"),
         "units": sorted({metric.unit for metric in METRICS.values()}),
         "share": [SHARES, [*map(format_share, SHARES)]],
     }

@@ -29,7 +29,7 @@ Files that read:
   how many steps were skipped, and at which loss scales.
 - `clock.py`: when steps were taken, by time of training.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
-  those of formats.
+  those of formats; `what_if.py`: what layers would do in another format.
 - `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.

@@ -24,11 +24,13 @@ from keras_mixprec.formats import (
 from keras_mixprec.reporting.event_rows import with_advice
 from keras_mixprec.reporting.facts import dtype_now, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
+from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.read_events import UNREADABLE
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_picture import png
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
+from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.runs_table import runs_table
 from keras_mixprec.reporting.verdict_lines import (
@@ -36,6 +38,7 @@ from keras_mixprec.reporting.verdict_lines import (
     MOST_VERDICTS,
     verdict_lines,
 )
+from keras_mixprec.reporting.what_if import found_elsewhere, what_if
 
 _WIDTH = 100
 
@@ -359,6 +362,75 @@ class MixPrecReport(HtmlReport):
             metrics = [m | run.measured(m["name"]) for m in heat["metrics"]]
             heat = heat | {"metrics": metrics}
         return overview | {"heat": heat}
+
+    def what_if(
+        self, layers=None, format: str = "float16", run: str | None = None
+    ) -> list[dict]:
+        """Returns what layers would do in another format.
+
+        From the largest and smallest numbers that the run measured of each.
+
+        Args:
+            layers: List of paths of layers, or of folders that layers are in.
+                Defaults to `None`, all layers.
+            format: String. `"float16"`, `"bfloat16"`, `"float32"`,
+                `"float8_e5m2"` or `"float8_e4m3fn"`. Defaults to `"float16"`.
+            run: String. Which of several runs. Defaults to the gravest.
+
+        Returns:
+            List of dicts, the gravest first: `"path"`, `"state"`, the same in
+            words as `"said"`, and what its `"activations"`, `"gradients"` and
+            `"weights"` would do.
+
+        Raises:
+            ValueError: If there is no such format or run.
+        """
+        rows = self._what_if(format, run)["layers"]
+        if layers is None:
+            return rows
+        starts = tuple(f"{path.rstrip('/')}/" for path in layers)
+        return [x for x in rows if f"{x['path']}/".startswith(starts)]
+
+    def plan(self, format: str = "float16", run: str | None = None) -> dict:
+        """Returns the smallest plan that the ranges of a run allow.
+
+        Check it with `diagnose` before training: ranges do not say where
+        digits are lost.
+
+        Args:
+            format: String. `"float16"` or `"bfloat16"`. Defaults to
+                `"float16"`.
+            run: String. Which of several runs. Defaults to the gravest.
+
+        Returns:
+            Dict with `"text"`, which layers need float32 and why, and the loss
+            scale; `"file"`, what `PrecisionPlan.load` reads once it is written
+            as JSON, `None` if there is no plan; and `"caution"`, what other
+            runs found in layers that it keeps in the format.
+
+        Raises:
+            ValueError: If there is no such format or run.
+        """
+        return self._what_if(format, run)["plan"]
+
+    def _what_if(self, dtype, name):
+        if dtype not in CHOICES:
+            raise ValueError(
+                f"`format` must be one of {', '.join(CHOICES)}. "
+                f"Received: format={dtype!r}"
+            )
+        name = self._by_gravity[0]["run"] if name is None else name
+        if name not in self._overviews:
+            raise ValueError(
+                f"`run` must be one of {', '.join(self._overviews)}. "
+                f"Received: run={name!r}"
+            )
+        (data,) = (run for run in self._runs if run.name == name)
+        ranges = run_ranges(data, MAX_COLUMNS)
+        found = what_if(self._overviews[name], ranges, dtype)
+        rows = [*map(summary, self._by_gravity)]
+        found["plan"]["caution"] = found_elsewhere(rows, found)
+        return found
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""

@@ -11,10 +11,12 @@ from urllib.parse import urlencode
 import numpy as np
 
 from keras_mixprec._html import joined
+from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.what_if import found_elsewhere, what_if
 from keras_mixprec.reporting.worth import comparison, with_partners
 
 # Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
@@ -106,7 +108,11 @@ def _answers(runs, overviews):
     for run in runs:
         overview = overviews[run.name]
         answers[_url("run", run=run.name)] = overview
-        answers[_url("ranges", run=run.name)] = run_ranges(run, high)
+        ranges = run_ranges(run, high)
+        for name in CHOICES:
+            found = what_if(overview, ranges, name)
+            found["plan"]["caution"] = found_elsewhere(rows, found)
+            answers[_url("what_if", run=run.name, format=name)] = found
         heat = overview["heat"] or {"metrics": [], "layers": []}
         cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
         columns = min(max(_MOST_CELLS // max(cells, 1), low), high)

@@ -61,6 +61,7 @@ from keras_mixprec.reporting.run_summary import (
 from keras_mixprec.reporting.skipped_steps import batches_skipped
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
+from keras_mixprec.reporting.what_if import left_out
 from keras_mixprec.reporting.worth import float32_run
 
 # The page shows fewer than this at once, and a picture element that wide
@@ -146,6 +147,7 @@ class RunData:
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
         # Of a part that the model does not have, such as attention, are none.
+        bad_input = sorted(bad_input_steps(events))
         known = {m: p for m, p in metrics.items() if _is_measured(m, tables)}
         overview = {
             "run": self.name,
@@ -160,7 +162,8 @@ class RunData:
             "loss": self.loss(),
             "time": time_of_training(self._epoch_ends(), events),
             "events": events,
-            "bad_input": sorted(bad_input_steps(events)),
+            "bad_input": bad_input,
+            "left_out": left_out(bad_input),
             "heat": {
                 "metrics": [describe(*item) for item in known.items()],
                 "layers": rows_in_order(tables, _paths(layers)),

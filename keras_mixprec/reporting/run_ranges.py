@@ -1,4 +1,4 @@
-"""The range of each layer's numbers over a run: first, last and at its worst.
+"""The range of each layer's numbers over a run.
 
 From the log alone: the largest magnitude of a reading from its headroom, the
 smallest that counts from the histograms of exponents.
@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from keras_mixprec.metrics import AUDITED
 from keras_mixprec.reporting.facts import is_repaired
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
@@ -43,21 +42,20 @@ def run_ranges(data, columns: int) -> dict:
             each stretch.
 
     Returns:
-        Dict with `"formats"`, the limits of each that there is;
-        `"overflowing_scale"`, the least loss scale, as a power of two, at which
-        steps were skipped since dtypes last changed, `None` if none was;
+        Dict with `"overflowing_scale"`, the least loss scale, as a power of
+        two, at which steps were skipped since dtypes last changed, `None` if
+        none was;
         `"needed_scale"`, the one that the last verdict on it starts from, as a
         power of two; and
         `"layers"`: by path a dict of the parts that were measured, each with
-        `"first"`, `"last"` and `"worst"`, and `"nonfinite"`: the step at which
+        its range, and `"nonfinite"`: the step at which
         it was the first layer whose activations were not finite, and the dtype
         it computed in then; `"refused"`, by format the kinds of verdict on it
-        that the format does not repair; `"in_float32"`, the logarithm of the
-        largest output that its last verdict found in float32; and `"error"`,
-        the largest against float32 since its dtype last changed, or before if
-        none is known since, with its step as `"error_step"`. A range is a dict
-        of `"largest"`, the logarithm of the largest magnitude, and `"low"`, the
-        exponent of the smallest magnitude that counts, each with its step.
+        that the format does not repair; and `"in_float32"`, the logarithm of
+        the largest output that its last verdict found in float32. A range is a
+        dict of `"largest"`, the logarithm of the largest magnitude, and
+        `"low"`, the exponent of the smallest magnitude that counts, each with
+        its step.
         Gradients are without the loss scale.
     """
     events = data.events()
@@ -94,19 +92,17 @@ def run_ranges(data, columns: int) -> dict:
             known = [(s, e - shift(s)) for s, e in low if e is not None]
             add(row, part, "low", known)
     ranges: dict = {
-        path: {part: _summary(**readings) for part, readings in parts.items()}
+        path: {part: _worst(**readings) for part, readings in parts.items()}
         for path, parts in found.items()
     }
     for path, first in _first_nonfinite(data, layers, columns).items():
         ranges.setdefault(path, {})["nonfinite"] = first
     for path, kinds in _refused(events).items():
         ranges.setdefault(path, {})["refused"] = kinds
-    more = _in_float32(events), _errors(data, layers, columns)
-    for path, found in itertools.chain(*(own.items() for own in more)):
-        ranges.setdefault(path, {}).update(found)
+    for path, largest in _in_float32(events).items():
+        ranges.setdefault(path, {}).update(largest)
     return {
         "run": data.name,
-        "formats": [format_limits(name) for name in CHOICES],
         "layers": ranges,
         "overflowing_scale": lowest_overflowing_scale(events, changed),
         "needed_scale": _needed_scale(events),
@@ -141,35 +137,17 @@ def smallest_that_counts(exponents, counts) -> int | None:
     return finite[0][0]
 
 
-def _summary(largest=(), low=()):
-    """First, last and worst of the readings of a part."""
-    picks = {
-        "first": (_first, _first),
-        "last": (_last, _last),
-        "worst": (
-            lambda pairs: max(pairs, key=lambda pair: pair[1]),
-            lambda pairs: min(pairs, key=lambda pair: pair[1]),
-        ),
-    }
-    return {
-        name: _reading("largest", largest, of_largest)
-        | _reading("low", low, of_low)
-        for name, (of_largest, of_low) in picks.items()
-    }
+def _worst(largest=(), low=()):
+    """The largest and the smallest of the readings of a part."""
+    return _reading("largest", largest, max) | _reading("low", low, min)
 
 
 def _reading(name, pairs, pick):
-    step, value = pick(pairs) if pairs else (None, None)
-    rounded = None if value is None else round(float(value), 3)
-    return {name: rounded, f"{name}_step": step}
-
-
-def _first(pairs):
-    return min(pairs, key=lambda pair: pair[0])
-
-
-def _last(pairs):
-    return max(pairs, key=lambda pair: pair[0])
+    step, value = None, None
+    if pairs:
+        step, value = pick(pairs, key=lambda pair: pair[1])
+        value = round(float(value), 3)
+    return {name: value, f"{name}_step": step}
 
 
 def _finite_headroom(data, part, columns):
@@ -319,32 +297,6 @@ def _in_float32(events):
         if known and 0 < largest < math.inf:
             found[event.get("layer")] = {"in_float32": math.log2(largest)}
     return found
-
-
-def _errors(data, layers, columns):
-    """By path, the largest error, and the step of it.
-
-    What was found before a layer changed its dtype counts if nothing was since.
-    """
-    changed = {
-        layer["path"]: max((s for s, _ in layer["dtypes"][1:]), default=-1)
-        for layer in layers
-    }
-    worst: dict = {}
-    for metric in AUDITED:
-        grid = _grid(data, metric, columns)
-        for row, errors in (
-            zip(grid.layers, grid.worst, strict=True) if grid else ()
-        ):
-            path = layer_of(row, changed)
-            after = grid.last > changed.get(path, -1)
-            for place in np.flatnonzero(~np.isnan(errors)):
-                found = after[place], errors[place].item(), grid.last[place]
-                worst[path] = max(worst.get(path, found), found)
-    return {
-        path: {"error": error, "error_step": step.item()}
-        for path, (_, error, step) in worst.items()
-    }
 
 
 def _grid(data, metric, columns):

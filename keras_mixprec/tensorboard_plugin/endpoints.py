@@ -8,7 +8,7 @@
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
-| `data/ranges?run=` | the range of each layer over the run |
+| `data/what_if?run=&format=` | what each layer would do in a format, a plan |
 | `static/page.js`, `static/style.css` | the page itself |
 """
 
@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from keras_mixprec import _clock
+from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -25,6 +26,7 @@ from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.what_if import found_elsewhere, what_if
 from keras_mixprec.reporting.worth import comparison, with_partners
 
 # No name of a run or a layer is longer.
@@ -104,7 +106,7 @@ class Endpoints:
             "run": _overview,
             "heat": _heat,
             "histogram": _histogram,
-            "ranges": _ranges,
+            "what_if": _what_if,
         }
 
     def static(self, name: str) -> Answer:
@@ -146,9 +148,17 @@ class Endpoints:
         run = _argument(query, "run")
         try:
             with runs.reading(run):
-                return self._of_run(runs, name, run, query)
+                answer = self._of_run(runs, name, run, query)
         except OSError as error:
             raise RefusedError(404, "The log was removed.") from error
+        return self._with_caution(answer) if name == "what_if" else answer
+
+    def _with_caution(self, answer):
+        """Other runs have a word in a plan, as far as they are read."""
+        found = json.loads(answer.body)
+        rows = [row for _, row in [*self._rows.values()]]
+        found["plan"]["caution"] = found_elsewhere(rows, found)
+        return Answer(json.dumps(found).encode(), _JSON)
 
     def _of_run(self, runs, name, run, query):
         source = runs.source(run)
@@ -214,8 +224,13 @@ def _histogram(data, query):
     return Answer(to_json(found).encode(), _JSON)
 
 
-def _ranges(data, query):
-    return Answer(to_json(run_ranges(data, MAX_COLUMNS)).encode(), _JSON)
+def _what_if(data, query):
+    dtype = _argument(query, "format")
+    if dtype not in CHOICES:
+        raise RefusedError(404, "No such format")
+    ranges = run_ranges(data, MAX_COLUMNS)
+    found = what_if(data.overview(), ranges, dtype)
+    return Answer(to_json(found).encode(), _JSON)
 
 
 def _argument(query, name):

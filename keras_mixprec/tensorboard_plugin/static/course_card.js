@@ -6,7 +6,7 @@ import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, momentInWords, plural, readable } from "./format.js";
-import { leftOut, NO_RANGE } from "./metrics.js";
+import { NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { clamp, exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
@@ -108,7 +108,7 @@ export function createCourse(store) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
     const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${formatInteger(nonfinite.length)} of ${
       plural(readings, "reading")}, first ${momentInWords(nonfinite[0], "after")}.` : "";
-    const left = badInput.length ? ` ${leftOut(badInput)}` : "";
+    const left = badInput.length ? ` ${store.state.runData.left_out}` : "";
     const what = `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
     if (!forecast) return what;
     return `${what} After step ${formatInteger(forecast.step)} it had ${

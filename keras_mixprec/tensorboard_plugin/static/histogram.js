@@ -19,8 +19,9 @@ import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
-import { scaleWindow, SPARE_BITS } from "./what_if.js";
 
+// As the diagnosis leaves.
+const SPARE_BITS = 2;
 const MARGIN = { left: 54, right: 12, top: 28, axis: 42 };
 const BARS_HEIGHT = 300;
 const RULER_HEIGHT = 46;
@@ -75,7 +76,10 @@ export function createHistogram(store) {
     const { largest } = courseOf(heat, null, name, format.maximum_bits);
     const measured = largest.find(([at]) => at === step)?.[1];
     const top = measured ?? bars.at(-1).exponent + 1;
-    return scaleWindow({ largest: top - shift, low: low - shift }, format);
+    return {
+      lowest: low === null ? -Infinity : format.subnormal_exponent - (low - shift),
+      highest: Math.floor(format.maximum_bits - SPARE_BITS - (top - shift)),
+    };
   }
 
   // The power of the loss scale that a step was taken with, which its skip changes.

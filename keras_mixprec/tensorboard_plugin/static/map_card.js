@@ -11,7 +11,6 @@ import {
 import { shortNames } from "./names.js";
 import { cssColor } from "./palette.js";
 import { changedAt, isAsIf } from "./precision.js";
-import { leftOut } from "./metrics.js";
 import { clamp } from "./scales.js";
 import { metricOf } from "./wanted.js";
 
@@ -98,7 +97,7 @@ export function createMap(store) {
     caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (probe_every).",
-      heat?.badInput.columns.size ? leftOut(runData.bad_input) : "",
+      heat?.badInput.columns.size ? runData.left_out : "",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
         plural(graph.nodes.length, "layer")}.` : "",

@@ -1,4 +1,4 @@
-import { formatInteger, formatNumber, formatShare, listSome } from "./format.js";
+import { formatInteger, formatNumber, formatShare } from "./format.js";
 import { ownHeadroom } from "./precision.js";
 
 // Title, group and explanation come with the data, from the table of metrics.
@@ -29,17 +29,6 @@ export const NO_RANGE = "All values are zero, which have no range.";
 
 // Of a reading that is left out: what is not finite in it came with the batch.
 export const BAD_INPUT = "input not finite: no overflow, no format helps";
-
-/**
- * Which readings are left out, empty if none are.
- * @param {number[]} steps At which the input was not finite.
- */
-export function leftOut(steps) {
-  if (!steps.length) return "";
-  const named = listSome(steps.map(formatInteger), 4);
-  return `The input was not finite at ${steps.length > 1 ? "steps" : "step"} ${named} ` +
-    "(bad data): what it made infinite or NaN is not counted, since no format mends it.";
-}
 
 // By the unit of a metric: a number of it in words.
 export const WORDS = {
