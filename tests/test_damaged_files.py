@@ -375,7 +375,7 @@ def test_every_key_of_an_event(kind, examples):
     report = report_of(LAYERS, without)
     assert report.to_html()
     pytest.importorskip("matplotlib")
-    assert report.to_png()
+    assert report.plot()
 
 
 @pytest.mark.parametrize(

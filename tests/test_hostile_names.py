@@ -126,7 +126,7 @@ def test_names_that_are_not_utf_8_are_read_by_everything(tmp_path, capsys):
     report = kmp.load_report(tmp_path)
     str(report).encode()
     if importlib.util.find_spec("matplotlib"):
-        assert report.to_png()
+        assert report.plot()
     report._repr_html_().encode()
     report.save_html(tmp_path / "report.html")
     assert cli.main(["report", str(tmp_path)]) == 1

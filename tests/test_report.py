@@ -18,13 +18,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from canonical_logs import NAMES
-from missing_programs import skip_without
 from reporting_readers import read_tag
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.reporting import report_page, schema
+from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import gravity, summary
@@ -38,7 +37,6 @@ pytestmark = pytest.mark.one_backend
 each_log = pytest.mark.parametrize("name", NAMES)
 ACTIVATION = "activation_headroom_bits"
 PLUGIN = pathlib.Path(kmp.__file__).parent / "tensorboard_plugin"
-PALETTE = PLUGIN / "static" / "palette.js"
 
 
 @pytest.fixture(scope="module")
@@ -195,33 +193,14 @@ def test_a_notebook_gets_page_picture_and_text(reports, monkeypatch):
             raise ModuleNotFoundError("No module", name="matplotlib")
         return imported(name, *args)
 
+    figure = report.plot().figure
+    assert report.plot(figure.axes[0]) is figure.axes[0]
+    (curve, *_) = figure.axes[0].lines
+    assert {*curve.get_ydata()} == {15.0}
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert "image/png" not in report._repr_mimebundle_()
     with pytest.raises(ModuleNotFoundError):
-        report.to_png()
-
-
-HEADROOMS = [np.nan, -np.inf, -4, 0, 0.5, 1.99, 2, 5, 11.3, 24, 30, np.inf]
-
-
-def test_the_picture_has_the_colours_of_the_page():
-    if not shutil.which("node"):
-        skip_without("node", "apt-get install nodejs")
-    found = np.array([HEADROOMS, HEADROOMS], "float64")
-    wider = np.array([[False], [True]]) & np.ones(found.shape, bool)
-    script = f"""
-        const nan = NaN, inf = Infinity;
-        const {{ valueColor }} = await import('{PALETTE.as_uri()}');
-        const colors = wide => {HEADROOMS}.map(
-            bits => valueColor('headroom', bits, wide));
-        console.log(JSON.stringify([false, true].map(colors)));
-    """
-    command = ["node", "--input-type=module", "--eval", script]
-    shown = json.loads(subprocess.check_output(command))
-    drawn = report_page.headroom_colours(found, wider) * 255
-    for page, picture in zip(sum(shown, []), drawn.reshape(-1, 4), strict=True):
-        assert picture[3] == (0 if page is None else 255)
-        assert page is None or abs(picture[:3] - page).max() <= 0.5
+        report.plot()
 
 
 def test_the_command_line_prints_and_writes_it(two, tmp_path, capsys):

@@ -44,6 +44,6 @@ Files that read:
 - `what_next.py`: what a tuner did, and what is left to do.
 - `performance.py`: how fast a run was, from the rows that were logged of it.
 - `report.py`: `load_report`; `verdict_lines.py`: the verdicts in its text.
-- `report_page.py`: the page of the tab with its data in it, and its colours.
-- `report_picture.py`: the run as a picture, for where no page is shown.
+- `report_page.py`: the page of the tab with its data in it.
+- `report_plot.py`: the loss scale as a picture, for where no page is shown.
 """

@@ -1,6 +1,7 @@
 """The report: a run's whole story, without TensorBoard, and its text."""
 
 import contextlib
+import io
 import math
 import os
 import textwrap
@@ -28,7 +29,7 @@ from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.read_events import UNREADABLE
 from keras_mixprec.reporting.report_page import page
-from keras_mixprec.reporting.report_picture import png
+from keras_mixprec.reporting.report_plot import plot
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import gravity, summary
@@ -436,16 +437,22 @@ class MixPrecReport(HtmlReport):
         """Returns one page that needs neither a network nor a server."""
         return page(self._runs, self._overviews)
 
-    def to_png(self) -> bytes:
-        """Returns a picture of the loss scale and of each layer's headroom.
+    def plot(self, ax=None):
+        """Draws the loss scale of each run by step, and where events were.
+
+        Args:
+            ax: Matplotlib's `Axes`. Defaults to `None`, those of a new figure.
+
+        Returns:
+            The `Axes`.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
         """
-        return png(self._runs, self._overviews)
+        return plot(self._overviews.values(), ax)
 
     def save_png(self, path: str | os.PathLike) -> None:
-        """Writes the picture that `to_png` returns.
+        """Writes what `plot` draws.
 
         Args:
             path: String or path-like. The file, replaced if it is there; its
@@ -455,7 +462,12 @@ class MixPrecReport(HtmlReport):
             ModuleNotFoundError: If matplotlib is not installed.
             OSError: If it cannot be written.
         """
-        write_bytes(path, self.to_png())
+        write_bytes(path, self._png())
+
+    def _png(self):
+        file = io.BytesIO()
+        self.plot().figure.savefig(file, format="png", dpi=110)
+        return file.getvalue()
 
     def __str__(self):
         table = [runs_table([*map(summary, self._by_gravity)])]
@@ -480,5 +492,5 @@ class MixPrecReport(HtmlReport):
         bundle = {"text/plain": str(self), "text/html": self._repr_html_()}
         # For viewers that show no frames, such as those of code hosts.
         with contextlib.suppress(ModuleNotFoundError):
-            bundle["image/png"] = self.to_png()
+            bundle["image/png"] = self._png()
         return bundle
