@@ -407,16 +407,6 @@ def test_events_of_other_people_are_left_as_they_are():
     assert [e["layers"] for e in run["events"] if "layers" in e] == [3]
 
 
-def test_an_older_log_has_the_whole_reason_of_a_change(examples):
-    reason = {"block/norm": "found"}
-    event = examples["demote"] | {"reasons": reason}
-    (run,) = report_of(LAYERS, [event]).to_dict().values()
-    assert run["events"][0]["because"] == reason | event["because"]
-    del event["because"]
-    (run,) = report_of(LAYERS, [event]).to_dict().values()
-    assert run["events"][0]["because"] == reason
-
-
 def test_every_value_of_the_layers(examples):
     events = [examples["verdict"], examples["demote"]]
     read_all_damaged(

@@ -1,4 +1,4 @@
-"""The log of a run: what it holds, what it survives, and older versions."""
+"""The log of a run: what it holds, and what it survives."""
 
 import json
 import os
@@ -14,9 +14,8 @@ from full_disk import full, small_disk
 from reporting_readers import read_events, read_tag
 
 import keras_mixprec as kmp
-from keras_mixprec.metrics import AUDITED
-from keras_mixprec.reporting import append_file, schema, summaries
-from keras_mixprec.reporting.event_file import EventFile, event_file_paths
+from keras_mixprec.reporting import append_file
+from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
@@ -311,36 +310,3 @@ def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):
     assert grid.first[column] <= found <= grid.last[column]
     assert grid.worst[1, column] == 3.0
     assert np.isnan(np.delete(grid.worst[1], column)).all()
-
-
-def test_a_log_of_version_1_is_read_and_continued(tmp_path):
-    """In the words that it had, and with all tags in one group."""
-    layer = {"path": "a", "compute_dtype": "float16", "work": 1.0}
-    metrics = {"twin_forward_error": "max", "twin_backward_error": "max"}
-    bins = np.array([[0.0, 1.0, 5.0]])
-    with RunLog(tmp_path) as log:
-        log.histogram(3, "mixprec/grad_exponent/a", bins)
-    first = {"schema": 1, "layers": ["a"], "metrics": metrics}
-    table = np.float32([[0.5, 2.0]])
-    with EventFile(log.folder, first_step=4) as file:
-        file.write(4, [summaries.numbers("mixprec/twin/00000", table, **first)])
-        row = json.dumps([layer])
-        file.write(4, [summaries.strings("mixprec/layers", row)])
-    with RunLog(tmp_path) as log:
-        table = np.float32([[0.25, 1.0]])
-        log.heat(9, table, ["a"], AUDITED, schema.ERRORS)
-        log.histogram(9, f"{schema.EXPONENTS['gradient']}/a", bins + 1)
-    run = read(log)
-    assert not run.newer_schema
-    errors = run.measured("forward_error_against_float32")
-    assert errors == {"steps": [4, 9], "values": {"a": [0.5, 0.25]}}
-    overview = run.overview()
-    assert overview["layers"][0]["share_of_flops"] == 1.0
-    assert "work" not in overview["layers"][0]
-    assert overview["histograms"] == {"activation": [], "gradient": ["a"]}
-    assert run.histogram("a", "gradient") == {
-        "steps": [3, 9],
-        "exponents": [[0], [1]],
-        "counts": [[5], [6]],
-        "low": [0, 1],
-    }

@@ -47,7 +47,6 @@ STATES = (
 # The state of a run of which nothing but skipped steps is known.
 _UNKNOWN = "not_measured"
 
-# An older log does not have what it is that scales no loss.
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16"

@@ -208,7 +208,7 @@ class Table:
 
     def __init__(self, content, points):
         self.layers = content["layers"]
-        self.metrics = schema.with_current_names(content["metrics"])
+        self.metrics = content["metrics"]
         self.steps = np.array([point.step for point in points], "int64")
         self.spoiled = np.zeros(len(points), bool)
         self._points = points

@@ -57,7 +57,6 @@ _TYPES = {
     "in_a_row": int,
     "fit": int,
     "layers": dict,
-    "reasons": dict,
     "because": dict,
     "numbers": dict,
     "settings": dict,
@@ -148,7 +147,7 @@ def _is_number(name, value):
 
 
 _OF_LAYER = {"path": str, "compute_dtype": str}
-_AMOUNTS = ("share_of_flops", "work", "parameters")
+_AMOUNTS = ("share_of_flops", "parameters")
 
 
 def is_layer(row) -> bool:

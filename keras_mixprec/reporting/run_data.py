@@ -257,10 +257,10 @@ class RunData:
         Raises:
             KeyError: If there is no such histogram.
         """
-        known = self._histogram_tags(part).get(layer)
-        if not known:
+        tag = self._histogram_tags(part).get(layer)
+        if not tag:
             raise KeyError(f"{part} of {layer}")
-        points = [point for tag in known for point in self._source.read(tag)]
+        points = self._source.read(tag)
         bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
         pairs = [(b[:, 0].tolist(), b[:, 2].tolist()) for b in bins]
         return {
@@ -321,19 +321,17 @@ class RunData:
         ]
 
     def _performance(self, events, layers, scale):
-        """Of the last `fit`; `None` in an older log."""
+        """How fast the last `fit` was."""
         begins = [e for e in events if e["kind"] == "train_begin"]
-        contents, known = self._source.contents, {*schema.PERFORMANCE_COLUMNS}
-        named = [
-            dict(zip(contents[tag]["columns"], row.tolist(), strict=True))
+        contents, columns = self._source.contents, [*Row._fields]
+        found = [
+            Row(*row.tolist())
             for tag in self._chunks(schema.PERFORMANCE)
-            if known <= {*contents[tag]["columns"]}
+            if contents[tag]["columns"] == columns
             for row in self._entries(tag)
         ]
-        # Older versions had another column.
-        rows = [Row(*map(row.get, Row._fields)) for row in named]
         last = max((e["step"] for e in begins), default=0)
-        rows = [row for row in rows if row.step > last]
+        rows = [row for row in found if row.step > last]
         tuner = begins[-1].get("tuner", True) if begins else True
         skipped = skipped_of_timed(rows, scale, last)
         return performance(rows, layers, tuner, skipped)
@@ -376,24 +374,18 @@ class RunData:
         return sorted(self._histogram_tags(part))
 
     def _histogram_tags(self, part):
-        """The tags of each layer's histograms, those of older versions first.
+        """The tag of each layer's histograms.
 
         Found once: of 2,000 layers there are 4,000 tags.
         """
         if part not in schema.EXPONENTS:
             raise KeyError(part)
         if part not in self._tags:
-            found: dict = {}
-            for tag in self._source.histograms:
-                layer = schema.layer_of_histogram(part, tag)
-                if layer is not None:
-                    found.setdefault(layer, []).append(tag)
-            order = {
-                layer: schema.histogram_tags(part, layer) for layer in found
-            }
+            start = f"{schema.EXPONENTS[part]}/"
             self._tags[part] = {
-                layer: sorted(tags, key=order[layer].index)
-                for layer, tags in found.items()
+                tag.removeprefix(start): tag
+                for tag in self._source.histograms
+                if tag.startswith(start)
             }
         return self._tags[part]
 
@@ -413,7 +405,7 @@ def _paths(layers):
 
 
 def _matmul_precision(events):
-    """What float32 products were computed in, `None` in an older log."""
+    """What float32 products were computed in, `None` if it is not logged."""
     begins = [event for event in events if event["kind"] == "train_begin"]
     text = begins[-1].get("matmul_precision") if begins else None
     return text if isinstance(text, str) else None

@@ -21,11 +21,7 @@ from keras_mixprec.reporting.format_limits import format_limits, is_wider
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.read_events import is_layer
-from keras_mixprec.reporting.schema import (
-    FED_BY,
-    PRECISION_CHANGES,
-    with_current_names,
-)
+from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
 from keras_mixprec.reporting.text_formats import parse_json
 
 # Part: what its least headroom and the step of it are called.
@@ -49,7 +45,7 @@ def read_layers(points: list) -> list[dict]:
     history, table = {}, []
     for point in points:
         rows = filter(is_layer, parse_json(point.array.item(), list))
-        table = [_with_feeders(with_current_names(row)) for row in rows]
+        table = [_with_feeders(row) for row in rows]
         for layer in table:
             dtypes = history.setdefault(layer["path"], [])
             dtype = layer["compute_dtype"]
@@ -81,8 +77,7 @@ def _with_feeders(layer):
 def add_events(layers: list, events: list):
     """Adds the findings about each layer, and when it was demoted.
 
-    Events that change layers get why as `"because"`, by path and in words: the
-    numbers are those of the verdicts.
+    Why a layer was demoted is in words: the numbers are those of the verdicts.
     """
     known = {layer["path"]: layer for layer in layers}
     for layer in layers:
@@ -97,9 +92,6 @@ def add_events(layers: list, events: list):
                 layer["repaired_verdicts"].append(event["verdict"])
             severity = severity_of(event["verdict"])
             layer["severity"] = max(layer["severity"] or 0, severity)
-        # Older logs have the whole reason alone.
-        if "reasons" in event:
-            event["because"] = event["reasons"] | event.get("because", {})
         made = event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
         for path, change in event["layers"].items() if made else ():
             if path in known:

@@ -2,11 +2,10 @@
 
 Every tensor of ours carries `{"schema": 2, ...}` as its plugin content, so a
 reader knows what it reads. A change that an old reader would misread takes a
-new version. Version 1, which is read as well, had other names for three things.
+new version.
 """
 
 import re
-from collections.abc import Mapping
 
 SCHEMA_VERSION = 2
 PLUGIN_NAME = "mixed_precision"
@@ -29,7 +28,7 @@ LAYERS_TAG = "mixprec/layers"
 # In what that tag says of itself: whether any layer computes in 16 bits.
 IN_16_BITS = "in_16_bits"
 # In a row of the table of layers: the paths of the layers that feed it. Logs of
-# subclassed models, and those written before, have none.
+# subclassed models have none.
 FED_BY = "fed_by"
 
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
@@ -45,14 +44,6 @@ ERRORS = "mixprec/error_against_float32"
 PERFORMANCE = "mixprec/performance"
 LOSS = "mixprec/loss"
 EPOCHS = "mixprec/epochs"
-
-# What version 1 called families, columns of tables and keys of layers.
-_RENAMED = {
-    "mixprec/twin": ERRORS,
-    "twin_forward_error": "forward_error_against_float32",
-    "twin_backward_error": "backward_error_against_float32",
-    "work": "share_of_flops",
-}
 
 # The trials of a search for the layers that need float32.
 TRADE_OFF_EVENT = "trade_off"
@@ -73,12 +64,6 @@ OVERFLOWS_BY_VARIABLE = "mixprec_overflow_count"
 EXPONENTS = {
     "activation": "mixprec_activation_exponent",
     "gradient": "mixprec_gradient_exponent",
-}
-
-# What they were called while everything was in one group.
-_OLD_EXPONENTS = {
-    "activation": "mixprec/activation_exponent",
-    "gradient": "mixprec/grad_exponent",
 }
 
 # Every write of a chunk repeats the whole chunk, because readers keep only a
@@ -150,33 +135,6 @@ def chunk_tag(family: str, index: int) -> str:
 
 
 def parse_chunk_tag(tag: str) -> tuple[str, int] | None:
-    """Returns the family and index of a chunk tag, `None` for other tags.
-
-    The family as it is called now: where version 1 has written some chunks,
-    the others are counted on from there.
-    """
+    """Returns the family and index of a chunk tag, `None` for other tags."""
     found = _CHUNK_TAG.fullmatch(tag)
-    return (current_name(found[1]), int(found[2])) if found else None
-
-
-def histogram_tags(part: str, layer: str) -> list[str]:
-    """Returns the tags that a layer's histogram may have, oldest first."""
-    return [f"{names[part]}/{layer}" for names in (_OLD_EXPONENTS, EXPONENTS)]
-
-
-def layer_of_histogram(part: str, tag: str) -> str | None:
-    """Returns the layer that a histogram is of, `None` if not of this part."""
-    for names in _OLD_EXPONENTS, EXPONENTS:
-        if tag.startswith(f"{names[part]}/"):
-            return tag.removeprefix(f"{names[part]}/")
-    return None
-
-
-def current_name(name: str) -> str:
-    """Returns what is called so in this version that any version called so."""
-    return _RENAMED.get(name, name)
-
-
-def with_current_names(content: Mapping) -> dict:
-    """Returns a dict with the keys that this version has for them."""
-    return {current_name(name): value for name, value in content.items()}
+    return (found[1], int(found[2])) if found else None

@@ -22,8 +22,7 @@ const VIEW_OF_MAP = 500;
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
 const SVG = "http://www.w3.org/2000/svg";
-const NESTED = "The log has no graph of this model: a subclassed one has none, nor have " +
-  "logs of older versions. Dashed lines lead from a layer to those that it holds.";
+const NESTED = "The log has no graph of this model: a subclassed one has none. Dashed lines lead from a layer to those that it holds.";
 const NO_LAYERS = "This log has no table of layers: MixPrecMonitor writes it when training begins.";
 const MARKS = { bad: "▲ ", warning: "◆ " };
 
