@@ -8,7 +8,7 @@ import pytest
 from canonical_logs import layer as row
 
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.what_if import found_elsewhere, what_if
+from keras_mixprec.reporting.what_if import what_if, with_cautions
 
 MOST = float(np.log2(65504))
 REFUSED = {"float16": ["forward_overflow"]}
@@ -56,7 +56,7 @@ def asked(layers, own, dtype="float16", **more):
     ranges = {"layers": own, "overflowing_scale": None, "needed_scale": None}
     overview = {"run": "a", "layers": layers, "finding": None, "scale": []}
     overview |= {"bad_input": [], "last_step": 9}
-    return what_if(overview, ranges | more, dtype)
+    return what_if(overview, ranges | more)["formats"][dtype]
 
 
 def state(own, dtype="float16", **more):
@@ -168,9 +168,11 @@ def test_a_plan_says_what_other_runs_found_in_its_16_bit_layers():
     rows = [finding("a", "a"), finding("low", "block/norm#2")]
     rows += [finding("other model", "b"), finding("mild", "a", "info")]
     rows += [finding("bad data", None), {"run": "sound", "finding": None}]
-    said = found_elsewhere(rows, asked(layers, {}))
-    assert said.endswith(
-        "other runs found: forward overflow in block/norm (low)."
-    )
-    own = {"block/norm": {"activation": reading(17)}}
-    assert found_elsewhere(rows, asked(layers, own)) == ""
+
+    def caution(own):
+        found = {"run": "a", "formats": {"float16": asked(layers, own)}}
+        (found,) = with_cautions(found, rows)["formats"].values()
+        return found["plan"]["caution"]
+
+    assert caution({}).endswith("found: forward overflow in block/norm (low).")
+    assert caution({"block/norm": {"activation": reading(17)}}) == ""

@@ -94,6 +94,19 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
     return bool(repairs) and (fits or dtype in WIDE)
 
 
+def dtype_at(layer: Mapping, step: int) -> str:
+    """Returns what a layer computed in at a step.
+
+    A change made after a step is of the steps behind it.
+
+    Args:
+        layer: Dict, a row of the table of layers.
+        step: Int.
+    """
+    before = [dtype for since, dtype in layer["dtypes"] if since < step]
+    return before[-1] if before else layer["dtypes"][0][1]
+
+
 def last_change(layer: Mapping) -> int:
     """Returns after which step a layer's dtype last changed, -1 if never.
 

@@ -39,7 +39,7 @@ from keras_mixprec.reporting.verdict_lines import (
     MOST_VERDICTS,
     verdict_lines,
 )
-from keras_mixprec.reporting.what_if import found_elsewhere, what_if
+from keras_mixprec.reporting.what_if import what_if, with_cautions
 
 _WIDTH = 100
 
@@ -427,11 +427,9 @@ class MixPrecReport(HtmlReport):
                 f"Received: run={name!r}"
             )
         (data,) = (run for run in self._runs if run.name == name)
-        ranges = run_ranges(data, MAX_COLUMNS)
-        found = what_if(self._overviews[name], ranges, dtype)
+        found = what_if(self._overviews[name], run_ranges(data, MAX_COLUMNS))
         rows = [*map(summary, self._by_gravity)]
-        found["plan"]["caution"] = found_elsewhere(rows, found)
-        return found
+        return with_cautions(found, rows)["formats"][dtype]
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""

@@ -9,12 +9,11 @@ from importlib import resources
 from urllib.parse import urlencode
 
 from keras_mixprec._html import joined
-from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import found_elsewhere, what_if
+from keras_mixprec.reporting.what_if import what_if, with_cautions
 from keras_mixprec.reporting.worth import comparison, with_partners
 
 # Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
@@ -106,11 +105,8 @@ def _answers(runs, overviews):
     for run in runs:
         overview = overviews[run.name]
         answers[_url("run", run=run.name)] = overview
-        ranges = run_ranges(run, high)
-        for name in CHOICES:
-            found = what_if(overview, ranges, name)
-            found["plan"]["caution"] = found_elsewhere(rows, found)
-            answers[_url("what_if", run=run.name, format=name)] = found
+        found = what_if(overview, run_ranges(run, high))
+        answers[_url("what_if", run=run.name)] = with_cautions(found, rows)
         heat = overview["heat"] or {"metrics": [], "layers": []}
         cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
         columns = min(max(_MOST_CELLS // max(cells, 1), low), high)

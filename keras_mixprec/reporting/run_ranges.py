@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from keras_mixprec.reporting.facts import is_repaired
+from keras_mixprec.reporting.facts import dtype_at, is_repaired
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     format_limits,
@@ -174,7 +174,7 @@ def _limits(layers):
     changes = sorted({since for x in layers for since, _ in x["dtypes"]})
     limits = []
     for since in changes or [0]:
-        then = [{"compute_dtype": _dtype_at(x, since + 1)} for x in layers]
+        then = [{"compute_dtype": dtype_at(x, since + 1)} for x in layers]
         limits.append(format_limits(measured_against(then))["maximum_bits"])
 
     def limit(step):
@@ -249,15 +249,9 @@ def _first_nonfinite(data, layers, columns):
         around = {holder for path in bad for holder in holders[path]}
         first = next((path for path in bad if path not in around), None)
         if first in known and first not in found:
-            dtype = _dtype_at(known[first], step)
+            dtype = dtype_at(known[first], step)
             found[first] = {"step": step, "dtype": dtype}
     return found
-
-
-def _dtype_at(layer, step):
-    # A change made after a step is of the steps behind it.
-    before = [dtype for since, dtype in layer["dtypes"] if since < step]
-    return before[-1] if before else layer["dtypes"][0][1]
 
 
 def _needed_scale(events):

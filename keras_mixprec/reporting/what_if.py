@@ -16,6 +16,7 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.event_rows import words
+from keras_mixprec.reporting.facts import dtype_at
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     SPARE_BITS,
@@ -81,58 +82,67 @@ class _Judged(NamedTuple):
     refused: list
 
 
-def what_if(overview: dict, ranges: dict, dtype: str) -> dict:
-    """Returns what each layer would do in a format, and the smallest plan.
+def what_if(overview: dict, ranges: dict) -> dict:
+    """Returns what each layer would do in each format, and the smallest plan.
 
     Args:
         overview: Dict, as `RunData.overview` returns it.
         ranges: Dict, as `run_ranges` returns it.
-        dtype: String, one of `CHOICES`.
 
     Returns:
-        Dict with `"run"`; `"format"`; `"layers"`, the gravest first, a
-        list of dicts with `"path"`, `"state"`, the same in words as `"said"`,
-        and `"activations"`, `"gradients"` and `"weights"` in words, each with
-        its level; and `"plan"`, a dict of `"text"` and of `"file"`, what
-        `PrecisionPlan.load` reads, `None` if there is no plan.
+        Dict with `"run"`; `"measured"`, whether there are any ranges; and
+        `"formats"`, by name a dict of `"layers"` and `"plan"`. Layers are a
+        list of dicts, the gravest first, with `"path"`, `"state"`, the same in
+        words as `"said"`, and `"activations"`, `"gradients"` and `"weights"`,
+        each in words with its level. A plan is a dict of `"text"` and of
+        `"file"`, what `PrecisionPlan.load` reads, `None` if there is no plan.
     """
-    rows = [_row(x, ranges, dtype) for x in overview["layers"]]
-    return {
-        "run": overview["run"],
-        "format": dtype,
-        "formats": CHOICES,
-        "measured": bool(ranges["layers"]),
-        "layers": sorted(rows, key=lambda row: _ORDER.index(row["state"])),
-        "plan": _plan(overview, ranges, dtype),
-    }
+    formats = {}
+    for dtype in CHOICES:
+        rows = [_row(x, ranges, dtype) for x in overview["layers"]]
+        rows.sort(key=lambda row: _ORDER.index(row["state"]))
+        plan = _plan(overview, ranges, dtype)
+        formats[dtype] = {"layers": rows, "plan": plan}
+    measured = bool(ranges["layers"])
+    return {"run": overview["run"], "measured": measured, "formats": formats}
 
 
-def found_elsewhere(rows: list, found: dict) -> str:
-    """Returns what other runs found in layers that a plan leaves in 16 bits.
+def with_cautions(found: dict, rows: list) -> dict:
+    """Returns what `what_if` does, plans with a `"caution"`.
 
-    The ranges of a run in float32 do not say what overflows inside a layer.
+    Which is what other runs found in layers that a plan leaves in 16 bits: the
+    ranges of a run in float32 do not say what overflows inside a layer.
 
     Args:
-        rows: List of dicts, as `run_summary.summary` returns them.
         found: Dict, as `what_if` returns it.
+        rows: List of dicts, as `run_summary.summary` returns them.
     """
-    plan = found["plan"]["file"] or {"layers": []}
-    narrow = {x["path"] for x in plan["layers"] if x["policy"] != "float32"}
+    others = [row for row in rows if row["run"] != found["run"]]
+    formats = {
+        dtype: own
+        | {"plan": own["plan"] | {"caution": _caution(own["plan"], others)}}
+        for dtype, own in found["formats"].items()
+    }
+    return found | {"formats": formats}
+
+
+def _caution(plan, rows):
+    kept = (plan["file"] or {"layers": []})["layers"]
+    narrow = {x["path"] for x in kept if x["policy"] != "float32"}
     texts = []
     for row in rows:
         finding = row.get("finding") or {}
         # Bad data are of no layer. A second call is of the same layer.
         layer = str(finding.get("layer")).partition("#")[0]
         is_grave = finding.get("level") != "info" and "verdict" in finding
-        if row["run"] != found["run"] and is_grave and layer in narrow:
-            texts.append(
-                f"{words(finding['verdict'])} in {layer} ({row['run']})"
-            )
+        if is_grave and layer in narrow:
+            kind = words(finding["verdict"])
+            texts.append(f"{kind} in {layer} ({row['run']})")
     if not texts:
         return ""
     return (
-        f"Of layers that this plan keeps in {found['format']}, other runs "
-        f"found: {format_names(texts, 4)}."
+        "Of layers that this plan keeps in 16 bits, other runs found: "
+        f"{format_names(texts, 4)}."
     )
 
 
@@ -176,13 +186,7 @@ def _with_lost(own, layer):
     if not is_lost or own.get("nonfinite"):
         return own
     step = layer["worst_step"]
-    return own | {"nonfinite": {"step": step, "dtype": _dtype_at(layer, step)}}
-
-
-def _dtype_at(layer, step):
-    # A change made after a step is of the steps behind it.
-    before = [dtype for since, dtype in layer["dtypes"] if since < step]
-    return before[-1] if before else layer["dtypes"][0][1]
+    return own | {"nonfinite": {"step": step, "dtype": dtype_at(layer, step)}}
 
 
 def _judged(own, dtype):
@@ -522,6 +526,6 @@ def _proven_scales(overview, overflowing):
 def _with_proven(window, layer, dtype, proven):
     """A window up to a scale at which the layer's gradients fit by a little."""
     lowest, highest = window
-    own = (bits for bits, step in proven if _dtype_at(layer, step) == dtype)
+    own = (bits for bits, step in proven if dtype_at(layer, step) == dtype)
     bits = min(next(own, -math.inf), highest + SPARE_BITS)
     return lowest, max(highest, bits)

@@ -8,7 +8,7 @@
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
-| `data/what_if?run=&format=` | what each layer would do in a format, a plan |
+| `data/what_if?run=` | what each layer would do in each format, and plans |
 | `static/page.js`, `static/style.css` | the page itself |
 """
 
@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from keras_mixprec import _clock
-from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
@@ -26,7 +25,7 @@ from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import found_elsewhere, what_if
+from keras_mixprec.reporting.what_if import what_if, with_cautions
 from keras_mixprec.reporting.worth import comparison, with_partners
 
 # No name of a run or a layer is longer.
@@ -155,9 +154,8 @@ class Endpoints:
 
     def _with_caution(self, answer):
         """Other runs have a word in a plan, as far as they are read."""
-        found = json.loads(answer.body)
         rows = [row for _, row in [*self._rows.values()]]
-        found["plan"]["caution"] = found_elsewhere(rows, found)
+        found = with_cautions(json.loads(answer.body), rows)
         return Answer(json.dumps(found).encode(), _JSON)
 
     def _of_run(self, runs, name, run, query):
@@ -225,11 +223,7 @@ def _histogram(data, query):
 
 
 def _what_if(data, query):
-    dtype = _argument(query, "format")
-    if dtype not in CHOICES:
-        raise RefusedError(404, "No such format")
-    ranges = run_ranges(data, MAX_COLUMNS)
-    found = what_if(data.overview(), ranges, dtype)
+    found = what_if(data.overview(), run_ranges(data, MAX_COLUMNS))
     return Answer(to_json(found).encode(), _JSON)
 
 

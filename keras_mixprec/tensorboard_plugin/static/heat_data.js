@@ -39,7 +39,7 @@ export function decodeHeat(buffer) {
 }
 
 // Whether a reading of a layer is left out because the batch was not finite.
-export function isBadInput({ badInput }, row, column) {
+function isBadInput({ badInput }, row, column) {
   return Boolean(badInput?.columns.has(column) && badInput.rows.has(row));
 }
 

@@ -63,7 +63,7 @@ export function foldedBlockOf(path, folded) {
 }
 
 // Whether something about it is still to be done.
-export function hasProblem(layer, formatName) {
+function hasProblem(layer, formatName) {
   if (layer.verdicts.length && !layer.repaired) return true;
   if (layer.lost_because) return false;
   const bits = toNumber(layer.least_headroom ?? null);

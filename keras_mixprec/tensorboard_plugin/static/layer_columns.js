@@ -90,7 +90,7 @@ function typesOf(layers) {
 }
 
 // In the dtype that the layer computes in.
-export function headroomOf(layer, formatName) {
+function headroomOf(layer, formatName) {
   const bits = toNumber(layer?.least_headroom ?? null);
   return Number.isNaN(bits) ? null : ownHeadroom(bits, layer.compute_dtype, formatName);
 }

@@ -121,7 +121,7 @@ function lossAxis([low, high]) {
  * The curves that a scale is to fit: an only reading of a run that was NaN from then on would
  * make a line of the other run's.
  */
-export function scaledCurves(curves) {
+function scaledCurves(curves) {
   const drawn = curves.filter((stretches) => stretches.flat().length > 1);
   return drawn.length ? drawn : curves;
 }

@@ -24,7 +24,7 @@ function headroomInWords(value, wider, formatName) {
   return `overflow: ${bits} bits too large`;
 }
 
-export const ALL_ZERO = "all values are zero";
+const ALL_ZERO = "all values are zero";
 export const NO_RANGE = "All values are zero, which have no range.";
 
 // Of a reading that is left out: what is not finite in it came with the batch.

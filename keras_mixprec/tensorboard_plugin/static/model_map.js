@@ -135,7 +135,7 @@ function worstOfRow(heat, row, since) {
 }
 
 // What was before a change counts only where nothing else is known.
-export function worseOf(one, other, pool) {
+function worseOf(one, other, pool) {
   if (Number.isNaN(one.value)) return other;
   if (Number.isNaN(other.value)) return one;
   if (one.isBefore !== other.isBefore) return one.isBefore ? other : one;
@@ -143,7 +143,7 @@ export function worseOf(one, other, pool) {
 }
 
 // What has changed since a step of which a reading is.
-export function beforeInWords(layer, step) {
+function beforeInWords(layer, step) {
   return step <= changedAt(layer) ? `before it was in ${layer.compute_dtype}` :
     "before dtypes last changed";
 }

@@ -6,28 +6,11 @@ export function cutMiddle(text, length) {
   return text.slice(0, length - 1 - end) + "…" + text.slice(text.length - end);
 }
 
-function joined(parts) {
-  return parts.join("/").replace(/(…\/)+/g, "…/").replaceAll("…/…", "…");
-}
-
-// Whole folders that all of them are in.
+// The folders that all of several paths are in.
 function sharedFolders(paths) {
   const [first = [], ...others] = paths.map((path) => path.split("/").slice(0, -1));
-  const differs = first.findIndex((part, depth) => {
-    return others.some((parts) => parts[depth] !== part);
-  });
+  const differs = first.findIndex((part, depth) => others.some((parts) => parts[depth] !== part));
   return differs < 0 ? first.length : differs;
-}
-
-const stemOf = (part) => part.replace(/_?\d+$/, "");
-
-function countStems(paths) {
-  const stems = new Map();
-  for (const path of new Set(paths.flatMap(foldersOf))) {
-    const stem = stemOf(path);
-    stems.set(stem, (stems.get(stem) ?? 0) + 1);
-  }
-  return stems;
 }
 
 // A path and the folders that it is in, the outermost first.
@@ -36,90 +19,23 @@ export function foldersOf(path) {
   return parts.map((_, depth) => parts.slice(0, depth + 1).join("/"));
 }
 
-// Of "transformer_encoder_layer_11" among eleven others, "…layer_11".
-function shortParts(path, stems) {
-  return foldersOf(path).map((folder) => {
-    const part = folder.slice(folder.lastIndexOf("/") + 1);
-    const [end] = part.match(/[^_]*_?\d+$/) ?? [part];
-    const alike = stems.get(stemOf(folder)) > 1 && end.length + 1 < part.length;
-    return alike ? `…${end}` : part;
-  });
-}
-
-// Which of the folders to keep, all of them first.
-function subsets(count) {
-  const sizeOf = (bits) => [...bits.toString(2)].filter((bit) => bit === "1").length;
-  return Array.from({ length: 2 ** Math.min(count, 6) }, (_, bits) => bits)
-    .sort((one, other) => sizeOf(other) - sizeOf(one) || one - other);
-}
-
-// Ways to shorten, from whole to hardly readable; each makes a label of a path.
-function waysToShorten(paths, length) {
-  const long = paths.filter((path) => path.length > length);
-  const shared = sharedFolders(long);
-  const stems = countStems(paths);
-  const restOf = (path, parts) => {
-    const gone = path.length > length ? shared : 0;
-    return gone ? ["…", ...parts.slice(gone)] : parts;
-  };
-  const shorts = new Map(paths.map((path) => {
-    return [path, restOf(path, shortParts(path, stems))];
-  }));
-  const short = (path) => shorts.get(path);
-  const keep = (bits) => (path) => joined(short(path).map((part, depth, parts) => {
-    const inner = depth < parts.length - 1;
-    return inner && !((bits >> depth) & 1) ? "…" : part;
-  }));
-  const cut = (size) => (path) => {
-    const folders = short(path).slice(0, -1).map((part) => cutMiddle(part, size));
-    const start = joined([...folders, ""]);
-    const room = Math.max(4, length - start.length);
-    return start + cutMiddle(path.split("/").at(-1), room);
-  };
-  const depth = Math.max(0, ...long.map((path) => short(path).length - 1));
-  return [
-    (path) => path,
-    (path) => joined(restOf(path, path.split("/"))),
-    ...subsets(depth).map(keep), cut(20), cut(12), cut(8), cut(5),
-  ];
-}
-
-// Labels of many paths: the runs of a model have the same, and several panels.
-const MANY = 200;
-const KEPT_LABELS = 8;
-const kept = new Map();
-
-// A map from each path to a label of at most `length` characters, no two alike.
+/**
+ * A map from each path to a label of at most `length` characters, no two alike: without the
+ * folders that all long ones share, and with its middle cut.
+ * @param {string[]} paths
+ * @param {number} length
+ */
 export function shortNames(paths, length) {
-  if (paths.length < MANY) return makeLabels(paths, length);
-  const key = `${length}\n${paths.join("\n")}`;
-  if (!kept.has(key)) {
-    if (kept.size === KEPT_LABELS) kept.delete(kept.keys().next().value);
-    kept.set(key, makeLabels(paths, length));
-  }
-  return kept.get(key);
-}
-
-function makeLabels(paths, length) {
-  const labels = new Map();
-  const taken = new Set();
-  for (const way of waysToShorten(paths, length)) {
-    if (labels.size === paths.length) break;
-    const made = paths.map(way);
-    const counts = new Map();
-    for (const label of made) counts.set(label, (counts.get(label) ?? 0) + 1);
-    made.forEach((label, index) => {
-      const free = counts.get(label) === 1 && !taken.has(label);
-      if (labels.has(paths[index]) || !free || label.length > length) return;
-      labels.set(paths[index], label);
-      taken.add(label);
-    });
-  }
-  paths.forEach((path, index) => {
-    const number = ` #${index + 1}`;
-    if (!labels.has(path)) {
-      labels.set(path, cutMiddle(path, length - number.length) + number);
-    }
+  const long = paths.filter((path) => path.length > length);
+  const gone = sharedFolders(long);
+  const labels = new Map(paths.map((path) => [path, path]));
+  const taken = new Set(paths);
+  long.forEach((path, index) => {
+    const rest = gone ? ["…", ...path.split("/").slice(gone)].join("/") : path;
+    let label = cutMiddle(rest, length);
+    if (taken.has(label)) label = `${cutMiddle(rest, length - 7)} #${index + 1}`;
+    taken.add(label);
+    labels.set(path, label);
   });
   return labels;
 }

@@ -2,13 +2,13 @@ import { clamp } from "./scales.js";
 import { COLORS } from "./colors.js";
 
 // Okabe and Ito's colours, told apart with every common colour vision.
-export const CATEGORY = COLORS.category;
+const CATEGORY = COLORS.category;
 
 // Samples of a ramp from navy over teal to yellow whose lightness and hue change evenly: two bits of
 // headroom more or less are told apart wherever they are.
 const RAMP = COLORS.ramp;
 
-export function rampColor(position) {
+function rampColor(position) {
   const place = clamp(position, 0, 1) * (RAMP.length - 1);
   const below = Math.min(Math.floor(place), RAMP.length - 2);
   const part = place - below;

@@ -34,14 +34,6 @@ export function changedAt(layer) {
   return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
 }
 
-/**
- * Whether a run that is known computes nothing in 16 bits any more.
- * @param {any} run A run, or its row in the table of runs.
- */
-export function hasNo16Bits(run) {
-  return run.share_of_flops?.now === 0;
-}
-
 // The dtype in which a layer held what its format does not, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;
@@ -58,11 +50,4 @@ export function isAsIf(layers, formatName) {
 export function everWider(layer, formatName) {
   const dtypes = layer?.dtypes?.map(([, dtype]) => dtype) ?? [layer?.compute_dtype];
   return dtypes.some((dtype) => isWider(dtype, formatName));
-}
-
-// Whether the layer that a finding is about computes in what it needs by now.
-export function isRepaired(event, layers) {
-  const layer = layers.find(({ path }) => path === event.layer);
-  // Of the model's own code, which has no row in the table, Python says so.
-  return layer?.repaired_verdicts?.includes(event.verdict) ?? event.over ?? false;
 }

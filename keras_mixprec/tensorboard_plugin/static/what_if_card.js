@@ -33,7 +33,7 @@ export function createWhatIf(store) {
     id: "what-if-layer", "aria-label": "Layer or block", onchange: () => fill(),
   });
   const type = element("select", {
-    id: "what-if-format", "aria-label": "Format", onchange: () => store.set({ whatIfFormat: type.value }),
+    id: "what-if-format", "aria-label": "Format", onchange: () => fill(),
   });
   const answer = element("p", { class: "words", role: "status" });
   const rows = element("tbody");
@@ -67,21 +67,22 @@ export function createWhatIf(store) {
   }
 
   function fill() {
-    const { runData, whatIf, whatIfFormat } = store.state;
+    const { runData, whatIf } = store.state;
     const ready = whatIf && runData && whatIf.run === runData.run;
     body.hidden = which.hidden = type.hidden = !(ready && whatIf.measured);
     nothing.hidden = !body.hidden;
     nothing.textContent = !ready ? "Reading the ranges of all layers …" :
       readable([NO_RANGES, runData.withheld].filter(Boolean).join(" "));
     if (body.hidden) return;
-    const { formats, format, layers, plan: { text, file, caution: found } } = whatIf;
-    fillSelect(type, formats.map((name) => [name, name]), whatIfFormat ?? format);
+    const names = Object.keys(whatIf.formats);
+    if (!type.value) fillSelect(type, names.map((name) => [name, name]), runData.format.name);
+    const { layers, plan: { text, file, caution: found } } = whatIf.formats[type.value];
     const chosen = which.value;
     const shown = layers.filter(({ path }) => (chosen.endsWith("/") ? `${path}/`.startsWith(chosen) :
       chosen === ALL || path === chosen));
     const counts = new Map();
     for (const { said } of shown) counts.set(said, (counts.get(said) ?? 0) + 1);
-    answer.textContent = `In ${format}, of ${plural(shown.length, "layer")}: ` +
+    answer.textContent = `In ${type.value}, of ${plural(shown.length, "layer")}: ` +
       [...counts].map(([said, count]) => `${formatInteger(count)} ${said}`).join(", ") + ".";
     rows.replaceChildren(...shown.slice(0, ROWS_SHOWN).map(row));
     plan.textContent = readable(text);
@@ -102,6 +103,6 @@ export function createWhatIf(store) {
   }
 
   store.on(["runData", "layer"], seenFirst(root, follow));
-  store.on(["whatIf", "whatIfFormat"], seenFirst(root, fill));
+  store.on(["whatIf"], seenFirst(root, fill));
   return root;
 }
