@@ -12,6 +12,7 @@ from keras_mixprec.formats import (
 from keras_mixprec.reporting.event_rows import mark_of, moment, title_of
 from keras_mixprec.reporting.facts import last_change
 from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
+from keras_mixprec.reporting.passed_on import passed_in_words
 
 # What stands in place of a finding where little is known, by state.
 _UNKNOWN = {"not_measured": "not measured", "not_compared": "none seen"}
@@ -195,22 +196,26 @@ def left_in_words(layer: dict, key: str = "least_headroom") -> str:
     return "▲ overflow"
 
 
-def add_gradients_left(layers: list):
-    """Adds the least headroom of each layer's gradients in words.
+def words_of(layer: dict) -> dict:
+    """Returns what is said of a layer beside its row.
 
-    As `"gradients_left"`, empty if it was not measured.
+    Args:
+        layer: Dict, a row of the table of layers.
+
+    Returns:
+        Dict with `"passed"`, a `"long"` and a `"short"` form of what is not
+        its own doing, or `None`; and `"gradients_left"`, the least headroom of
+        its gradients, empty if it was not measured.
     """
-    for layer in layers:
-        key, step = "least_gradient_headroom", "worst_gradient_step"
-        known = layer[key] is not None and math.isfinite(layer[key])
-        left = ""
-        if known:
-            when = format_moment(layer[step], "after")
-            left = (
-                "least headroom of this layer's gradients: "
-                f"{left_in_words(layer, key)}, {when}"
-            )
-        layer["gradients_left"] = left
+    key, step = "least_gradient_headroom", "worst_gradient_step"
+    left = ""
+    if layer[key] is not None and math.isfinite(layer[key]):
+        when = format_moment(layer[step], "after")
+        left = (
+            "least headroom of this layer's gradients: "
+            f"{left_in_words(layer, key)}, {when}"
+        )
+    return {"passed": passed_in_words(layer), "gradients_left": left}
 
 
 def _overflow(events, own, kinds):

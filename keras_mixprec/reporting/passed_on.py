@@ -149,22 +149,16 @@ def add_lost(layers: list, events: list):
         layer["lost_because"] = because if is_lost else None
 
 
-def add_words(layers: list):
-    """Adds what is not a layer's own doing in words, as `"passed"`.
-
-    A dict of a `"long"` and a `"short"` form, `None` of other layers.
+def passed_in_words(layer: dict) -> dict | None:
+    """Returns what is not a layer's own doing, in a long and a short form.
 
     Args:
-        layers: List of dicts, as `add_lost` leaves them.
+        layer: Dict, as `add_lost` leaves it.
     """
-    for layer in layers:
-        origin = {
-            "layer": layer["passed_from"],
-            "because": layer["lost_because"],
-        }
-        is_zero = _outputs(layer) == math.inf
-        is_passed = any(origin.values())
-        layer["passed"] = _in_words(origin, is_zero) if is_passed else None
+    origin = {"layer": layer["passed_from"], "because": layer["lost_because"]}
+    if not any(origin.values()):
+        return None
+    return _in_words(origin, _outputs(layer) == math.inf)
 
 
 def _in_words(origin, is_zero):

@@ -19,7 +19,7 @@ from keras_mixprec.reporting.facts import (
     last_of_falls,
     level_of,
 )
-from keras_mixprec.reporting.figures import add_gradients_left, key_figures
+from keras_mixprec.reporting.figures import key_figures, words_of
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -141,8 +141,6 @@ class RunData:
         passed_on.add_passed_on(layers, events)
         passed_on.add_origins(layers, measured_against(layers))
         passed_on.add_lost(layers, events)
-        passed_on.add_words(layers)
-        add_gradients_left(layers)
         add_harm(events, layers, heat)
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
@@ -153,7 +151,7 @@ class RunData:
             "run": self.name,
             "last_step": self._last_step(events, scale, tables),
             "skipped": batches_skipped(events, scale),
-            "layers": layers,
+            "layers": [layer | words_of(layer) for layer in layers],
             "share_of_flops": shares,
             "policy": policy,
             "matmul_precision": _matmul_precision(events),

@@ -139,6 +139,21 @@ export function drawStepAxis(context, scale, axis, domain, count, { start, y, to
   }
 }
 
+/**
+ * The lines of a grid, with what each stands for beside its left end.
+ * @param {number[]} ticks
+ * @param {{y: (tick: number) => number, left: number, right: number, label: (tick: number) => string}} place
+ */
+export function drawRows(context, ticks, place) {
+  const { y, left, right, label } = place;
+  context.textAlign = "right";
+  for (const tick of ticks) {
+    drawLine(context, [[left, y(tick)], [right, y(tick)]], themeColor("--grid"));
+    context.fillStyle = themeColor("--muted");
+    context.fillText(label(tick), left - 7, y(tick));
+  }
+}
+
 export function drawAxisName(context, name, x, y, upright = false) {
   context.save();
   context.translate(x, y);

@@ -1,6 +1,6 @@
 import { chooseLayer, chooseStep } from "./actions.js";
 import {
-  createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis, pointerIn,
+  createSurface, drawAxisName, drawLine, drawMarker, drawRows, drawStepAxis, pointerIn,
 } from "./canvas.js";
 import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
@@ -144,13 +144,8 @@ export function createCourse(store) {
     const x = linearScale([0, Math.max(1, last)], [PLACE.left, width - PLACE.right]);
     const y = linearScale([low, high], [bottom, PLACE.top]);
     shown.scale = x;
-    context.textAlign = "right";
-    for (const tick of exponentTicks(low, high, 9)) {
-      drawLine(context, [[PLACE.left, y(tick)], [width - PLACE.right, y(tick)]],
-        themeColor("--grid"));
-      context.fillStyle = themeColor("--muted");
-      context.fillText(formatPower(tick), PLACE.left - 6, y(tick));
-    }
+    const [left, right] = [PLACE.left, width - PLACE.right];
+    drawRows(context, exponentTicks(low, high, 9), { y, left, right, label: formatPower });
     drawAxisName(context, "magnitude", 8, PLACE.top + height / 2, true);
     drawStepAxis(context, x, BY_STEP, [0, last], width / 90, { start: PLACE.left, y: bottom });
     for (const [label, bits, color] of limitsOf(format)) {

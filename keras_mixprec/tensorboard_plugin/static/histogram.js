@@ -2,7 +2,7 @@ import { exponentTicks, linearScale, valueAtStep } from "./scales.js";
 import { chooseLayer } from "./actions.js";
 import { courseOf, headroomOfPart } from "./course.js";
 import {
-  createSurface, drawAxisName, drawLine, hatchPattern, pointerIn,
+  createSurface, drawAxisName, drawLine, drawRows, hatchPattern, pointerIn,
 } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
@@ -102,13 +102,9 @@ export function createHistogram(store) {
     shown.scale = x;
     drawZones(context, x, domain, format);
     if (!bars.length) drawNothingFinite(context, width);
-    context.textAlign = "right";
-    for (const tick of bars.length ? exponentTicks(0, decades, 5) : []) {
-      drawLine(context, [[MARGIN.left, y(tick)], [width - MARGIN.right, y(tick)]],
-        themeColor("--grid"));
-      context.fillStyle = themeColor("--muted");
-      context.fillText(tick ? tickCount(tick) : "0", MARGIN.left - 6, y(tick));
-    }
+    drawRows(context, bars.length ? exponentTicks(0, decades, 5) : [], {
+      y, left: MARGIN.left, right: width - MARGIN.right, label: (tick) => (tick ? tickCount(tick) : "0"),
+    });
     const hatch = hatchPattern(context, wider ? "beyond" : "bad");
     for (const { exponent, count } of bars) {
       const zone = zoneOf(exponent, format);

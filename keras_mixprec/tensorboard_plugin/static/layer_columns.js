@@ -3,6 +3,20 @@ import { labelOfRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
 import { isWider, ownHeadroom } from "./precision.js";
 
+const dtypeOf = (layer) => layer?.compute_dtype ?? null;
+// What of two runs stands side by side: of a layer and of a block, by the format of its run.
+const COMPARED = {
+  dtype: { label: "Type", of: dtypeOf, ofBlock: (layers) => [...new Set(layers.map(dtypeOf))].sort().join(" ") },
+  headroom: {
+    label: "Activation headroom", of: headroomOf,
+    ofBlock: (layers, name) => (layers.length ? headroomOf(worstLayer(layers, name), name) : null),
+  },
+  verdicts: {
+    label: "Verdicts", of: (layer) => layer?.severity ?? null,
+    ofBlock: (layers) => most(layers.map(({ severity }) => severity)),
+  },
+};
+
 /**
  * The columns of the table of layers: what each is of a layer, and of a block.
  * @returns {{id: string, label: string, of: (layer: any) => any,
@@ -12,48 +26,29 @@ import { isWider, ownHeadroom } from "./precision.js";
 export function layerColumns(run, compared) {
   const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
   const otherOf = (layer) => others.get(layer.path);
-  const otherLayers = (layers) => layers.map(otherOf).filter(Boolean);
-  const [own, other] = [run, compared].map((data) => data?.format?.name ?? "float16");
-  const least = (formatName) => (layers) => {
-    return layers.length ? headroomOf(worstLayer(layers, formatName), formatName) : null;
+  const nameOf = (data) => data?.format?.name ?? "float16";
+  const columnsOf = (id) => {
+    const { label, of, ofBlock } = COMPARED[id];
+    const own = {
+      id, label, of: (layer) => of(layer, nameOf(run)), ofBlock: (layers) => ofBlock(layers, nameOf(run)),
+    };
+    if (!compared) return [own];
+    const named = (one, two) => ({ run: one.run, runLabel: labelOfRun(one.run, two.run) });
+    return [{ ...own, ...named(run, compared) }, {
+      id: `other-${id}`, label, compares: id, otherOf, of: (layer) => of(otherOf(layer), nameOf(compared)),
+      ofBlock: (layers) => ofBlock(layers.map(otherOf).filter(Boolean), nameOf(compared)), ...named(compared, run),
+    }];
   };
-  const gravest = (layers) => most(layers.map(severityOfLayer));
-  const columns = [
-    {
-      id: "path", label: "Layer", of: (layer) => layer.path,
-      ofBlock: (layers) => layers[0].path,
-    },
+  return [
+    { id: "path", label: "Layer", of: (layer) => layer.path, ofBlock: (layers) => layers[0].path },
     { id: "class", label: "Class", of: (layer) => layer.class, ofBlock: () => null },
-    {
-      id: "dtype", label: "Type", of: (layer) => layer.compute_dtype, ofBlock: typesOf,
-    },
-    {
-      id: "other-dtype", label: "Type", compares: "dtype", otherOf,
-      of: (layer) => otherOf(layer)?.compute_dtype ?? null,
-      ofBlock: (layers) => typesOf(otherLayers(layers)),
-    },
-    {
-      id: "headroom", label: "Activation headroom", of: (layer) => headroomOf(layer, own),
-      ofBlock: least(own),
-    },
-    {
-      id: "other-headroom", label: "Activation headroom", compares: "headroom", otherOf,
-      of: (layer) => headroomOf(otherOf(layer), other),
-      ofBlock: (layers) => least(other)(otherLayers(layers)),
-    },
-    { id: "verdicts", label: "Verdicts", of: severityOfLayer, ofBlock: gravest },
-    {
-      id: "other-verdicts", label: "Verdicts", compares: "verdicts", otherOf,
-      of: (layer) => severityOfLayer(otherOf(layer)),
-      ofBlock: (layers) => gravest(otherLayers(layers)),
-    },
+    ...Object.keys(COMPARED).flatMap(columnsOf),
     {
       id: "demoted", label: "Demoted", of: (layer) => layer.demoted_at,
       ofBlock: (layers) => leastOf(layers.map((layer) => layer.demoted_at)),
     },
     {
-      id: "parameters", label: "Params", number: true,
-      of: (layer) => layer.parameters,
+      id: "parameters", label: "Params", number: true, of: (layer) => layer.parameters,
       ofBlock: (layers) => sum(layers.map((layer) => layer.parameters)),
     },
     {
@@ -61,13 +56,6 @@ export function layerColumns(run, compared) {
       ofBlock: (layers) => sum(layers.map((layer) => layer.share_of_flops)),
     },
   ];
-  if (!compared) return columns.filter((column) => !column.compares);
-  const compares = new Set(columns.map((column) => column.compares));
-  return columns.map((column) => {
-    if (!column.compares && !compares.has(column.id)) return column;
-    const [one, two] = column.compares ? [compared, run] : [run, compared];
-    return { ...column, run: one.run, runLabel: labelOfRun(one.run, two.run) };
-  });
 }
 
 const known = (values) => values.filter((value) => value !== null && value !== undefined);
@@ -85,18 +73,10 @@ function sum(values) {
   return found.length ? found.reduce((total, value) => total + value, 0) : null;
 }
 
-function typesOf(layers) {
-  return [...new Set(layers.map((layer) => layer.compute_dtype))].sort().join(" ");
-}
-
 // In the dtype that the layer computes in.
 function headroomOf(layer, formatName) {
   const bits = toNumber(layer?.least_headroom ?? null);
   return Number.isNaN(bits) ? null : ownHeadroom(bits, layer.compute_dtype, formatName);
-}
-
-function severityOfLayer(layer) {
-  return layer?.severity ?? null;
 }
 
 const LEVEL_ORDER = ["bad", "passed", "warning", "quiet", "roomy", "beyond", "zero", "none"];

@@ -1,4 +1,4 @@
-import { createSurface, drawAxisName, drawLine, drawMarker, pointerIn } from "./canvas.js";
+import { createSurface, drawAxisName, drawLine, drawMarker, drawRows, pointerIn } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatNumber, formatShare, listSome, plural } from "./format.js";
@@ -58,12 +58,8 @@ export function createPareto(store) {
     const [low, high] = decadesOf(trials);
     const x = linearScale([0, 1], [AREA.left, width - AREA.right]);
     const y = linearScale([low, high], [bottom - 8, AREA.top + 14]);
-    for (const tick of exponentTicks(low, high, 8)) {
-      drawLine(context, [[AREA.left, y(tick)], [width - AREA.right, y(tick)]], themeColor("--grid"));
-      context.textAlign = "right";
-      context.fillStyle = themeColor("--muted");
-      context.fillText(formatNumber(10 ** tick), AREA.left - 6, y(tick));
-    }
+    const [left, right] = [AREA.left, width - AREA.right];
+    drawRows(context, exponentTicks(low, high, 8), { y, left, right, label: (tick) => formatNumber(10 ** tick) });
     drawLine(context, [[AREA.left, bottom], [width - AREA.right, bottom]], themeColor("--axis"));
     context.textAlign = "center";
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {

@@ -3,7 +3,7 @@ import {
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
 import {
-  createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
+  createSurface, drawAxisName, drawLine, drawMarker, drawRows, drawStepAxis,
 } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
@@ -141,22 +141,14 @@ export function createTimeline(store) {
     const logs = lines.flatMap((line) => line.scale.map((scale) => {
       return Math.log2(toNumber(scale));
     })).filter(Number.isFinite);
-    let low = Infinity;
-    let high = -Infinity;
-    for (const log of logs) {
-      low = Math.min(low, log);
-      high = Math.max(high, log);
-    }
+    const [low, high] = logs.reduce(([least, most], log) => [Math.min(least, log), Math.max(most, log)],
+      [Infinity, -Infinity]);
     const y = linearScale([low - 1, high + 1], [TOP + plotHeight, TOP]);
 
-    context.textAlign = "right";
     // Beside an axis without a line the loss would be read as the loss scale.
     const ticks = logs.length ? exponentTicks(Math.floor(low), Math.ceil(high), 6) : [];
-    for (const tick of ticks) {
-      drawLine(context, [[LEFT, y(tick)], [plot.right, y(tick)]], themeColor("--grid"));
-      context.fillStyle = themeColor("--muted");
-      context.fillText(formatPower(tick), LEFT - 8, y(tick));
-    }
+    drawRows(context, ticks, { y, left: LEFT, right: plot.right, label: formatPower });
+    context.textAlign = "right";
     LANES.forEach((lane, index) => {
       const top = lanesTop() + index * laneHeight();
       context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
@@ -204,8 +196,11 @@ export function createTimeline(store) {
     }
     if (losses) drawLosses(context, losses);
     drawFits(context, runData.events);
-    drawBlocks(context, domain);
-    drawMarks(context, domain);
+    Object.assign(plot, { marks: [], blocks: [] });
+    runsOf(store.state).forEach((data, place) => {
+      drawBlocks(context, data, domain, place);
+      drawMarks(context, data, domain, place);
+    });
     if (step !== null) {
       const x = plot.scale(step);
       drawLine(context, [[x, TOP - 6], [x, axisY()]], themeColor("--cursor"), 1.5);
@@ -238,14 +233,7 @@ export function createTimeline(store) {
   }
 
   // Skips that are too many to list, with how many they are.
-  function drawBlocks(context, domain) {
-    plot.blocks = [];
-    runsOf(store.state).forEach((data, place) => {
-      drawBlocksOf(context, data, domain, place);
-    });
-  }
-
-  function drawBlocksOf(context, data, domain, place) {
+  function drawBlocks(context, data, domain, place) {
     for (const row of data.told) {
       const { count, first_step: first, last_step: last } = data.events[row.events[0]];
       if (row.kind !== "skipped_steps_not_kept" || first === undefined) continue;
@@ -266,14 +254,7 @@ export function createTimeline(store) {
     }
   }
 
-  function drawMarks(context, domain) {
-    plot.marks = [];
-    runsOf(store.state).forEach((data, place) => {
-      drawMarksOf(context, data, domain, place);
-    });
-  }
-
-  function drawMarksOf(context, data, domain, place) {
+  function drawMarks(context, data, domain, place) {
     const taken = new Set();
     const drawn = [];
     const steps = data.told.flatMap((row) => row.steps.map((step) => ({ row, step })));
