@@ -7,10 +7,6 @@ import { seenFirst } from "./frames.js";
 import { shortType } from "./layer_cells.js";
 import { shortNames } from "./names.js";
 
-const NO_CHANGE = "No layer has changed its dtype in this run.";
-const NO_TUNER = " PrecisionTuner changes them where a layer is unstable: " +
-  "fit(..., callbacks=[monitor, PrecisionTuner()]).";
-
 function barInWords({ from, until, dtype, reason }) {
   const steps = from === until ? `${dtype}, before step ${formatInteger(from + 1)}` :
     `${dtype}, steps ${formatInteger(from)} to ${formatInteger(until)}`;
@@ -18,10 +14,9 @@ function barInWords({ from, until, dtype, reason }) {
 }
 
 export function createDtypes(store) {
-  const nothing = element("p", { class: "absent" });
   const rows = element("div", { class: "bars", role: "list" });
   const table = dataTable("History of dtypes");
-  const root = card("dtypes", "History of dtypes", [], nothing, rows, table.root);
+  const root = card("dtypes", "History of dtypes", [], rows, table.root);
   root.classList.add("wide");
   let shown = [];
 
@@ -30,10 +25,7 @@ export function createDtypes(store) {
     if (!runData) return;
     const last = Math.max(1, runData.last_step);
     shown = dtypeBars(runData.layers, runData.events, last);
-    const tuned = runData.events.some(({ kind, tuner }) => kind === "train_begin" && tuner);
-    nothing.textContent = NO_CHANGE + (tuned ? "" : NO_TUNER);
-    nothing.hidden = shown.length > 0;
-    rows.hidden = !shown.length;
+    root.hidden = !shown.length;
     const labels = shortNames(shown.map(({ path }) => path), 36);
     rows.replaceChildren(...shown.map(({ path, bars }) => element("div", {
       class: "bar-row", role: "listitem",

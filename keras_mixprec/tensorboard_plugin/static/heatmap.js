@@ -48,8 +48,6 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   let layers = new Map();
   let repairedAt = -1;
   let asIf = false;
-  let labels = { of: null, length: 0, names: new Map() };
-  let blockLabels = { of: null, names: new Map() };
   let rows = [];
   let pooled = { of: null, rows: new Map() };
   let rowHeight = 12;
@@ -260,19 +258,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   // A wide page has room for longer names.
   function namesOf(heat) {
-    const length = Math.floor((plot.left - 22) / CHARACTER);
-    const of = heat.layers.join("\n");
-    if (labels.length !== length || labels.of !== of) {
-      labels = { of, length, names: shortNames(heat.layers.map(spell), length) };
-      blockLabels.of = null;
-    }
-    if (blockLabels.of !== rows) {
-      const blocks = rows.filter((row) => row.block).map((row) => row.name);
-      blockLabels = { of: rows, names: shortNames(blocks, length - 2) };
-    }
-    return ({ name, block }) => {
-      return block ? `▸ ${blockLabels.names.get(name)}` : labels.names.get(spell(name));
-    };
+    const blocks = rows.filter((row) => row.block).map((row) => row.name);
+    const names = shortNames([...blocks, ...heat.layers.map(spell)], Math.floor((plot.left - 22) / CHARACTER) - 2);
+    return ({ name, block }) => (block ? `▸ ${names.get(name)}` : names.get(spell(name)));
   }
 
   function hatch(context, row, level, top) {

@@ -9,20 +9,16 @@ import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
 const AREA = { left: 64, right: 24, top: 22, axis: 34, height: 240 };
-const NO_SEARCH = "This log has no search for the layers that need float32. " +
-  "minimize_float32(model, x, y, log_dir=...) makes one, and logs what it tried.";
 
 const errorInWords = (error) => (Number.isNaN(error) ? "not evaluated" :
   error === Infinity ? "not finite" : formatNumber(error));
 
 export function createPareto(store) {
   const caption = element("p", { class: "hint" });
-  const nothing = element("p", { class: "absent" }, NO_SEARCH);
   const box = element("div", { class: "canvas-box" });
   const surface = createSurface(box, { role: "img" }, draw);
   const table = dataTable("Trials");
-  const root = card("pareto", "Error by share of FLOPs in 16 bits", [], caption, nothing, box,
-    table.root);
+  const root = card("pareto", "Error by share of FLOPs in 16 bits", [], caption, box, table.root);
   root.classList.add("wide");
   let trials = [];
   let marks = [];
@@ -30,11 +26,9 @@ export function createPareto(store) {
   function update() {
     const found = store.state.runData?.trade_off;
     trials = trialsOf(found);
-    const any = trials.length > 0;
-    nothing.hidden = any;
-    box.hidden = caption.hidden = !any;
-    table.fill(any ? rowsOf : null);
-    if (!any) return;
+    root.hidden = !trials.length;
+    table.fill(trials.length ? rowsOf : null);
+    if (root.hidden) return;
     const best = trials.filter(({ optimal }) => optimal);
     const infinite = trials.filter(({ error }) => error === Infinity);
     caption.textContent = `${plural(trials.length, "trial")}, ${best.length} of them Pareto-optimal ` +
