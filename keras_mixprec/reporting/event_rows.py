@@ -460,44 +460,35 @@ _WRITE: dict[str, Callable] = {
 }
 
 
-def _bits(value):
-    return f"{format_digits(value)} bits"
-
-
-def _power(value):
-    return format_power(2.0**value) if abs(value) < 1000 else f"2**{value:g}"
-
-
-# What numbers of a verdict are called, and how they are written.
-_NUMBERS: dict[str, tuple] = {
-    "error": ("error against float32",),
-    "error_of_change": ("error of its change against float32",),
-    "largest_input": ("largest number that it received",),
-    "largest_output_in_float32": (
-        "largest number that it returns, computed in float32",
-    ),
-    "largest_inside_in_float32": (
-        "largest number inside the layer, computed in float32",
-        lambda x: f"{format_digits(x)}; float16 holds up to 65,504",
-    ),
-    "smallest_inside_in_float32": (
-        "smallest number but 0 inside the layer, computed in float32",
-        lambda x: f"{format_digits(x)}; float16 holds down to 6e-08",
-    ),
-    "largest_gradient_in_float32": ("largest gradient, computed in float32",),
-    "batch_rows": ("rows of the batch in which it fails",),
-    "batch_rows_in_all": ("rows of the batch in which it fails, in all",),
-    "nonfinite_outputs": ("numbers that it returned infinite or NaN",),
-    "nonfinite_gradients": ("gradients that were infinite or NaN",),
-    "loss_scale_bits": ("loss scale", _power),
-    "compared_at_bits": ("loss scale of the comparison with float32", _power),
-    "lowest_bits": ("lowest loss scale that its gradients fit", _power),
-    "highest_bits": ("highest loss scale that its gradients fit", _power),
-    "advised_bits": ("loss scale that suits", _power),
-    "needed_bits": ("loss scale that gradients need", _power),
-    "fell_from_bits": ("loss scale before it fell", _power),
-    "headroom_bits": ("headroom", _bits),
-    "overflows_in_steps": ("steps until an overflow is expected",),
+# What numbers of a verdict are called; others are called as in the log.
+_NUMBERS = {
+    "error": "error against float32",
+    "error_of_change": "error of its change against float32",
+    "largest_input": "largest number that it received",
+    "largest_output_in_float32": "largest number that it returns, computed in "
+    "float32",
+    "largest_inside_in_float32": "largest number inside the layer, computed in "
+    "float32",
+    "smallest_inside_in_float32": "smallest number but 0 inside the layer, "
+    "computed in float32",
+    "largest_gradient_in_float32": "largest gradient, computed in float32",
+    "batch_rows": "rows of the batch in which it fails",
+    "batch_rows_in_all": "rows of the batch in which it fails, in all",
+    "nonfinite_outputs": "numbers that it returned infinite or NaN",
+    "nonfinite_gradients": "gradients that were infinite or NaN",
+    "loss_scale_bits": "loss scale",
+    "compared_at_bits": "loss scale of the comparison with float32",
+    "lowest_bits": "lowest loss scale that its gradients fit",
+    "highest_bits": "highest loss scale that its gradients fit",
+    "advised_bits": "loss scale that suits",
+    "needed_bits": "loss scale that gradients need",
+    "fell_from_bits": "loss scale before it fell",
+    "headroom_bits": "headroom",
+    "overflows_in_steps": "steps until an overflow is expected",
+}
+_LIMITS = {
+    "largest_inside_in_float32": "; float16 holds up to 65,504",
+    "smallest_inside_in_float32": "; float16 holds down to 6e-08",
 }
 # Where bad batches were, in their epochs: their steps are told.
 _PLACES = ("epoch", "batch", "batches")
@@ -547,14 +538,16 @@ def _numbers(verdict):
     for name, value in verdict.get("numbers", {}).items():
         if verdict["verdict"] == "bad_data" and name in _PLACES:
             continue
-        title, *write = _NUMBERS.get(name, (words(name),))
-        number = _number(value)
-        if write and number is not None:
-            text = write[0](number)
-        elif isinstance(value, list):
-            text = ", ".join(map(str, value))
+        title, number = _NUMBERS.get(name, words(name)), _number(value)
+        if number is None:
+            listed = value if isinstance(value, list) else [value]
+            text = ", ".join(map(str, listed))
+        elif name == "headroom_bits":
+            text = f"{format_digits(number)} bits"
+        elif name in _NUMBERS and name.endswith("_bits"):
+            text = format_power(2.0**number)
         else:
-            text = _value(name, value)
+            text = _value(name, value) + _LIMITS.get(name, "")
         # Rows of a batch are beside its skipped step.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""

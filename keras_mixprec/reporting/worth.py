@@ -226,10 +226,10 @@ def _setup(row, other):
 
 def _set_to(name, settings):
     value = settings[name]
-    if name == "first_loss_scale" and isinstance(value, int | float):
+    if name == "first_loss_scale" and isinstance(value, float):
         return format_power(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return format_digits(value) if is_number else value or "none"
+    known = "none" if value is None else str(value)
+    return format_digits(value) if isinstance(value, float) else known
 
 
 def float32_run(overview: dict) -> dict | None:

@@ -2,7 +2,7 @@ import { api } from "./api.js";
 import { isReadable, metricOf, firstShown, wantedPaths } from "./wanted.js";
 
 const TRIGGERS = [
-  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf",
+  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf", "summaries",
 ];
 
 // Milliseconds, in which what a reader does comes first.
@@ -75,8 +75,9 @@ export function createLoader(store) {
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
     if (slot === "summaries") return state.runs?.map((run) => run.written).join();
-    const data = slot.startsWith("compare") ? state.compareData : state.runData;
-    return data ? `${data.last_step}/${data.events.length}` : "";
+    const { runData, compareData } = state;
+    const of = slot === "comparison" ? [runData, compareData] : [slot.startsWith("compare") ? compareData : runData];
+    return of.map((data) => (data ? `${data.last_step}/${data.events.length}` : "")).join();
   };
 
   // Of a run that is left, as long as nothing of the next one is here.

@@ -59,7 +59,8 @@ function partMetric({ runData, part, metric }) {
 }
 
 export function wantedPaths(state) {
-  const { runs, run, compare, metric, part, runData, compareData, wantsWhatIf } = state;
+  const { runs, run, compare, metric, part, runData, compareData, wantsWhatIf, summaries } = state;
+  const areRead = summaries && !summaries.some(({ unread }) => unread);
   const heatPath = (name, data) => {
     if (!name || data?.run !== name || !metricOf(data, metric)) return null;
     return dataUrl("heat", { run: name, metric });
@@ -81,7 +82,8 @@ export function wantedPaths(state) {
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
     // Reading them takes long where there are many layers: when they are to be seen.
-    whatIf: wantsWhatIf && isReadable(runs, run) ? dataUrl("what_if", { run }) : null,
+    // Once all runs are read, which have a word in its plans.
+    whatIf: wantsWhatIf && isReadable(runs, run) && (runs.length < 2 || areRead) ? dataUrl("what_if", { run }) : null,
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }
