@@ -145,7 +145,7 @@ def test_the_trials_of_another_search_are_refused(searches, tmp_path):
     "damage",
     [
         lambda text: text[:40],
-        lambda text: text.replace('"gradient"', '"other"'),
+        lambda text: text.replace('"found"', '"other"'),
     ],
 )
 def test_a_damaged_file_is_refused(damage, searches, tmp_path):

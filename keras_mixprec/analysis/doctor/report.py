@@ -69,8 +69,3 @@ class DoctorReport:
 
     def _repr_html_(self) -> str:
         return report_html.page(self.to_dict())
-
-
-def from_dict(found: dict) -> DoctorReport:
-    """Returns a report from what its `to_dict` returned."""
-    return DoctorReport(**{k: v for k, v in found.items() if k != "schema"})
