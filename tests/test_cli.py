@@ -222,7 +222,7 @@ CONVERT = "convert --calibration x.npz --out out.keras --to"
     ],
 )
 def test_a_model_is_converted(model, to, kernels, run, folder):
-    asked = f"{to} {model}.keras --report pages/report.html"
+    asked = f"{to} {model}.keras --html pages/report.html"
     status, out, said = run(f"{CONVERT} {asked}")
     assert status == 0
     written = "Written: out.keras", "Written: pages/report.html"

@@ -1,9 +1,6 @@
 """`keras-mixprec lint`: a saved model is checked before it trains."""
 
-import argparse
-import os
-
-from keras_mixprec.cli import files
+from keras_mixprec.cli import files, options
 
 # `--fail-on` takes the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
@@ -23,13 +20,15 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "lint",
+        _run,
+        ("json", "import", "backend"),
         help="check a saved model before it trains in 16 bits",
         description="Checks a model for what 16 bits will break in it, or "
         "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a .keras file")
     parser.add_argument(
@@ -49,15 +48,9 @@ def add_command(commands) -> None:
         default="high",
         help="the lowest severity for exit status 1 (default: high)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    files.add_loading(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(arguments):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if "backend" in arguments:
-        os.environ["KERAS_BACKEND"] = arguments.backend
     # Keras chooses its backend when it is imported.
     from keras_mixprec.analysis.lint.lint import lint
 
