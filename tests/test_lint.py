@@ -110,11 +110,23 @@ def test_a_subclassed_model_of_a_dict_is_built_and_run():
     assert "wrong_on_the_data" in {f.rule for f in found.at_least("high")}
 
 
+def test_rules_are_selected_and_ignored_by_their_codes():
+    model = plain_adam()
+    every = {f.code for f in kmp.lint(model)}
+    some = {code for code in every if code.startswith("KMP4")}
+    assert "KMP404" in some < every
+    assert {f.code for f in kmp.lint(model, select=["KMP4"])} == some
+    rest = kmp.lint(model, ignore=["KMP4", "KMP601"])
+    assert {f.code for f in rest} == every - some
+
+
 WRONG = {
     "must be a `keras.Mo": lambda: kmp.lint("model"),
     "`x` must be an.*text": lambda: kmp.lint(mlp(8), "text"),
     "at least one": lambda: kmp.lint(mlp(8), np.zeros((0, 64))),
     "be a list": lambda: kmp.lint(mlp(8), callbacks=["monitor"]),
+    "select.*KMP9": lambda: kmp.lint(mlp(8), select=["KMP9"]),
+    "ignore.*list": lambda: kmp.lint(mlp(8), ignore="KMP101"),
     "severity='severe'": lambda: kmp.lint(mlp(8)).at_least("severe"),
 }
 

@@ -38,9 +38,15 @@ def add_command(commands) -> None:
         action="store_true",
         help="take seconds rather than half a minute",
     )
+    parser.add_argument(
+        "--issue",
+        action="store_true",
+        help="print it as a block to paste into an issue",
+    )
 
 
 def _run(arguments):
     report = run_in_process(arguments.backend, arguments.quick, show)
-    print(report.to_json() if arguments.json else report)
+    text = report.to_json() if arguments.json else str(report)
+    print(f"```\n{text}\n```" if arguments.issue else text)
     return 0 if report.ok else 1

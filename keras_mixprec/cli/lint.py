@@ -1,9 +1,13 @@
 """`keras-mixprec lint`: a saved model is checked before it trains."""
 
+import argparse
+
 from keras_mixprec.cli import files, options
 
 # `--fail-on` takes the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
+
+_CODES = "select", "ignore"
 
 _EXAMPLE = """\
 example:
@@ -31,6 +35,20 @@ def add_command(commands) -> None:
         epilog=_EXAMPLE,
     )
     parser.add_argument("model", help="a .keras file")
+    for flag, what in (("--select", "run"), ("--ignore", "leave out")):
+        parser.add_argument(
+            flag,
+            metavar="CODES",
+            type=lambda text: text.split(","),
+            default=argparse.SUPPRESS,
+            help=f"{what} the rules whose codes start so: KMP101,KMP4",
+        )
+    parser.add_argument(
+        "--explain",
+        action=_Explain,
+        metavar="CODE",
+        help="print what rules of this code look for, and end",
+    )
     parser.add_argument(
         "--policy",
         metavar="NAME",
@@ -50,14 +68,27 @@ def add_command(commands) -> None:
     )
 
 
+class _Explain(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        from keras_mixprec.analysis.lint.table import chosen
+
+        try:
+            rules = chosen([values])
+        except ValueError as error:
+            parser.error(str(error))
+        print("\n\n".join(rule.page for rule in rules))
+        parser.exit()
+
+
 def _run(arguments):
     # Keras chooses its backend when it is imported.
     from keras_mixprec.analysis.lint.lint import lint
 
+    codes = {n: v for n, v in vars(arguments).items() if n in _CODES}
     x, y = files.data(arguments.data)
     model = files.model(arguments.model, arguments.modules, compiled=True)
     try:
-        found = lint(model, x, y, policy=arguments.policy)
+        found = lint(model, x, y, policy=arguments.policy, **codes)
     except (IndexError, KeyError, RuntimeError, TypeError) as error:
         if arguments.data is None:
             raise

@@ -16,7 +16,7 @@ _PIECE = 1 << 16
 _LOST = 0.05
 
 
-@rule("high")
+@rule("KMP102", "high")
 def ids_as_floats(view):
     """A layer in 16 bits before an `Embedding` rounds ids that are floats."""
     low = {id(entry.layer): entry for entry in view.low}
@@ -40,7 +40,7 @@ def ids_as_floats(view):
                 )
 
 
-@rule("medium")
+@rule("KMP103", "medium")
 def integers_as_floats(view):
     """Counters and ids that come as floats are rounded in 16 bits."""
     dtype = _narrowest(view)
@@ -63,7 +63,7 @@ def integers_as_floats(view):
             )
 
 
-@rule("high")
+@rule("KMP104", "high")
 def index_tensors_in_16_bits(view):
     """Ids in a 16-bit array are rounded before the model sees them."""
     for name, array in view.inputs.items():
@@ -83,7 +83,7 @@ def index_tensors_in_16_bits(view):
             )
 
 
-@rule("high")
+@rule("KMP105", "high")
 def targets_beyond_format(view):
     """An output in float16 cannot reach targets above 65504."""
     largest = _largest(view.targets)
@@ -102,7 +102,7 @@ def targets_beyond_format(view):
             )
 
 
-@rule("medium")
+@rule("KMP106", "medium")
 def inputs_beyond_format(view):
     """Inputs beyond the compute dtype of the first layer become infinite."""
     dtype = _narrowest(view)
@@ -124,7 +124,7 @@ def inputs_beyond_format(view):
             )
 
 
-@rule("high")
+@rule("KMP107", "high")
 def rounded_inputs(view):
     """A cast to 16 bits rounds by more than what the numbers differ by."""
     dtype = _narrowest(view)

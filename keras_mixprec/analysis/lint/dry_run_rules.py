@@ -13,7 +13,7 @@ from keras_mixprec.diagnosis.step_errors import evidence
 from keras_mixprec.policies.layers import MODEL_PATH
 
 
-@rule("high")
+@rule("KMP101", "high")
 def wrong_on_the_data(view):
     """On the samples given a layer returns something else than in float32."""
     if view.x is None:

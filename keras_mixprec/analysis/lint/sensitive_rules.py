@@ -27,7 +27,7 @@ _PROBABILITIES = ("softmax", "sigmoid")
 _USUAL_BATCH = 32
 
 
-@rule("medium")
+@rule("KMP301", "medium")
 def sensitive_layer(view):
     """Some layers overflow or lose digits in float16 on everyday data."""
     rules = [r for r in DEFAULT_RULES if r.match not in _HAVE_THEIR_OWN]
@@ -46,7 +46,7 @@ def sensitive_layer(view):
             )
 
 
-@rule("medium")
+@rule("KMP302", "medium")
 def output_in_16_bits(view):
     """Probabilities below 6e-8 vanish in float16, logits lose digits."""
     outputs = view.output_layers or _computes_last(view)
@@ -78,7 +78,7 @@ def _computes_last(view):
     return [id(layer) for layer in called[-1:]]
 
 
-@rule("high")
+@rule("KMP303", "high")
 def activity_regularizer_in_16_bits(view):
     """An activity regularizer sums over the batch in the compute dtype."""
     for entry in view.low:
@@ -97,7 +97,7 @@ def activity_regularizer_in_16_bits(view):
         )
 
 
-@rule("high")
+@rule("KMP304", "high")
 def weight_regularizer_in_16_bits(view):
     """A regularizer of 16-bit variables sums their squares in 16 bits."""
     for entry in view.low:
@@ -120,7 +120,7 @@ def weight_regularizer_in_16_bits(view):
             )
 
 
-@rule("medium")
+@rule("KMP305", "medium")
 def loss_in_16_bits(view):
     """Losses add up over the batch: in 16 bits they overflow or stall."""
     loss = getattr(view.model, "loss", None) or compiled_loss(view.model)
