@@ -131,7 +131,7 @@ def test_the_recommendation_goes_by_it(report):
     assert report.recommendation["policy"] in ("mixed_bfloat16", "float32")
 
 
-def test_it_is_text_and_tables_in_a_notebook(report):
+def test_it_is_text_also_in_a_notebook(report):
     lines = str(report).splitlines()
     assert lines[0].lower().startswith(BACKEND)
     assert any(line.startswith('"auto" is: ') for line in lines)

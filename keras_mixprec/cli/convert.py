@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import logging
-import math
 import os
 import sys
 
@@ -69,7 +68,6 @@ def add_command(commands) -> None:
 
 def _run(arguments):
     _check_format(arguments.to)
-    _check_numbers(arguments)
     _check_outputs(arguments)
     files.say("Loading Keras")
     # Keras chooses its backend when it is imported.
@@ -122,18 +120,6 @@ def _check_format(text):
             )
     elif not os.path.isfile(text):
         raise ValueError(f"there is no file {text}")
-
-
-def _check_numbers(arguments):
-    if "tolerance" in arguments and not 0 < arguments.tolerance < math.inf:
-        raise ValueError(
-            "--tolerance must be a finite number above 0, not "
-            f"{arguments.tolerance!r}"
-        )
-    if "batch_size" in arguments and arguments.batch_size < 1:
-        raise ValueError(
-            f"--batch-size must be at least 1, not {arguments.batch_size!r}"
-        )
 
 
 def _check_outputs(arguments):

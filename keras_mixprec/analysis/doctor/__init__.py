@@ -26,5 +26,4 @@ Files:
 - `timing.py`: functions timed against each other.
 - `report.py`: `DoctorReport`.
 - `report_text.py`: its text.
-- `report_html.py`: its tables for notebooks.
 """
