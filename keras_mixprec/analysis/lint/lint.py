@@ -31,8 +31,8 @@ def lint(
 
     Rules look at the shapes, dtypes, arguments, weights and graph of its
     layers, at its optimizer and `train_step`. With `x` they look at the data
-    as well, and a forward pass of some samples runs in float32 and in 16 bits:
-    only that shows what layers compute. Nothing is changed in the model.
+    as well, and `diagnose` takes a step on some samples, in float32 and in 16
+    bits: only that shows what layers compute. Nothing is changed in the model.
 
     Args:
         model: A `keras.Model`, compiled or not. One that is not built is built

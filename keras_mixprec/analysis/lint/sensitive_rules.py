@@ -10,6 +10,7 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import compiled_loss, own_trainable
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.policies.default_rules import (
     DEFAULT_RULES,
     has_activity_regularizer,
@@ -74,8 +75,10 @@ def output_in_16_bits(view):
 
 def _computes_last(view):
     """The layer that does, by its id: a subclassed model has no graph."""
-    called = view.dry_run.called if view.dry_run else []
-    return [id(layer) for layer in called[-1:]]
+    if view.x is None:
+        return []
+    calls = Prediction(view.model, view.batch()[0]).run().calls
+    return [id(call.layer) for call in calls if not call.nested][-1:]
 
 
 @rule("KMP303", "high")

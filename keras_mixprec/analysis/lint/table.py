@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from keras_mixprec.analysis.lint import (
+    batch_rules,
     cast_rules,
     constant_rules,
     data_rules,
-    dry_run_rules,
     matmul_rules,
     optimizer_rules,
     sensitive_rules,
@@ -15,7 +15,7 @@ from keras_mixprec.analysis.lint import (
 from keras_mixprec.analysis.lint.rule import Rule
 
 _FILES = (
-    dry_run_rules,
+    batch_rules,
     data_rules,
     constant_rules,
     sensitive_rules,
