@@ -360,16 +360,15 @@ FINDS = {
         make(with_optimizer, None, pure, "bfloat16", use_ema=True)
     ],
     "ids_as_floats ids": [make(embedding, None)],
-    "integers_as_floats": [make(with_integers, 19700)],
     "index_tensors_in_16_bits": [
         lambda: (straight_to_an_embedding(), np.full((8, 4), 4096.0, "float16"))
     ],
     "targets_beyond_format d1": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 1.5e5))
     ],
-    "inputs_beyond_format": [lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5))],
     "wrong_on_the_data d0": [
         overflow_in_a_product,
+        lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5)),
         one_large_sample_far_behind,
     ],
     "wrong_on_the_data own": [
@@ -432,9 +431,6 @@ PASSES = {
         make(with_optimizer, None, pure, "mixed_bfloat16", use_ema=True)
     ],
     "ids_as_floats": [make(embedding, None, 100), straight_to_an_embedding],
-    "integers_as_floats": [make(with_integers, 19700, wide=["d0"])],
-    # Pixels.
-    "integers_as_floats inputs_beyond_format": [make(with_integers, 0)],
     "index_tensors_in_16_bits": [
         lambda: (embedding("int32"), [np.full((8, 2), 4096, "int32")] * 2)
     ],
@@ -449,7 +445,11 @@ PASSES = {
         own(ops.sin),
     ],
     # Years.
-    "rounded_inputs": [make(with_integers, 1990), make(mlp, 8)],
+    "rounded_inputs": [
+        make(with_integers, 1990),
+        make(with_integers, 0),
+        make(with_integers, 19700, wide=["d0"]),
+    ],
     "products_below_float32 products_without_tf32": [
         lambda: (kept_for_digits(), FLOAT32)
     ],
