@@ -146,6 +146,11 @@ def test_a_command_ends_without_a_traceback(
     assert said or not err
 
 
+def test_a_traceback_is_shown_on_demand(run):
+    with pytest.raises(ValueError, match="no file"):
+        run("--traceback lint none.keras")
+
+
 # `compare`.
 
 COMPARE = "compare made:build made:data"
