@@ -146,6 +146,11 @@ def test_a_command_ends_without_a_traceback(
     assert said or not err
 
 
+def test_a_traceback_is_shown_on_demand(run):
+    with pytest.raises(ValueError, match="no file"):
+        run("--traceback lint none.keras")
+
+
 # `compare`.
 
 COMPARE = "compare made:build made:data"
@@ -176,6 +181,7 @@ def test_a_comparison_in_which_16_bits_fail_has_another_status(run):
     [
         ("billionth.keras", 1),
         ("billionth.keras --fail-on never", 0),
+        ("billionth.keras --ignore KMP201,KMP4", 0),
         ("float32.keras --fail-on low", 1),
         ("float32.keras --policy mixed_float16 --data x.npy", 0),
     ],
@@ -186,6 +192,12 @@ def test_the_status_of_lint_says_what_was_found(arguments, status, run):
     assert out.startswith("Lint of ")
 
 
+def test_a_rule_of_lint_is_explained(run):
+    status, out, _ = run("lint --explain KMP201")
+    first = "KMP201 argument_beyond_format, high at most"
+    assert (status, out.splitlines()[0]) == (0, first)
+
+
 def test_json_of_lint_has_the_documented_keys(run):
     _, out, _ = run("lint billionth.keras --json --data data.npz")
     result = json.loads(out)
@@ -193,7 +205,7 @@ def test_json_of_lint_has_the_documented_keys(run):
     assert list(result) == keys
     assert (result["version"], result["policy"]) == (1, None)
     keys = ["rule", "severity", "layer", "reason", "fix", "repairs", "numbers"]
-    assert list(result["findings"][0]) == keys
+    assert list(result["findings"][0]) == ["code", *keys]
     severities = [f["severity"] for f in result["findings"]]
     counts = {s: severities.count(s) for s in ("high", "medium", "low")}
     assert result["counts"] == counts
@@ -222,7 +234,7 @@ CONVERT = "convert --calibration x.npz --out out.keras --to"
     ],
 )
 def test_a_model_is_converted(model, to, kernels, run, folder):
-    asked = f"{to} {model}.keras --report pages/report.html"
+    asked = f"{to} {model}.keras --html pages/report.html"
     status, out, said = run(f"{CONVERT} {asked}")
     assert status == 0
     written = "Written: out.keras", "Written: pages/report.html"
@@ -244,6 +256,8 @@ WRONG = EARLY | {
     "demo --log-dir x.npz/logs": "x.npz/logs",
     "doctor --backend theano": "'theano'",
     "lint none.keras": "no file none.keras",
+    "lint billionth.keras --select E501": "`select`",
+    "lint --explain E501": "codes of rules",
     "lint text.keras": "text.keras is damaged",
     "lint own.keras": "'Unknown': add --import",
     "lint float32.keras --data text.npz": "cannot be read",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.doctor.report import from_dict
+from keras_mixprec.analysis.doctor.report import DoctorReport
 from keras_mixprec.cli import main
 
 ROOT = pathlib.Path(kmp.__file__).parents[1]
@@ -99,7 +99,6 @@ def test_it_has_the_documented_form(report):
     found = json.loads(report.to_json())
     assert found["schema"] == 1
     assert_form(found)
-    assert from_dict(found).to_dict() == found
     text = (ROOT / "docs" / "doctor.md").read_text()
     assert all(f"`{key}`" in text for key in found)
 
@@ -132,7 +131,7 @@ def test_the_recommendation_goes_by_it(report):
     assert report.recommendation["policy"] in ("mixed_bfloat16", "float32")
 
 
-def test_it_is_text_and_tables_in_a_notebook(report):
+def test_it_is_text_also_in_a_notebook(report):
     lines = str(report).splitlines()
     assert lines[0].lower().startswith(BACKEND)
     assert any(line.startswith('"auto" is: ') for line in lines)
@@ -145,6 +144,7 @@ def broken(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)])
     )
+    monkeypatch.syspath_prepend(tmp_path)
     return (tmp_path / f"{OTHER}.py").write_text
 
 
@@ -172,7 +172,7 @@ def test_a_backend_that_cannot_be_used_is_a_finding(
     assert found["backend"]["status"] == status
     assert text in found["backend"]["error"]
     assert found["findings"][0]["name"] == f"backend-{status}"
-    report = from_dict(found)
+    report = DoctorReport(**{k: v for k, v in found.items() if k != "schema"})
     assert not report.ok
     assert text in str(report)
     assert text in report._repr_html_()

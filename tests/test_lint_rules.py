@@ -61,6 +61,7 @@ def test_every_rule_has_cases_and_a_reason():
     healthy = {name for case in PASSED for name in case.values[0].split()}
     assert healthy == {*BY_NAME}
     assert all(rule.reason.endswith(".") for rule in RULES)
+    assert len({rule.code for rule in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize(("key", "build"), FOUND)

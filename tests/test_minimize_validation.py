@@ -72,7 +72,7 @@ def at_least_as_good(p, q):
     return more and p["error"] <= q["error"]
 
 
-def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan, tmp_path):
+def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan):
     points = plan.trade_off.to_list()
     assert all(0 <= p["share_in_16_bits"] <= 1 for p in points)
     assert [] in [p["float32"] for p in points]
@@ -86,9 +86,6 @@ def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan, tmp_path):
         assert not better if p["pareto_optimal"] else alike
     assert plan.trade_off.pareto() == [p for p in points if p["pareto_optimal"]]
     assert "planted" in str(plan.trade_off)
-    pytest.importorskip("matplotlib")
-    plan.trade_off.plot(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_search_that_is_logged_is_no_call_of_fit(tmp_path):
@@ -145,7 +142,7 @@ def test_the_trials_of_another_search_are_refused(searches, tmp_path):
     "damage",
     [
         lambda text: text[:40],
-        lambda text: text.replace('"gradient"', '"other"'),
+        lambda text: text.replace('"found"', '"other"'),
     ],
 )
 def test_a_damaged_file_is_refused(damage, searches, tmp_path):

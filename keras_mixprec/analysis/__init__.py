@@ -6,6 +6,7 @@ Files:
   float32.
 - `float32_search.py`: the search for it.
 - `trials.py`: its trials, which a file keeps for when it is killed.
+- `isolated.py`: functions that run in a process or a thread of their own.
 - `resume.py`: whether a file to resume from is of the same call.
 - `trade_off.py`: their share of the FLOPs in 16 bits against their error.
 - `ranking.py`: where the search for it starts, and how unstable layers are.

@@ -102,7 +102,7 @@ def minimize_float32(
         found says how far off the loss and the worst gradient, or the metric,
         are without it. Its `trade_off` lists all trials: the share of the FLOPs
         in 16 bits, and the error; `.pareto()` has those that no other one is
-        better than, `.plot()` the curve.
+        better than.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -1,4 +1,4 @@
-"""Whether a file to resume from answers the same question as the call.
+"""The file of an interrupted call, and whether it is of the same call.
 
 What decides is a fingerprint of each thing that was asked for: the code of
 functions with all that it reaches, the bytes of arrays, configs and settings.
@@ -9,17 +9,20 @@ import dis
 import functools
 import hashlib
 import importlib
+import json
 import os
 import sys
 import sysconfig
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_mixprec._console import one_line
+from keras_mixprec._files import check_regular, write_json
 from keras_mixprec.analysis.doctor.versions import find_versions
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices, list_devices
@@ -31,6 +34,65 @@ _LIBRARIES = tuple(
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+VERSION = 1
+
+
+class ResumeFile:
+    """What a call has found so far, for when it is interrupted.
+
+    Args:
+        path: String or path-like, `None` for no file. One that is there is
+            continued.
+        kind: String. What the call does, such as `"largest_batch"`.
+        asked: Dict from all that the answer depends on to what JSON can hold.
+
+    Attributes:
+        found: Dict, to be added to; JSON, with numbers that are not finite.
+
+    Raises:
+        TypeError: If `path` is none.
+        ValueError: If the file is damaged, or that of another call.
+        OSError: If it cannot be read.
+    """
+
+    def __init__(self, path: Any, kind: str, asked: dict):
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                "`resume` must be the path of a JSON file. "
+                f"Received: resume={path!r} of type {type(path).__name__}"
+            )
+        self._path = None if path is None else Path(path).absolute()
+        self._head = {"format": f"keras_mixprec.{kind}", "version": VERSION}
+        self._asked = asked
+        self.found: dict[str, Any] = {}
+        if self._path is not None:
+            check_regular(self._path)
+            if self._path.exists():
+                self._load()
+
+    def save(self) -> None:
+        """Writes it, at once or not at all."""
+        if self._path is not None:
+            content = {"asked": self._asked, "found": self.found}
+            write_json(self._path, {**self._head, **content})
+
+    def _load(self):
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            head = {name: content[name] for name in self._head}
+            before, self.found = dict(content["asked"]), dict(content["found"])
+            known = head == self._head
+        except (ValueError, KeyError, TypeError, RecursionError):
+            known = False
+        if not known:
+            raise ValueError(
+                "`resume` must be a file that this call has written, or one "
+                "that is not there yet; this one is not, or is damaged. Delete "
+                f"it to begin again. Received: resume={str(self._path)!r}"
+            )
+        check_same(self._path, "search", self._asked, before)
 
 
 def check_same(

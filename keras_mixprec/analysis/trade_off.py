@@ -82,32 +82,6 @@ class TradeOff(Sequence):
         kind, title = TRADE_OFF_EVENT, self._title()
         return {"kind": kind, "title": title, "points": self.to_list()}
 
-    def plot(self, path=None):
-        """Returns a matplotlib figure of the curve.
-
-        Args:
-            path: String or path-like. Where it is saved too, in the format of
-                its ending. Defaults to `None`, nowhere.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed.
-        """
-        # Not pyplot: it would touch the figures of the user.
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.add_subplot()
-        known = [p for p in self if math.isfinite(_error(p))]
-        axes.plot(*_columns(known), "o", color="#9aa4b2", label="trial")
-        curve = [p for p in known if p["pareto_optimal"]]
-        axes.step(*_columns(curve), "o-", where="post", label="Pareto-optimal")
-        axes.set_xlabel("FLOPs in 16 bits (%)")
-        axes.set_ylabel(self._title())
-        axes.legend()
-        if path is not None:
-            figure.savefig(path)
-        return figure
-
     def _title(self):
         if self._metric:
             return f"{self._metric} worse than in float32 by"
@@ -127,10 +101,3 @@ class TradeOff(Sequence):
 def _error(point):
     error = point["error"]
     return math.inf if error is None or math.isnan(error) else error
-
-
-def _columns(points):
-    return (
-        [100 * point["share_in_16_bits"] for point in points],
-        [point["error"] for point in points],
-    )

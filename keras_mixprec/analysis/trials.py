@@ -1,18 +1,15 @@
 """The trials of a search for float32 layers: errors, the metric, their file."""
 
 import contextlib
-import json
 import math
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_mixprec._files import write_json
 from keras_mixprec.analysis.ranking import StartingPoint
 from keras_mixprec.analysis.resume import (
+    ResumeFile,
     check_same,
     fingerprint,
     surroundings,
@@ -21,9 +18,6 @@ from keras_mixprec.analysis.resume import (
 from keras_mixprec.analysis.trade_off import Trial
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.end_to_end import Errors
-
-FORMAT = "keras_mixprec.trials"
-VERSION = 1
 
 # Share by which the metric in float32 may differ in another process.
 _SAME = 1e-4
@@ -114,99 +108,40 @@ class TrialFile:
         examined: Tuple of the loss scale's power of two and a dict from path to
             instability, `None` before these are known.
         trials: Dict from the set of paths in float32 to `Trial`.
-
-    Raises:
-        TypeError: If `path` is none.
-        ValueError: If the file is damaged, or is that of another search.
-        OSError: If it cannot be read.
     """
 
-    def __init__(self, path, identity: dict):
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(
-                "`resume` must be the path of a JSON file. "
-                f"Received: resume={path!r} of type {type(path).__name__}"
-            )
-        self.examined: tuple[float, dict] | None = None
+    def __init__(self, path: Any, identity: dict):
+        self._file = ResumeFile(path, "trials", identity)
+        self._path = path
+        found = self._file.found
+        self.examined = found.get("examined")
+        self._reference = found.get("reference")
         self.trials: dict[frozenset, Trial] = {}
-        self._reference: float | None = None
-        self._path = None if path is None else Path(path).absolute()
-        self._identity = identity
-        if self._path is not None and self._path.exists():
-            self._load()
+        for paths, *numbers in found.get("trials", []):
+            self.trials[frozenset(paths)] = Trial(frozenset(paths), *numbers)
 
-    def check_reference(self, value: float | None):
+    def check_reference(self, value: float | None) -> None:
         """Raises `ValueError` if the metric was another one in float32.
 
         Args:
             value: Float. What it is now, `None` if there is none.
         """
         known, self._reference = self._reference, value
-        if known is None or value is None or self._path is None:
+        if known is None or value is None:
             return
         if not math.isclose(known, value, rel_tol=_SAME):
             name = "the metric in float32"
             now, then = {name: f"{value:g}"}, {name: f"{known:g}"}
-            check_same(str(self._path), "search", now, then)
+            check_same(self._path, "search", now, then)
 
-    def save(self):
+    def save(self) -> None:
         """Writes all of it, at once or not at all."""
-        if self._path is None:
-            return
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "identity": self._identity,
-            "examined": self.examined and _examined(self.examined, _to_json),
-            "reference": _to_json(self._reference),
-            "trials": [
-                {
-                    "float32": sorted(trial.paths),
-                    **{n: _to_json(getattr(trial, n)) for n in _NUMBERS},
-                }
-                for trial in self.trials.values()
-            ],
+        self._file.found = {
+            "examined": self.examined,
+            "reference": self._reference,
+            "trials": [[sorted(t.paths), *t[1:]] for t in self.trials.values()],
         }
-        write_json(self._path, content)
-
-    def _load(self):
-        try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT or content["version"] != VERSION:
-                raise ValueError(f"`format` must be {FORMAT!r}, 1")
-            identity = dict(content["identity"])
-            for entry in content["trials"]:
-                paths = frozenset(entry["float32"])
-                numbers = [_from_json(entry[n]) for n in _NUMBERS]
-                self.trials[paths] = Trial(paths, *numbers)
-            if content["examined"] is not None:
-                self.examined = _examined(content["examined"], _from_json)
-            self._reference = _from_json(content["reference"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                "The file holds no trials of a search, or is damaged; delete "
-                f"it to start again. Received: resume={str(self._path)!r} "
-                f"({type(error).__name__}: {error})"
-            ) from error
-        check_same(self._path, "search", self._identity, identity)
-
-
-_NUMBERS = ("loss", "gradient", "metric")
-
-
-def _examined(found, convert):
-    bits, instabilities = found
-    return convert(bits), {p: convert(x) for p, x in instabilities.items()}
-
-
-def _to_json(number):
-    if number is None:
-        return None
-    return float(number) if math.isfinite(number) else str(float(number))
-
-
-def _from_json(number):
-    return None if number is None else float(number)
+        self._file.save()
 
 
 def identity_of(

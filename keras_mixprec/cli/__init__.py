@@ -2,8 +2,8 @@
 
 Files, one a command that is more than a call:
 
-- `demo.py`, `speed.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`,
-  `serve.py`.
+- `demo.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `serve.py`.
+- `options.py`: the options that commands share.
 - `files.py`: models, functions and arrays that a command is given.
 """
 
@@ -12,7 +12,15 @@ import os
 import sys
 
 from keras_mixprec._version import __version__
-from keras_mixprec.cli import compare, convert, doctor, files, lint, serve
+from keras_mixprec.cli import (
+    compare,
+    convert,
+    doctor,
+    files,
+    lint,
+    options,
+    serve,
+)
 from keras_mixprec.formats import printable
 
 # Modules that a command needs beyond the core, and what to install for them.
@@ -40,6 +48,10 @@ def main(argv: list[str] | None = None) -> int:
         message on stderr; 130 if it was interrupted.
     """
     arguments = _parser().parse_args(argv)
+    # Keras chooses its backend when it is imported.
+    if backend := getattr(arguments, "backend", None):
+        os.environ["KERAS_BACKEND"] = backend
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         status = arguments.run(arguments)
         sys.stdout.flush()
@@ -64,24 +76,17 @@ def main(argv: list[str] | None = None) -> int:
                 "keras-mixprec ... --backend jax"
             )
     except (OSError, ValueError) as error:
+        if arguments.traceback:
+            raise
         message = str(error)
     files.say(f"keras-mixprec: {message}")
     return 2
 
 
 def _demo(arguments):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if "backend" in arguments:
-        os.environ["KERAS_BACKEND"] = arguments.backend
     # Keras chooses its backend when it is imported.
     from keras_mixprec.cli.demo import run_demo, shortfall
 
-    if arguments.speed:
-        from keras_mixprec.cli.speed import speed_sentence
-        from keras_mixprec.devices.found import find_devices
-
-        print(printable(speed_sentence(find_devices())))
-        return 0
     runs = run_demo(
         arguments.epochs, arguments.log_dir, arguments.seed, arguments.open
     )
@@ -115,38 +120,44 @@ def _parser():
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}"
     )
+    parser.add_argument(
+        "--traceback",
+        action="store_true",
+        help="show where a command ended, before its name: "
+        "keras-mixprec --traceback lint ...",
+    )
     commands = parser.add_subparsers(required=True, metavar="command")
-    demo = commands.add_parser(
+    demo = options.add_command(
+        commands,
         "demo",
+        _demo,
+        ("backend",),
         help="see a layer that float16 breaks, named and repaired",
         description="Trains a small network on images of handwritten digits. "
         "One of its layers overflows float16. It trains in float32, in float16 "
         "by Keras alone, and in float16 with the monitor and the tuner.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
-        "--epochs", type=_integer(1), default=6, help="times over the images"
+        "--epochs",
+        type=_integer(1),
+        default=6,
+        help="times over the images (default: 6)",
     )
-    demo.add_argument("--log-dir", default="logs", help="where to log")
-    demo.add_argument("--seed", type=_integer(0), default=0, help="of all runs")
+    demo.add_argument(
+        "--log-dir", default="logs", help="where to log (default: logs)"
+    )
+    demo.add_argument(
+        "--seed", type=_integer(0), default=0, help="of all runs (default: 0)"
+    )
     demo.add_argument(
         "--open", action="store_true", help="open the page of the run"
     )
-    demo.add_argument(
-        "--speed",
-        action="store_true",
-        help="only measure how much faster bfloat16 is on this CPU",
-    )
-    demo.add_argument(
-        "--backend",
-        choices=["tensorflow", "jax", "torch"],
-        default=argparse.SUPPRESS,
-        help="Keras' backend (default: the one that Keras is set to)",
-    )
-    demo.set_defaults(run=_demo)
     doctor.add_command(commands)
-    report = commands.add_parser(
+    report = options.add_command(
+        commands,
         "report",
+        _report,
+        ("html",),
         help="print what a monitor logged",
         description="Prints what MixPrecMonitor logged: loss scale, skipped "
         "steps, dtypes, verdicts, and what the tuner changed.",
@@ -156,11 +167,9 @@ def _parser():
     report.add_argument(
         "log_dir", help="what the monitor was given, or a folder above"
     )
-    report.add_argument("--html", help="also write the page to this file")
     report.add_argument(
         "--png", help="also write a picture to this file (needs matplotlib)"
     )
-    report.set_defaults(run=_report)
     serve.add_command(commands)
     lint.add_command(commands)
     compare.add_command(commands)

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from keras_mixprec.cli import files
+from keras_mixprec.cli import files, options
 
 _EXAMPLE = """\
 example:
@@ -59,14 +59,16 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "compare",
+        _run,
+        ("json", "html", "backend"),
         help="train under several policies: speed, memory, accuracy",
         description="Trains a model under several policies in turns, on the "
         "same batches from the same weights. Prints the step time and memory "
         "of each, and whether its metric is within tolerance.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("build", help="function that returns a compiled model")
     parser.add_argument(
@@ -78,29 +80,15 @@ def add_command(commands) -> None:
         metavar="POLICY",
         help="(default: float32 mixed_bfloat16 mixed_float16)",
     )
-    for name, options in _PASSED.items():
+    for name, given in _PASSED.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, default=argparse.SUPPRESS, **options)
+        parser.add_argument(flag, default=argparse.SUPPRESS, **given)
     parser.add_argument(
         "--isolate", action="store_true", help="a process for each policy"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--html", metavar="FILE", help="also write the page to this file"
-    )
-    parser.add_argument(
-        "--backend",
-        choices=["tensorflow", "jax", "torch"],
-        default=argparse.SUPPRESS,
-        help="Keras' backend (default: the one that Keras is set to)",
-    )
-    parser.set_defaults(run=_run)
 
 
 def _run(arguments):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if "backend" in arguments:
-        os.environ["KERAS_BACKEND"] = arguments.backend
     # As for `python -m`, modules of the folder that it is called in.
     sys.path.insert(0, os.getcwd())
     if arguments.html:

@@ -3,17 +3,16 @@
 import argparse
 import contextlib
 import logging
-import math
 import os
 import sys
 
-from keras_mixprec.cli import files
+from keras_mixprec.cli import files, options
 from keras_mixprec.formats import SIXTEEN_BITS
 
 _EXAMPLE = """\
 example:
   keras-mixprec convert model.keras --to float16 --calibration x.npz \\
-    --out small.keras --report report.html
+    --out small.keras --html report.html
 
 exit status: 0 = converted, 2 = usage error, such as a file that holds no
 model, or a tolerance that cannot be kept.
@@ -26,13 +25,15 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "convert",
+        _run,
+        ("json", "html", "import", "backend"),
         help="convert a saved model to 16 bits for inference",
         description="Writes a model with weights of 16 bits, half the size, "
         "with outputs that were compared with float32's.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a .keras file")
     parser.add_argument(
@@ -63,20 +64,10 @@ def add_command(commands) -> None:
         default=argparse.SUPPRESS,
         help="samples per batch (default: 32)",
     )
-    parser.add_argument(
-        "--report", metavar="FILE", help="also write the report, as HTML"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    files.add_loading(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(arguments):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if "backend" in arguments:
-        os.environ["KERAS_BACKEND"] = arguments.backend
     _check_format(arguments.to)
-    _check_numbers(arguments)
     _check_outputs(arguments)
     files.say("Loading Keras")
     # Keras chooses its backend when it is imported.
@@ -94,10 +85,10 @@ def _run(arguments):
             model, policy, calibration=x, **given
         )
     small.save(arguments.out)
-    if arguments.report:
-        report.save_html(arguments.report)
+    if arguments.html:
+        report.save_html(arguments.html)
     print(report.to_json() if arguments.json else report)
-    for path in filter(None, (arguments.out, arguments.report)):
+    for path in filter(None, (arguments.out, arguments.html)):
         files.say(f"Written: {path}")
     return 0
 
@@ -131,31 +122,19 @@ def _check_format(text):
         raise ValueError(f"there is no file {text}")
 
 
-def _check_numbers(arguments):
-    if "tolerance" in arguments and not 0 < arguments.tolerance < math.inf:
-        raise ValueError(
-            "--tolerance must be a finite number above 0, not "
-            f"{arguments.tolerance!r}"
-        )
-    if "batch_size" in arguments and arguments.batch_size < 1:
-        raise ValueError(
-            f"--batch-size must be at least 1, not {arguments.batch_size!r}"
-        )
-
-
 def _check_outputs(arguments):
     if not arguments.out.endswith(".keras"):
         raise ValueError(f"--out must end in .keras, not {arguments.out!r}")
-    for path in filter(None, (arguments.out, arguments.report)):
+    for path in filter(None, (arguments.out, arguments.html)):
         files.check_writable(path)
     if os.path.realpath(arguments.out) == os.path.realpath(arguments.model):
         raise ValueError("--out must be another file than the model")
     names = "out", "model", "calibration", "to"
     taken = {os.path.realpath(getattr(arguments, name)) for name in names}
-    if arguments.report and os.path.realpath(arguments.report) in taken:
+    if arguments.html and os.path.realpath(arguments.html) in taken:
         raise ValueError(
-            "--report must be a file of its own, not one that is read or "
-            f"written otherwise: {arguments.report!r}"
+            "--html must be a file of its own, not one that is read or "
+            f"written otherwise: {arguments.html!r}"
         )
 
 

@@ -152,13 +152,11 @@ def shortfall(runs: dict[str, DemoRun]) -> str | None:
     )
 
 
-def build_model(policy: str = "float32", scale: int = 1) -> keras.Model:
+def build_model(policy: str = "float32") -> keras.Model:
     """Returns a small convolutional network for 8 x 8 images, compiled.
 
     Args:
         policy: String, the dtype policy. Defaults to `"float32"`.
-        scale: Int. The number of channels is multiplied by it.
-            Defaults to `1`.
     """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -166,14 +164,14 @@ def build_model(policy: str = "float32", scale: int = 1) -> keras.Model:
         model = keras.Sequential(
             [
                 keras.Input((8, 8, 1)),
-                layers.Conv2D(16 * scale, 3, padding="same", activation="relu"),
+                layers.Conv2D(16, 3, padding="same", activation="relu"),
                 ResponseNorm(name="response_norm"),
                 # 270 steps are too few for the default momentum of 0.99.
                 layers.BatchNormalization(momentum=0.9),
                 layers.MaxPooling2D(),
-                layers.Conv2D(32 * scale, 3, activation="relu"),
+                layers.Conv2D(32, 3, activation="relu"),
                 layers.Flatten(),
-                layers.Dense(64 * scale, activation="relu"),
+                layers.Dense(64, activation="relu"),
                 layers.Dense(10, dtype="float32", name="logits"),
             ]
         )

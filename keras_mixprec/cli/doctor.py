@@ -1,9 +1,8 @@
 """`keras-mixprec doctor`: what the machine can do in 16 bits."""
 
-import argparse
-
 from keras_mixprec.analysis.doctor.process import run_in_process
-from keras_mixprec.analysis.doctor.run import BACKENDS, show
+from keras_mixprec.analysis.doctor.run import show
+from keras_mixprec.cli import options
 
 _EPILOG = """\
 example:
@@ -23,32 +22,31 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "doctor",
+        _run,
+        ("json", "backend"),
         help="examine the machine and measure what 16 bits bring on it",
         description="Lists devices, number formats, versions and what is known "
         "to be bad, checks the results of each format, and times each against "
         "float32. Progress goes to stderr.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        help="Keras' backend (default: the one that Keras is set to)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON rather than text"
     )
     parser.add_argument(
         "--quick",
         action="store_true",
         help="take seconds rather than half a minute",
     )
-    parser.set_defaults(run=_run)
+    parser.add_argument(
+        "--issue",
+        action="store_true",
+        help="print it as a block to paste into an issue",
+    )
 
 
 def _run(arguments):
     report = run_in_process(arguments.backend, arguments.quick, show)
-    print(report.to_json() if arguments.json else report)
+    text = report.to_json() if arguments.json else str(report)
+    print(f"```\n{text}\n```" if arguments.issue else text)
     return 0 if report.ok else 1

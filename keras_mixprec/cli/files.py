@@ -1,6 +1,5 @@
 """Files that commands read, and that they are to write."""
 
-import argparse
 import errno
 import importlib
 import os
@@ -16,24 +15,6 @@ from keras_mixprec.formats import printable
 
 # Characters of a message. A file with a `Lambda` gives 368.
 _LETTERS = 400
-
-
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    """Adds what loading a model takes: `--import` and `--backend`."""
-    parser.add_argument(
-        "--import",
-        dest="modules",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="a module that registers the model's own layers; repeatable",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=["tensorflow", "jax", "torch"],
-        default=argparse.SUPPRESS,
-        help="Keras' backend (default: the one that Keras is set to)",
-    )
 
 
 def model(path: str, modules: list[str], compiled: bool = False) -> Any:

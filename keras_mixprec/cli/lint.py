@@ -1,12 +1,13 @@
 """`keras-mixprec lint`: a saved model is checked before it trains."""
 
 import argparse
-import os
 
-from keras_mixprec.cli import files
+from keras_mixprec.cli import files, options
 
 # `--fail-on` takes the severities, and never to fail.
 _FAIL_ON = ("high", "medium", "low", "never")
+
+_CODES = "select", "ignore"
 
 _EXAMPLE = """\
 example:
@@ -23,15 +24,31 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "lint",
+        _run,
+        ("json", "import", "backend"),
         help="check a saved model before it trains in 16 bits",
         description="Checks a model for what 16 bits will break in it, or "
         "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="a .keras file")
+    for flag, what in (("--select", "run"), ("--ignore", "leave out")):
+        parser.add_argument(
+            flag,
+            metavar="CODES",
+            type=lambda text: text.split(","),
+            default=argparse.SUPPRESS,
+            help=f"{what} the rules whose codes start so: KMP101,KMP4",
+        )
+    parser.add_argument(
+        "--explain",
+        action=_Explain,
+        metavar="CODE",
+        help="print what rules of this code look for, and end",
+    )
     parser.add_argument(
         "--policy",
         metavar="NAME",
@@ -49,22 +66,29 @@ def add_command(commands) -> None:
         default="high",
         help="the lowest severity for exit status 1 (default: high)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    files.add_loading(parser)
-    parser.set_defaults(run=_run)
+
+
+class _Explain(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        from keras_mixprec.analysis.lint.table import chosen
+
+        try:
+            rules = chosen([values])
+        except ValueError as error:
+            parser.error(str(error))
+        print("\n\n".join(rule.page for rule in rules))
+        parser.exit()
 
 
 def _run(arguments):
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if "backend" in arguments:
-        os.environ["KERAS_BACKEND"] = arguments.backend
     # Keras chooses its backend when it is imported.
     from keras_mixprec.analysis.lint.lint import lint
 
+    codes = {n: v for n, v in vars(arguments).items() if n in _CODES}
     x, y = files.data(arguments.data)
     model = files.model(arguments.model, arguments.modules, compiled=True)
     try:
-        found = lint(model, x, y, policy=arguments.policy)
+        found = lint(model, x, y, policy=arguments.policy, **codes)
     except (IndexError, KeyError, RuntimeError, TypeError) as error:
         if arguments.data is None:
             raise

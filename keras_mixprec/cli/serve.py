@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from keras_mixprec.cli import options
 from keras_mixprec.formats import printable
 
 _EPILOG = """\
@@ -21,13 +22,14 @@ def add_command(commands) -> None:
     Args:
         commands: What `ArgumentParser.add_subparsers` returned.
     """
-    parser = commands.add_parser(
+    parser = options.add_command(
+        commands,
         "serve",
+        _run,
         help="show what a monitor logged in a browser, live",
         description='Serves the page of TensorBoard\'s "Mixed Precision" tab '
         "for the runs in a folder, and what is added to them, until Ctrl+C.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "log_dir", help="what the monitor was given, or a folder above"
@@ -38,7 +40,6 @@ def add_command(commands) -> None:
         default=6007,
         help="where to listen, 0 for any port that is free (default: 6007)",
     )
-    parser.set_defaults(run=_run)
 
 
 def port(text: str) -> int:

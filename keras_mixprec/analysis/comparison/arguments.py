@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-import keras
-
 from keras_mixprec._checks import check_choice, check_integer
-from keras_mixprec.analysis.comparison.sources import resolve
 
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
@@ -37,18 +34,6 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
             f"ones. Received: seeds={seeds!r}"
         )
     return found
-
-
-def check_function(name: str, value: Any) -> None:
-    """Raises if a value is no function, nor where one is imported from."""
-    optional = value is None and name == "callbacks"
-    found = resolve(name, value)
-    made = isinstance(found, keras.Model)  # Which is callable too.
-    if not optional and (made or not callable(found)):
-        raise TypeError(
-            f"`{name}` must be a function without arguments, or 'module:name' "
-            f"of one. Received: {name}={value!r} of type {type(value).__name__}"
-        )
 
 
 def higher_is_better(metric: Any, mode: str) -> bool:

@@ -61,18 +61,6 @@ class ComparisonResult(HtmlReport):
         """Returns `record` and `rows` as a dict of these two."""
         return {"record": self._record, "rows": self._rows}
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> "ComparisonResult":
-        """Returns the result that `to_dict` was called on.
-
-        Args:
-            content: Dict with `"record"`; the rest is computed again.
-
-        Raises:
-            ValueError: If it is not such a dict.
-        """
-        return cls(_record_in(content, "content"))
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes `to_dict()` as JSON.
 

@@ -14,7 +14,6 @@ import numpy as np
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec.analysis.comparison.arguments import (
-    check_function,
     check_seeds,
     check_steps,
     higher_is_better,
@@ -27,6 +26,7 @@ from keras_mixprec.analysis.comparison.peak import (
 )
 from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.sources import (
+    check_function,
     check_sendable,
     describe,
     resolve,
@@ -165,7 +165,7 @@ def compare_precisions(
     check_choice("isolate", isolate, (True, False))
     check_choice("verbose", verbose, (0, 1))
     check_function("build", build)
-    check_function("callbacks", callbacks)
+    check_function("callbacks", callbacks, optional=True)
     facts = {
         "seeds": check_seeds(seeds),
         "metric": metric if isinstance(metric, str) else describe(metric),

@@ -17,6 +17,7 @@ from keras_mixprec.analysis.comparison.arms import (
 )
 from keras_mixprec.analysis.comparison.batches import Batches
 from keras_mixprec.analysis.comparison.peak import Peak
+from keras_mixprec.analysis.comparison.sources import build_model
 from keras_mixprec.analysis.comparison.turns import BlockTimer, Turns
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.keras_internals import set_saved_optimizer
@@ -26,7 +27,6 @@ from keras_mixprec.loss_scaling.ensure import (
     lacks_loss_scaling,
 )
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.graph_rewrite import graph_rewrite
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.matmul_precision import (
@@ -158,28 +158,13 @@ def train(
 def _model(arm, seed, job):
     """The model as it would be trained, and notes on what was done to it."""
     keras.utils.set_random_seed(seed)
-    keras.config.set_dtype_policy(arm.global_policy)
-    model = job.build()
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`build` must return a compiled `keras.Model`. "
-            f"Received: {model!r} of type {type(model).__name__}"
-        )
-    if not model.compiled:
-        raise ValueError(
-            "`build` must return a compiled model: call `model.compile(...)` "
-            f"in it. Received: model={model.name!r}"
-        )
+    model, left = build_model(job.build, arm.policy)
     notes = []
-    set_inside = keras.config.dtype_policy().name
-    if isinstance(arm.policy, PrecisionPlan):
-        apply_policy(model, arm.policy)
-    elif set_inside != arm.policy:
+    if not isinstance(arm.policy, PrecisionPlan) and left != arm.policy:
         notes.append(
-            f"`build` sets the global policy {set_inside!r} itself, so "
+            f"`build` sets the global policy {left!r} itself, so "
             f"{arm.policy!r} was set by `apply_policy`, with its rules"
         )
-        apply_policy(model, arm.policy)
     return model, notes + _scale_loss(model, arm)
 
 

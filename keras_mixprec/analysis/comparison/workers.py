@@ -2,10 +2,6 @@
 
 import contextlib
 import dataclasses
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +13,7 @@ from keras_mixprec.analysis.comparison.batches import Batches, read_batches
 from keras_mixprec.analysis.comparison.sources import resolve
 from keras_mixprec.analysis.comparison.training import Job, Settings, train
 from keras_mixprec.analysis.comparison.turns import StoppedError, Turns
+from keras_mixprec.analysis.isolated import EndedError, Isolated, Threaded
 
 # Characters of an error, in a row of a table.
 _LONGEST = 400
@@ -39,20 +36,12 @@ class Worker:
     """
 
     def __init__(self, target: Callable, args: tuple, isolate: bool):
-        self._connection, other = multiprocessing.Pipe()
-        if isolate:
-            context = multiprocessing.get_context("spawn")
-            self._process: Any = context.Process(
-                target=target, args=(other, *args)
-            )
-            os.environ["KERAS_BACKEND"] = keras.backend.backend()
-        else:
-            self._process = threading.Thread(
-                target=target, args=(other, *args), daemon=True
-            )
-        self._process.start()
-        if isolate:
-            other.close()
+        backend = {"KERAS_BACKEND": keras.backend.backend()}
+        self._training = (
+            Isolated(target, args, **backend)
+            if isolate
+            else Threaded(target, args)
+        )
 
     def turn(self, message: Any = "go") -> tuple[str, Any]:
         """Lets it train until its next message, which is returned.
@@ -62,27 +51,14 @@ class Worker:
             `("done", dict)` or `("failed", sentence)`.
         """
         try:
-            self._connection.send(message)
-            return self._connection.recv()
-        except (EOFError, OSError):
-            return "failed", self._how_it_ended()
+            return self._training.ask(message)
+        except EndedError as error:
+            return "failed", str(error)
 
     def stop(self):
         """Ends it, at the end of its turn."""
-        with contextlib.suppress(OSError):
-            self._connection.send("stop")
-        self._process.join(_SECONDS_TO_END)
-        kill = getattr(self._process, "kill", None)  # Threads have none.
-        if kill and self._process.is_alive():
-            kill()
-        self._connection.close()
-
-    def _how_it_ended(self):
-        self._process.join(_SECONDS_TO_END)
-        status = getattr(self._process, "exitcode", None)
-        if status is not None and status < 0:
-            return f"its process was killed by {signal.Signals(-status).name}"
-        return f"its process ended with status {status}"
+        self._training.send("stop")
+        self._training.close(_SECONDS_TO_END)
 
 
 def in_thread(

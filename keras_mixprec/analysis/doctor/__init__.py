@@ -12,8 +12,7 @@ was measured.
 Files:
 
 - `run.py`: `doctor`, its arguments, and progress.
-- `process.py`: starts a process for a backend, and reads its report.
-- `child.py`: what runs there.
+- `process.py`: the report on a backend from a process of its own.
 - `no_backend.py`: the report on a backend that is missing or broken.
 - `examine.py`: the report on the active backend, from all of these:
 - `machine.py`: GPUs as the system reports them.
@@ -27,5 +26,4 @@ Files:
 - `timing.py`: functions timed against each other.
 - `report.py`: `DoctorReport`.
 - `report_text.py`: its text.
-- `report_html.py`: its tables for notebooks.
 """

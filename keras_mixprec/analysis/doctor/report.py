@@ -1,17 +1,18 @@
-"""What the doctor found: as text of one screen, dict, JSON and HTML."""
+"""What the doctor found: as text of one screen, dict and JSON."""
 
 import dataclasses
 import json
 from typing import Any
 
-from keras_mixprec.analysis.doctor import report_html, report_text
+from keras_mixprec._html import element
+from keras_mixprec.analysis.doctor import report_text
 
 SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DoctorReport:
-    """What `doctor` found, printable; in a notebook a page.
+    """What `doctor` found, printable, also in a notebook.
 
     Attributes:
         backend: Dict: `name`, `version` (`None` if it cannot be imported),
@@ -68,9 +69,4 @@ class DoctorReport:
         return report_text.text(self.to_dict())
 
     def _repr_html_(self) -> str:
-        return report_html.page(self.to_dict())
-
-
-def from_dict(found: dict) -> DoctorReport:
-    """Returns a report from what its `to_dict` returned."""
-    return DoctorReport(**{k: v for k, v in found.items() if k != "schema"})
+        return element("pre", str(self))

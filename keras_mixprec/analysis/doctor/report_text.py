@@ -28,7 +28,7 @@ def text(found: dict) -> str:
     return "\n".join(line for section in sections for line in section)
 
 
-def title(found: dict) -> str:
+def _title(found: dict) -> str:
     """Returns the backend and what it computes on."""
     name = found["backend"]["name"]
     backend = _TITLES.get(name, name)
@@ -40,7 +40,7 @@ def title(found: dict) -> str:
     return f"{backend} {found['backend']['version']} on {', '.join(shown)}"
 
 
-def size(device: dict) -> str:
+def _size(device: dict) -> str:
     """Returns a device's memory and capability, as one text."""
     parts = []
     if device["memory"]:
@@ -52,26 +52,26 @@ def size(device: dict) -> str:
     return ", ".join(parts + list(device["instructions"] or ()))
 
 
-def ratio(row: dict, format: str) -> str:
+def _ratio(row: dict, format: str) -> str:
     """Returns a cell of the table of speeds."""
     if format in row["ratios"]:
         return f"{row['ratios'][format]:.2f}"
     return "-" if format in row["left_out"] else ""
 
 
-def milliseconds(row: dict) -> str:
+def _milliseconds(row: dict) -> str:
     """Returns how long float32 takes, `"-"` if it failed."""
     seconds = row["seconds"]
     return "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
 
 
-def shown_formats(rows: list) -> list[str]:
+def _shown_formats(rows: list) -> list[str]:
     """Returns the formats that any row has something of."""
     known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
     return [format for format in _SPEEDS if format in known]
 
 
-def self_test_line(results: list) -> str:
+def _self_test_line(results: list) -> str:
     """Returns in how far results were right, in one line."""
     if not results:
         return ""
@@ -87,12 +87,12 @@ def self_test_line(results: list) -> str:
 
 def _header(found):
     quick = ", quick" if found["quick"] else ""
-    yield f"{title(found)} ({found['seconds']:.0f} s{quick})"
+    yield f"{_title(found)} ({found['seconds']:.0f} s{quick})"
 
 
 def _devices(devices):
     for device in {d["name"]: d for d in devices}.values():
-        if about := size(device):
+        if about := _size(device):
             yield _line("Device", about)
         for format, support in device["formats"].items():
             source = f" [{support['source']}]" if support["source"] else ""
@@ -114,15 +114,15 @@ def _settings(settings):
 def _speed(rows):
     if not rows:
         return
-    formats = shown_formats(rows)
+    formats = _shown_formats(rows)
     yield ""
     heads = "".join(f"{f:>10}" for f in formats)
     head = "Speed, float32 = 1, forward and backward"
     yield f"{head:44}{'float32':>12}{heads}"
     for row in rows:
         name = f"  {row['operation']} {row['size']}, {row['mode']}"
-        cells = "".join(f"{ratio(row, f):>10}" for f in formats)
-        yield f"{name:44}{milliseconds(row):>12}{cells}"
+        cells = "".join(f"{_ratio(row, f):>10}" for f in formats)
+        yield f"{name:44}{_milliseconds(row):>12}{cells}"
     reasons = {
         f"{format} {why}"
         for row in rows
@@ -133,7 +133,7 @@ def _speed(rows):
 
 
 def _self_test(results):
-    if line := self_test_line(results):
+    if line := _self_test_line(results):
         yield _line("Self-test", line)
 
 

@@ -1,15 +1,14 @@
 """The largest batch that trains: real steps in processes that may die.
 
-Nobody knows beforehand what a train step needs, but XLA, and there it is only
-what one program needs beside all others. So sizes are tried, in processes,
-because one that has run out of memory may be dead, or train no more: JAX raises
-the same error for every step that follows.
+Nobody knows beforehand what a train step needs. So sizes are tried, in
+processes, because one that has run out of memory may be dead, or train no more:
+JAX raises the same error for every step that follows.
 
     run.py      -> search.py: which size is next?
        |
     trials.py   -> child.py -> training.py: one size, in a process
        |
-    record.py, result.py
+    result.py
 
 A process trains on one size after the other until one does not fit. What is
 left of those before may be in its way, so that this one is tried once more in
@@ -25,7 +24,6 @@ Files:
 - `search.py`: which sizes to try; knows nothing of models.
 - `trials.py`: the processes, and what it means if one dies.
 - `child.py`: what such a process does, before Keras is there.
-- `training.py`: what it does with Keras: model, batch, steps, prediction.
-- `record.py`: the trials on disk, for a search that is interrupted.
+- `training.py`: what it does with Keras: model, batch, steps.
 - `result.py`: what is returned.
 """

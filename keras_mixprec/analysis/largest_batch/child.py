@@ -1,7 +1,6 @@
 """What `trials.py` starts: a process that trains until its memory runs out."""
 
 import contextlib
-import os
 import pickle
 import traceback
 from typing import Any
@@ -25,19 +24,15 @@ _OF_PYTHON = ("cannot allocate memory", "can't start new thread")
 _LONGEST = 200
 
 
-def serve(connection: Any, output: str, job: bytes, backend: str) -> None:
+def serve(connection: Any, job: bytes) -> None:
     """Answers until nobody asks any more.
 
     Args:
-        connection: Connection of a pipe. It is sent pairs of `"run"` or
-            `"predict"` and a size, or `"asked"` alone, and answers with what
-            that returns, or with a dict that has `"error"`.
-        output: String. The file that all that is printed goes to.
+        connection: Connection of a pipe. It is sent `"run"` and a size, or
+            `"asked"` alone, and answers with what that returns, or with a dict
+            that has `"error"`.
         job: Bytes, a pickled `Job`, which may import Keras.
-        backend: String. Keras' backend.
     """
-    _print_to(output)
-    os.environ["KERAS_BACKEND"] = backend
     trainer: Any = None
     with contextlib.suppress(EOFError):
         while True:
@@ -56,12 +51,6 @@ def _trainer(job):
     from keras_mixprec.analysis.largest_batch.training import Trainer
 
     return Trainer(pickle.loads(job))
-
-
-def _print_to(path):
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(file, standard)
 
 
 def _failed(error):

@@ -14,8 +14,6 @@ class Found:
             even the smallest did.
         fails_at: Int. Samples of the smallest batch that ran out of memory;
             `None` if none did.
-        predicted: Int. What the compiled program's need let expect, `None`
-            where nothing says so.
         trials: List of dicts, in the order in which they ran: `size`, `fits`,
             and `peak_bytes` and `measured_by` if it did, `because` if not.
     """
@@ -23,7 +21,6 @@ class Found:
     policy: str
     batch_size: int
     fails_at: int | None
-    predicted: int | None
     trials: list[dict]
 
     def __str__(self):

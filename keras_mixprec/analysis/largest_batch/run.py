@@ -12,10 +12,10 @@ import keras
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec.analysis.comparison.sources import (
+    check_function,
     check_sendable,
     resolve,
 )
-from keras_mixprec.analysis.largest_batch.record import Record
 from keras_mixprec.analysis.largest_batch.result import (
     Found,
     LargestBatch,
@@ -24,7 +24,7 @@ from keras_mixprec.analysis.largest_batch.result import (
 from keras_mixprec.analysis.largest_batch.search import search
 from keras_mixprec.analysis.largest_batch.training import Job, first_batch
 from keras_mixprec.analysis.largest_batch.trials import Trials
-from keras_mixprec.analysis.resume import fingerprint
+from keras_mixprec.analysis.resume import ResumeFile, fingerprint
 from keras_mixprec.formats import format_bytes
 from keras_mixprec.policies.names import check_policy
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -56,10 +56,7 @@ def largest_batch(
     The batch is doubled until a train step runs out of memory, then the size
     is searched between the last two. Trials run in new processes, which may
     be killed: sizes that fit one after the other in one, and each that does
-    not fit once more in one that has trained nothing before. Where XLA reports
-    what a compiled step needs, on JAX and on TensorFlow with
-    `jit_compile=True`, and the memory is known, the size is predicted from
-    that, tried, and its neighbours.
+    not fit once more in one that has trained nothing before.
 
     What other processes hold of a GPU is not there for the trials: call this
     where the backend has not used the GPU yet. On a CPU the process has its
@@ -148,45 +145,38 @@ def largest_batch(
         "memory_limit": memory_limit,
     }
     available = _available()
-    record, found = None, []
+    file, found = None, []
     for label, policy in policies.items():
         job = Job(build, data, policy, steps, memory_limit, available)
         trials = Trials(job, timeout)
         say = functools.partial(_say, label) if verbose else lambda row: None
         with contextlib.closing(trials):
-            if record is None:
+            if file is None:
                 # Not from here: the backend would take memory of the device.
                 of_device = {} if resume is None else trials.asked()
-                record = Record(resume, {**asked, **of_device})
+                file = ResumeFile(
+                    resume, "largest_batch", {**asked, **of_device}
+                )
             found.append(
-                _search(label, trials, record, (min_size, max_size, step), say)
+                _search(label, trials, file, (min_size, max_size, step), say)
             )
     return LargestBatch(found[0], found[1] if len(found) > 1 else None)
 
 
-def _search(label, trials, record, limits, say):
-    saved = record.search(label)
-    rows = saved["trials"]
-    low, high, _ = limits
+def _search(label, trials, file, limits, say):
+    rows = file.found.setdefault(label, [])
 
     def fits(size):
         for row in rows:
             if row["size"] == size:
                 return row["fits"]
         rows.append({"size": size, **trials.run(size)})
-        record.save()
+        file.save()
         say(rows[-1])
         return rows[-1]["fits"]
 
-    def predict():
-        if "predicted" not in saved:
-            saved["predicted"] = trials.predict(low)
-            record.save()
-        guess = saved["predicted"]
-        return None if guess is None else min(max(guess, low), high)
-
-    largest, fails_at = search(fits, *limits, predict)
-    return Found(label, largest, fails_at, saved.get("predicted"), rows)
+    largest, fails_at = search(fits, *limits)
+    return Found(label, largest, fails_at, rows)
 
 
 def _say(label, row):
@@ -212,13 +202,7 @@ def _labelled(policy, baseline):
 
 
 def _check_function(name, value):
-    found = resolve(name, value)
-    if not callable(found):
-        raise TypeError(
-            f"`{name}` must be a function without arguments, or 'module:name' "
-            f"of one. Received: {name}={value!r} of type "
-            f"{type(value).__name__}"
-        )
+    check_function(name, value)
     check_sendable(name, value, "Trials run")
 
 

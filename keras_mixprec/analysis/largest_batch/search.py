@@ -23,13 +23,10 @@ def search(
     low: int,
     high: int,
     step: int | None = None,
-    predict: Callable[[], int | None] = lambda: None,
 ) -> tuple[int, int | None]:
     """Returns the largest size that fits, and the smallest known not to.
 
-    Doubles until one does not, then halves the interval between them. If the
-    answer is predicted, it is tried next, and if it is right its neighbour
-    last; else the distance to the next one doubles.
+    Doubles until one does not, then halves the interval between them.
 
     Args:
         fits: Function of a size. Of two sizes the larger does not fit if the
@@ -39,8 +36,6 @@ def search(
         step: Int. Sizes tried are `low` and multiples of it, and the two
             returned are that far apart. Defaults to `None`, `step_at` of the
             size.
-        predict: Function that returns what size might be the answer, asked
-            after the first that fits; `None` if it cannot say.
 
     Returns:
         Pair of the largest, 0 if not even `low` fits, and the smallest that
@@ -52,17 +47,10 @@ def search(
 
     if not fits(low):
         return 0, low
-    fit, fail, stride = low, None, low
-    guess = predict() if low < high else None
+    fit, fail = low, None
     while fit < high and (fail is None or fail - fit > unit_at(fit)):
         unit = unit_at(fit)
-        if guess is not None:
-            unit = stride = unit_at(guess)
-            size, guess = guess, None
-        elif fail is None:
-            size, stride = fit + stride, 2 * stride
-        else:
-            size, stride = max(fail - stride, (fit + fail) // 2), 2 * stride
+        size = 2 * fit if fail is None else (fit + fail) // 2
         # A multiple of the unit that is not known yet.
         size = min(max(size // unit, fit // unit + 1) * unit, high)
         if fits(size):

@@ -9,19 +9,16 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec.analysis.comparison.batches import read_batches
-from keras_mixprec.analysis.comparison.sources import resolve
+from keras_mixprec.analysis.comparison.sources import build_model
 from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import (
     peak_bytes,
     reset_peak,
-    slots_bytes,
     status_of_process,
-    weights_bytes,
 )
 from keras_mixprec.formats import format_bytes
 from keras_mixprec.loss_scaling.ensure import ensure_loss_scaling
-from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.plan import PrecisionPlan
 
 try:
@@ -31,10 +28,6 @@ except ImportError:  # Windows
 
 # Rows that are repeated: what they hold matters to no memory.
 _ROWS = 256
-
-# Sizes, in multiples of the first one, for which a step is compiled to see
-# what it needs; below them XLA has other programs for products.
-_COMPILED = (32, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,46 +115,6 @@ class Trainer:
             "limited": bool(self._limits),
         }
 
-    def predict(self, size: int) -> int | None:
-        """Returns the size at which a step needs all the memory there is.
-
-        To be asked after a trial. `None` where the backend does not say what a
-        step needs, or nobody what there is.
-
-        Args:
-            size: Int. The first size that was tried.
-        """
-        room = self._room()
-        sizes = [size * factor for factor in _COMPILED]
-        needs = [room and self._needs(size) for size in sizes]
-        if None in needs:
-            return None
-        per_sample = (needs[1] - needs[0]) / (sizes[1] - sizes[0])
-        if per_sample <= 0:
-            return None
-        return int(sizes[0] + (room - needs[0]) / per_sample)
-
-    def _needs(self, size):
-        """Bytes of a step and, on a CPU, of the batch that it is made from."""
-        batch = tree.map_structure(
-            lambda leaf: np.broadcast_to(leaf[:1], (size, *leaf.shape[1:])),
-            self._batch,
-        )
-        needed = active.memory().program_bytes(self._model, batch)
-        if needed is None or not self._limits:
-            return needed
-        return needed + sum(leaf.nbytes for leaf in tree.flatten(batch))
-
-    def _room(self):
-        """Bytes that a step may need, `None` if that is not known."""
-        if not self._limits:
-            known = [device.memory for device in active.query_devices()[1]]
-            return None if None in known else min(known)
-        used = status_of_process()
-        free = min(limit - used[name] for name, limit in self._limits.items())
-        # These are there already.
-        return free + weights_bytes(self._model) + slots_bytes(self._model)
-
 
 def _limited(job):
     """Sets the limit, and returns those in force by what they count."""
@@ -206,22 +159,7 @@ def _in_force():
 
 def _build(job):
     """The model, under its policy, with the loss scaling that it needs."""
-    plan = job.policy if isinstance(job.policy, PrecisionPlan) else None
-    policy = plan.default if plan else job.policy
-    keras.config.set_dtype_policy(policy)
-    model = resolve("build", job.build)()
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`build` must return a compiled `keras.Model`. "
-            f"Received: {model!r} of type {type(model).__name__}"
-        )
-    if not model.compiled:
-        raise ValueError(
-            "`build` must return a compiled model: call `model.compile(...)` "
-            f"in it. Received: model={model.name!r}"
-        )
-    if plan or keras.config.dtype_policy().name != policy:
-        apply_policy(model, plan or policy)
+    model, _ = build_model(job.build, job.policy)
     if model.optimizer is not None:
         ensure_loss_scaling(model)
     return model

@@ -21,5 +21,5 @@ Files:
 - `optimizer_rules.py`: the optimizer, its variables and loss scaling.
 - `own_step.py`: what a user's own `train_step` calls.
 - `data_rules.py`: what a model is fed.
-- `dry_run.py`, `dry_run_rules.py`: a step on samples in float32 and in 16 bits.
+- `batch_rules.py`: a diagnosis of a step on samples.
 """

@@ -18,7 +18,7 @@ from keras_mixprec.policies.names import is_fixed
 _LITTLE = 0.5
 
 
-@rule("low")
+@rule("KMP501", "low")
 def no_16_bit_layers(view):
     """Without a layer in 16 bits there is nothing to gain, nor to check."""
     if not view.low:
@@ -32,7 +32,7 @@ def no_16_bit_layers(view):
         )
 
 
-@rule("low")
+@rule("KMP502", "low")
 def little_work_in_16_bits(view):
     """Time is saved only in what computes in 16 bits."""
     share = sum(view.share(entry) for entry in view.low)
@@ -51,7 +51,7 @@ def little_work_in_16_bits(view):
         )
 
 
-@rule("low")
+@rule("KMP503", "low")
 def casts_cost_more(view):
     """A cast of a number takes as long as 400 multiply-adds save."""
     casts = cast_elements(view.model)
@@ -71,7 +71,7 @@ def casts_cost_more(view):
         )
 
 
-@rule("low")
+@rule("KMP504", "low")
 def dtype_bounces(view):
     """Small 16-bit layers between float32 layers save less than their casts."""
     isolated = {id(layer) for layer in isolated_layers(view.model)}
@@ -87,7 +87,7 @@ def dtype_bounces(view):
             )
 
 
-@rule("medium")
+@rule("KMP505", "medium")
 def wrapper_dtype_ignored(view):
     """Setting the dtype of a layer does not reach the layers inside it."""
     for entry in view.entries:

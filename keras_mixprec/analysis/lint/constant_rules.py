@@ -28,7 +28,7 @@ _OPERANDS = (
 _OFF = 0.1
 
 
-@rule("high")
+@rule("KMP201", "high")
 def argument_beyond_format(view):
     """A number given to a layer becomes infinite or 0 in its compute dtype."""
     for entry in view.low:
@@ -49,7 +49,7 @@ def argument_beyond_format(view):
                 )
 
 
-@rule("high")
+@rule("KMP202", "high")
 def weights_beyond_format(view):
     """Weights beyond the compute dtype become infinite, tiny ones 0."""
     for entry in view.low:
@@ -71,7 +71,7 @@ def weights_beyond_format(view):
                 )
 
 
-@rule("high")
+@rule("KMP203", "high")
 def normalization_statistics(view):
     """`Normalization` casts features first: those far from 0 lose digits."""
     for entry in view.low:

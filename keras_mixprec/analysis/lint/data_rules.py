@@ -16,7 +16,7 @@ _PIECE = 1 << 16
 _LOST = 0.05
 
 
-@rule("high")
+@rule("KMP102", "high")
 def ids_as_floats(view):
     """A layer in 16 bits before an `Embedding` rounds ids that are floats."""
     low = {id(entry.layer): entry for entry in view.low}
@@ -40,30 +40,7 @@ def ids_as_floats(view):
                 )
 
 
-@rule("medium")
-def integers_as_floats(view):
-    """Counters and ids that come as floats are rounded in 16 bits."""
-    dtype = _narrowest(view)
-    if dtype is None:
-        return
-    exact = get_format(dtype).exact_integers
-    for name, array in view.inputs.items():
-        if "float" not in str(array.dtype):
-            continue
-        largest = _largest_integer(array)
-        if largest > exact:
-            yield Finding(
-                "medium",
-                None,
-                f"{name} holds integers up to {largest:g} as {array.dtype}; "
-                f"{dtype} holds every integer up to {exact:,} only.",
-                "Hand ids and positions over as integers; subtract an offset "
-                "from dates and counters, or bring them to scale, in float32.",
-                numbers={"input": name, "largest": largest},
-            )
-
-
-@rule("high")
+@rule("KMP103", "high")
 def index_tensors_in_16_bits(view):
     """Ids in a 16-bit array are rounded before the model sees them."""
     for name, array in view.inputs.items():
@@ -83,7 +60,7 @@ def index_tensors_in_16_bits(view):
             )
 
 
-@rule("high")
+@rule("KMP104", "high")
 def targets_beyond_format(view):
     """An output in float16 cannot reach targets above 65504."""
     largest = _largest(view.targets)
@@ -102,29 +79,7 @@ def targets_beyond_format(view):
             )
 
 
-@rule("medium")
-def inputs_beyond_format(view):
-    """Inputs beyond the compute dtype of the first layer become infinite."""
-    dtype = _narrowest(view)
-    if dtype is None:
-        return
-    form = get_format(dtype)
-    for name, array in view.inputs.items():
-        if "float" not in str(array.dtype):
-            continue
-        largest = _largest({name: array})
-        if largest > form.maximum:
-            yield Finding(
-                "medium",
-                None,
-                f"{name} reaches {largest:g}, and layers compute in "
-                f"{form.name}, which ends at {form.maximum:g}.",
-                "Bring it to scale before, or in a float32 layer.",
-                numbers={"input": name, "largest": largest},
-            )
-
-
-@rule("high")
+@rule("KMP105", "high")
 def rounded_inputs(view):
     """A cast to 16 bits rounds by more than what the numbers differ by."""
     dtype = _narrowest(view)

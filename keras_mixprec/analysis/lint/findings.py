@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 
 _INDENT = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 
-_COLUMNS = ("severity", "rule", "layer", "reason", "fix")
+_COLUMNS = ("severity", "code", "rule", "layer", "reason", "fix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Finding:
         call: Function of the model that repairs it, such as
             `ensure_loss_scaling`, or `None`.
         numbers: Dict. The evidence, which JSON can hold.
-        rule: String. The rule that found it.
+        code, rule: Strings. The code and the name of the rule that found it.
     """
 
     severity: str
@@ -55,6 +55,7 @@ class Finding:
     rules: tuple[PrecisionRule, ...] = ()
     call: Callable | None = None
     numbers: dict = dataclasses.field(default_factory=dict)
+    code: str = ""
     rule: str = ""
 
     def __post_init__(self):
@@ -74,6 +75,7 @@ class Finding:
         Numbers that JSON lacks are the strings "inf", "-inf" and "nan".
         """
         return {
+            "code": self.code,
             "rule": self.rule,
             "severity": self.severity,
             "layer": self.layer,
@@ -84,7 +86,7 @@ class Finding:
         }
 
     def __str__(self):
-        title = f"{self.severity:8}{self.rule}"
+        title = f"{self.severity:8}{self.code} {self.rule}"
         lines = [self.reason, self.fix]
         if self.repairs:
             lines.append(f"findings.apply(): {self.repairs}")
@@ -178,7 +180,8 @@ class Findings(Sequence):
     def to_html(self) -> str:
         """Returns a table as HTML."""
         rows = [
-            [f.severity, f.rule, f.layer or "", f.reason, f.fix] for f in self
+            [f.severity, f.code, f.rule, f.layer or "", f.reason, f.fix]
+            for f in self
         ]
         return joined(element("p", self._title()), table(_COLUMNS, rows))
 

@@ -9,7 +9,7 @@ import keras
 
 from keras_mixprec.analysis.lint.findings import Findings
 from keras_mixprec.analysis.lint.model_view import ModelView
-from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.analysis.lint.table import chosen
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import check_model, walk
@@ -24,13 +24,15 @@ def lint(
     *,
     policy: str | keras.DTypePolicy | None = None,
     callbacks: Iterable[keras.callbacks.Callback] = (),
+    select: Iterable[str] = ("KMP",),
+    ignore: Iterable[str] = (),
 ) -> Findings:
     """Says before training what 16 bits will break in a model, or not speed up.
 
     Rules look at the shapes, dtypes, arguments, weights and graph of its
     layers, at its optimizer and `train_step`. With `x` they look at the data
-    as well, and a forward pass of some samples runs in float32 and in 16 bits:
-    only that shows what layers compute. Nothing is changed in the model.
+    as well, and `diagnose` takes a step on some samples, in float32 and in 16
+    bits: only that shows what layers compute. Nothing is changed in the model.
 
     Args:
         model: A `keras.Model`, compiled or not. One that is not built is built
@@ -42,6 +44,9 @@ def lint(
             policy)` would set it. Defaults to `None`: as it is.
         callbacks: List of the callbacks that `fit` will be given. Defaults to
             none.
+        select: List of codes of rules, such as `"KMP101"`, or of what they
+            start with. Defaults to all rules.
+        ignore: The same, of rules that are left out. Defaults to none.
 
     Returns:
         `Findings`, a sequence of `Finding`s, most severe first: `str()` of it,
@@ -51,7 +56,8 @@ def lint(
     Raises:
         TypeError: If `model` is not a model, or `callbacks` holds something
             else than callbacks.
-        ValueError: If there is no such policy, or `x` or `y` are no arrays.
+        ValueError: If there is no such policy or code, or `x` or `y` are no
+            arrays.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -65,10 +71,11 @@ def lint(
     'float32'
     """
     check_model(model)
+    rules = chosen(select, ignore)
     name = None if policy is None else resolve("policy", policy)
     with _as_if(model, name):
         view = ModelView(model, x, y, callbacks, supposed=name is not None)
-        found = [finding for rule in RULES for finding in rule.findings(view)]
+        found = [finding for rule in rules for finding in rule.findings(view)]
     return Findings(found, model, name, ran=x is not None)
 
 

@@ -10,7 +10,7 @@ from keras_mixprec.policies.set_policies import reasons_of
 _SHARE_THAT_MATTERS = 0.1
 
 
-@rule("medium")
+@rule("KMP601", "medium")
 def products_below_float32(view):
     """Where float32 has to be exact, TF32's 11 bits are as few as float16's."""
     holds = view.matmul_precision
@@ -43,7 +43,7 @@ def _in_float32(view):
     return [e for e in view.entries if e.layer.compute_dtype == "float32"]
 
 
-@rule("low")
+@rule("KMP602", "low")
 def products_without_tf32(view):
     """Float32 products take several times as long as they do in TF32."""
     holds = view.matmul_precision

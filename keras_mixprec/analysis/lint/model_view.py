@@ -4,8 +4,8 @@ import functools
 
 import keras
 import numpy as np
+from keras import tree
 
-from keras_mixprec.analysis.lint.dry_run import DryRun
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import as_numpy
 from keras_mixprec.policies.graph import (
@@ -16,6 +16,11 @@ from keras_mixprec.policies.graph import (
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.matmul_precision import MatmulPrecision, in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
+
+# A batch is run as it is, since a `train_step` may need so many samples: of
+# this size, or with this many numbers. Of more, the first ones are; for each
+# input those with the largest and the smallest number follow.
+_BATCH, _NUMBERS, _ROWS = 128, 2**20, 32
 
 
 class ModelView:
@@ -45,12 +50,10 @@ class ModelView:
         _check_lengths(self.inputs | self.targets)
         self.entries = walk_with_model(model)
 
-    @functools.cached_property
-    def dry_run(self) -> DryRun | None:
-        """What runs the samples, `None` without; the model is built then."""
-        if self.x is None:
-            return None
-        return DryRun(self.model, self.x, self.y)
+    def batch(self) -> tuple:
+        """Returns `x`, and `y` where the model has a loss, of some samples."""
+        compiled = getattr(self.model, "compiled", False)
+        return _some_rows(self.x, self.y if compiled else None)
 
     @functools.cached_property
     def matmul_precision(self) -> MatmulPrecision:
@@ -165,3 +168,21 @@ def _to_array(name, data):
             f"Received: {name}={str(data)[:80]} of type {type(data).__name__}"
         )
     return array
+
+
+def _some_rows(x, y):
+    """The first samples, and those with the largest numbers."""
+    leaves = tree.flatten(x)
+    numbers = sum(as_numpy(leaf).size for leaf in leaves)
+    if len(leaves[0]) <= _BATCH or numbers <= _NUMBERS:
+        return x, y
+    rows = set(range(min(len(leaves[0]), _ROWS)))
+    for array in map(as_numpy, leaves):
+        if array.dtype.kind in "fiu":
+            flat = array.reshape(len(array), -1)
+            rows.add(int(np.argmax(flat.max(axis=1))))
+            rows.add(int(np.argmin(flat.min(axis=1))))
+    index = sorted(rows)
+    return tree.map_structure(
+        lambda leaf: leaf if leaf is None else as_numpy(leaf)[index], (x, y)
+    )

@@ -20,7 +20,7 @@ from keras_mixprec.policies.layers import has_own_step
 _Scaling = keras.optimizers.LossScaleOptimizer
 
 
-@rule("medium")
+@rule("KMP401", "medium")
 def variables_in_16_bits(view):
     """Updates below half a digit of a 16-bit variable are lost."""
     narrow = [
@@ -41,7 +41,7 @@ def variables_in_16_bits(view):
         )
 
 
-@rule("high")
+@rule("KMP402", "high")
 def epsilon_of_the_optimizer(view):
     """An epsilon that is 0 in the dtype of a variable divides 0 by 0."""
     for optimizer, name, value in _lost_constants(view):
@@ -57,7 +57,7 @@ def epsilon_of_the_optimizer(view):
             )
 
 
-@rule("high")
+@rule("KMP403", "high")
 def beta_of_the_optimizer(view):
     """A beta_2 that is 1 in the dtype of a variable stops its updates."""
     for optimizer, name, value in _lost_constants(view):
@@ -80,7 +80,7 @@ def _lost_constants(view):
             yield optimizer, name, value
 
 
-@rule("high")
+@rule("KMP404", "high")
 def no_loss_scaling(view):
     """Without loss scaling gradients below 6e-8 vanish in float16."""
     if not lacks_loss_scaling(view.model):
@@ -111,7 +111,7 @@ def no_loss_scaling(view):
         yield Finding("high", None, reason, fix, call=ensure_loss_scaling)
 
 
-@rule("low")
+@rule("KMP405", "low")
 def needless_loss_scaling(view):
     """Loss scaling is for float16, no other dtype needs it."""
     narrow = [e for e in view.low if e.layer.compute_dtype == "float16"]
@@ -127,7 +127,7 @@ def needless_loss_scaling(view):
             )
 
 
-@rule("medium")
+@rule("KMP406", "medium")
 def constant_loss_scale(view):
     """`loss_scale_factor` skips no step: an overflow reaches the weights."""
     for optimizer in _optimizers(view):
@@ -145,7 +145,7 @@ def constant_loss_scale(view):
             )
 
 
-@rule("high")
+@rule("KMP407", "high")
 def scale_loss_never_called(view):
     """A `train_step` of your own has to scale the loss it differentiates."""
     scaling = [o for o in _optimizers(view) if isinstance(o, _Scaling)]
@@ -167,7 +167,7 @@ def scale_loss_never_called(view):
         )
 
 
-@rule("low")
+@rule("KMP408", "low")
 def loss_scale_without_floor(view):
     """The scale of Keras' own optimizer can reach 0, which loses weights."""
     for optimizer in _optimizers(view):
@@ -186,7 +186,7 @@ def loss_scale_without_floor(view):
             )
 
 
-@rule("medium")
+@rule("KMP409", "medium")
 def callbacks_that_read_the_loss(view):
     """A skipped step may have a loss of NaN, which some callbacks act on."""
     scaling = any(isinstance(o, _Scaling) for o in _optimizers(view))
@@ -205,7 +205,7 @@ def callbacks_that_read_the_loss(view):
             )
 
 
-@rule("low")
+@rule("KMP410", "low")
 def accumulation_with_skips(view):
     """A step that is skipped leaves a gap in a window of micro-batches."""
     for optimizer in _optimizers(view):
@@ -224,7 +224,7 @@ def accumulation_with_skips(view):
             )
 
 
-@rule("medium")
+@rule("KMP411", "medium")
 def clipping_before_unscaling(view):
     """Gradients clipped in `train_step` are still multiplied by the scale."""
     scaling = [o for o in _optimizers(view) if isinstance(o, _Scaling)]
@@ -243,7 +243,7 @@ def clipping_before_unscaling(view):
             )
 
 
-@rule("low")
+@rule("KMP412", "low")
 def ema_of_few_digits(view):
     """An average of 16-bit variables stands still once steps are small."""
     narrow = [v for v in view.model.trainable_variables if "16" in v.dtype]

@@ -10,6 +10,7 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import compiled_loss, own_trainable
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.policies.default_rules import (
     DEFAULT_RULES,
     has_activity_regularizer,
@@ -27,7 +28,7 @@ _PROBABILITIES = ("softmax", "sigmoid")
 _USUAL_BATCH = 32
 
 
-@rule("medium")
+@rule("KMP301", "medium")
 def sensitive_layer(view):
     """Some layers overflow or lose digits in float16 on everyday data."""
     rules = [r for r in DEFAULT_RULES if r.match not in _HAVE_THEIR_OWN]
@@ -46,7 +47,7 @@ def sensitive_layer(view):
             )
 
 
-@rule("medium")
+@rule("KMP302", "medium")
 def output_in_16_bits(view):
     """Probabilities below 6e-8 vanish in float16, logits lose digits."""
     outputs = view.output_layers or _computes_last(view)
@@ -74,11 +75,13 @@ def output_in_16_bits(view):
 
 def _computes_last(view):
     """The layer that does, by its id: a subclassed model has no graph."""
-    called = view.dry_run.called if view.dry_run else []
-    return [id(layer) for layer in called[-1:]]
+    if view.x is None:
+        return []
+    calls = Prediction(view.model, view.batch()[0]).run().calls
+    return [id(call.layer) for call in calls if not call.nested][-1:]
 
 
-@rule("high")
+@rule("KMP303", "high")
 def activity_regularizer_in_16_bits(view):
     """An activity regularizer sums over the batch in the compute dtype."""
     for entry in view.low:
@@ -97,7 +100,7 @@ def activity_regularizer_in_16_bits(view):
         )
 
 
-@rule("high")
+@rule("KMP304", "high")
 def weight_regularizer_in_16_bits(view):
     """A regularizer of 16-bit variables sums their squares in 16 bits."""
     for entry in view.low:
@@ -120,7 +123,7 @@ def weight_regularizer_in_16_bits(view):
             )
 
 
-@rule("medium")
+@rule("KMP305", "medium")
 def loss_in_16_bits(view):
     """Losses add up over the batch: in 16 bits they overflow or stall."""
     loss = getattr(view.model, "loss", None) or compiled_loss(view.model)

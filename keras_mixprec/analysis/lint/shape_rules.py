@@ -31,7 +31,7 @@ _CONVOLUTIONS = (
 _CELLS = (layers.SimpleRNNCell, layers.LSTMCell, layers.GRUCell)
 
 
-@rule("medium")
+@rule("KMP603", "medium")
 def dimension_not_multiple_of_8(view):
     """Tensor Cores take sides that are multiples of 8, of 16 in 8 bits."""
     for entry in view.entries:
@@ -57,7 +57,7 @@ def dimension_not_multiple_of_8(view):
         )
 
 
-@rule("low")
+@rule("KMP604", "low")
 def products_too_small(view):
     """Small products wait for memory, so that 16 bits make them no faster."""
     low = {id(entry.layer) for entry in view.low}

@@ -1,0 +1,166 @@
+"""Functions that run in a process or a thread, asked by messages.
+
+A process may be killed, and takes nothing else with it: what it printed and how
+it ended are what is known then. Keras is not needed here, as its backend may be
+what breaks.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+# Characters of what a process that ended has printed last.
+_LAST = 2000
+
+# One that has closed its connection is about to end.
+_SECONDS_TO_END = 30
+
+
+class EndedError(Exception):
+    """A process has ended before it answered; the message says how.
+
+    Attributes:
+        signal: String, the name of the signal that killed it, or `""`.
+        status: Int, the exit status.
+        printed: String, the end of what it has printed.
+    """
+
+    def __init__(self, status: int, printed: str):
+        self.signal = signal.Signals(-status).name if status < 0 else ""
+        self.status = status
+        self.printed = printed
+        super().__init__(
+            f"its process was killed by {self.signal}"
+            if self.signal
+            else f"its process ended with status {status}"
+        )
+
+
+class Threaded:
+    """A function in a thread of its own, and a connection to it.
+
+    Args:
+        target: Function `(connection, *args)`.
+        args: Tuple.
+    """
+
+    def __init__(self, target: Callable, args: tuple):
+        self._connection, other = multiprocessing.Pipe()
+        self._running: Any = threading.Thread(
+            target=target, args=(other, *args), daemon=True
+        )
+        self._running.start()
+
+    def send(self, message: Any) -> None:
+        """Sends a message, which is lost if nobody is there any more."""
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Returns the next message.
+
+        Args:
+            timeout: Float. Seconds to wait. Defaults to `None`: until it comes.
+
+        Raises:
+            EndedError: If none can come any more.
+            TimeoutError: If it takes longer.
+        """
+        if not self._connection.poll(timeout):
+            raise TimeoutError
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+
+    def ask(self, message: Any, timeout: float | None = None) -> Any:
+        """Sends a message, and returns the next one, as `receive` does."""
+        self.send(message)
+        return self.receive(timeout)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Waits so long for its end, and closes the connection."""
+        self._running.join(seconds)
+        self._connection.close()
+
+    def _ended(self):
+        return EndedError(0, "")
+
+
+class Isolated(Threaded):
+    """The same in a new process.
+
+    Args:
+        target: Function `(connection, *args)` at the top of a module.
+        args: Tuple.
+        imports_main: Boolean. Whether the process imports the script that is
+            run, which functions of that need. Defaults to `True`.
+        **environment: Strings. Variables that are set for the process.
+    """
+
+    def __init__(
+        self,
+        target: Callable,
+        args: tuple,
+        imports_main: bool = True,
+        **environment: str,
+    ):
+        file, self._output = tempfile.mkstemp(prefix="keras_mixprec")
+        os.close(file)
+        context = multiprocessing.get_context("spawn")
+        self._connection, other = context.Pipe()
+        # No daemon: these may not have workers that read data.
+        self._running = context.Process(
+            target=_run, args=(self._output, target, other, *args)
+        )
+        with _started_with(environment, imports_main):
+            self._running.start()
+        other.close()
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends it, after so many seconds by force."""
+        self._running.join(seconds)
+        if self._running.is_alive():
+            self._running.kill()
+            self._running.join()
+        self._connection.close()
+        os.unlink(self._output)
+
+    def _ended(self):
+        self._running.join(_SECONDS_TO_END)
+        with open(self._output, errors="replace") as file:
+            printed = file.read()[-_LAST:]
+        return EndedError(self._running.exitcode or 0, printed)
+
+
+def _run(output, target, *args):
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    target(*args)
+
+
+@contextlib.contextmanager
+def _started_with(environment, imports_main):
+    """Context in which a process starts with other variables of the system."""
+    main = sys.modules["__main__"]
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    if not imports_main:
+        sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
