@@ -53,7 +53,8 @@ def changes(before: dict, after: dict) -> list[Change]:
 def check_entries(policies, default, reasons, notes):
     """Returns the three dicts of a plan, or raises saying what is wrong."""
     policies = _check_texts("policies", policies)
-    for path, policy in {**policies, "<model>": default}.items():
+    default = _check_texts("default", {MODEL_PATH: default})
+    for path, policy in (policies | default).items():
         _check_known(path, policy)
     reasons = _check_texts("reasons", reasons or {})
     notes = _check_texts("notes", notes or {})
@@ -133,15 +134,9 @@ def _check_texts(name, value):
 
 
 def _check_known(path, policy):
-    if not isinstance(policy, str):
-        raise TypeError(
-            f"The policy of {path!r} must be a string. "
-            f"Received: {policy!r} of type {type(policy).__name__}"
-        )
-    if can_be_set(policy):
-        return
     try:
-        keras.dtype_policies.get(policy)
+        if not can_be_set(policy):
+            keras.dtype_policies.get(policy)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The plan gives {path!r} a policy that Keras does not know. "
@@ -340,7 +335,7 @@ class PrecisionPlan(Mapping):
             ValueError: If it is no plan, is damaged, or is of a newer
                 version than this one reads.
         """
-        return cls(**plan_file.read(path))
+        return cls(**plan_file.read(path)[0])
 
     def __getitem__(self, path):
         return self._policies[path]

@@ -36,6 +36,9 @@ class Growth(NamedTuple):
     now: float
     least: float
 
+    def __str__(self):
+        return f"{self.what} grew from {self.before:.3g} to {self.now:.3g}"
+
     @property
     def diverged(self) -> bool:
         """Whether no training needs as much in so few steps."""
