@@ -21,7 +21,7 @@ from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.metrics import AUDITED, PROBED
 from keras_mixprec.monitoring.failing_batches import BadData
 from keras_mixprec.monitoring.low_scale import LowScales
-from keras_mixprec.monitoring.scale_curve import ScalePoint
+from keras_mixprec.monitoring.recorded_steps import ScalePoint
 from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting import schema

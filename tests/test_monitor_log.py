@@ -34,8 +34,7 @@ import keras_mixprec as kmp
 from keras_mixprec.loggers import MLflowLogger, WandbLogger
 from keras_mixprec.loss_scaling.history import NonfiniteStep
 from keras_mixprec.monitoring.counter_log import Skips
-from keras_mixprec.monitoring.recorded_steps import Reading
-from keras_mixprec.monitoring.scale_curve import Block, ScalePoint
+from keras_mixprec.monitoring.recorded_steps import Block, Reading, ScalePoint
 from keras_mixprec.reporting.run_log import RunLog
 
 pytestmark = one_backend

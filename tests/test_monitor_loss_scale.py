@@ -29,8 +29,7 @@ from zoo.gan import Gan
 import keras_mixprec as kmp
 from keras_mixprec.loss_scaling.presets import PRESETS
 from keras_mixprec.monitoring.low_scale import LowScales
-from keras_mixprec.monitoring.recorded_steps import Reading
-from keras_mixprec.monitoring.scale_curve import ScalePoint
+from keras_mixprec.monitoring.recorded_steps import Reading, ScalePoint
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline, main_finding
 

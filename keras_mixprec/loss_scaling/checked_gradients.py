@@ -8,7 +8,6 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
-    KerasSaveable,
     accumulated_gradients,
     micro_batches,
     updated_variables,
@@ -186,7 +185,7 @@ class _Place(NamedTuple):
     to_discard: Any
 
 
-class AccumulationWindow(KerasSaveable):
+class AccumulationWindow:
     """Discards all micro-batches of a window in which one overflows.
 
     As torch, Apex, DeepSpeed, Megatron and Paddle do. The inner optimizer
@@ -195,21 +194,11 @@ class AccumulationWindow(KerasSaveable):
 
     Args:
         inner: The inner optimizer.
+        history: The `StepHistory`, which holds how much is to be discarded.
     """
 
-    def __init__(self, inner):
-        self._inner = inner
-        self._to_discard = None
-        self._unread = {}
-
-    def build(self, add_variable):
-        """Creates the variable: micro-batches that are still to be discarded.
-
-        Args:
-            add_variable: As for `StepHistory.build`.
-        """
-        self._to_discard = add_variable("window_left", (), "int32")
-        self.load_own_variables(self._unread)
+    def __init__(self, inner, history):
+        self._inner, self._history = inner, history
 
     def place(self, finite):
         """Returns the position of the next micro-batch; before `discard`.
@@ -221,7 +210,9 @@ class AccumulationWindow(KerasSaveable):
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
         position = get(micro_batches(self._inner)) % steps
-        return _Place(position, steps - 1 - position, get(self._to_discard))
+        return _Place(
+            position, steps - 1 - position, get(self._history.to_discard)
+        )
 
     def admits(self, finite, place):
         """Returns whether the inner optimizer is given a micro-batch.
@@ -266,7 +257,7 @@ class AccumulationWindow(KerasSaveable):
                 to_discard - 1,
                 ops.where(finite, 0, ops.cast(remaining, "int32")),
             )
-        self._to_discard.assign(following)
+        self._history.to_discard.assign(following)
 
     def _reset(self, choose, place):
         for accumulated in accumulated_gradients(self._inner):
@@ -278,26 +269,6 @@ class AccumulationWindow(KerasSaveable):
         old = ops.convert_to_tensor(iterations)
         position = ops.cast(place.position, old.dtype)
         iterations.assign(choose(old, old - position))
-
-    def __dir__(self):
-        # Keras saves every attribute that `dir` lists. The wrapper saves the
-        # state of the inner optimizer.
-        return [name for name in super().__dir__() if name != "_inner"]
-
-    def save_own_variables(self, store):
-        """Writes how much of a window is still to be discarded."""
-        if self._to_discard is not None:
-            store["left"] = active.step().read(self._to_discard)
-
-    def load_own_variables(self, store):
-        """Reads it; other optimizers' files have it not."""
-        if self._to_discard is None:
-            self._unread = {name: store[name] for name in list(store.keys())}
-        elif "left" in store:
-            self._to_discard.assign(store["left"])
-
-    def _obj_type(self):
-        return "Optimizer"
 
 
 def checked_variables(grads, variables) -> list:

@@ -1,6 +1,5 @@
 """The dynamic loss scale and its presets."""
 
-import sys
 from typing import Any
 
 import keras
@@ -187,19 +186,6 @@ class DynamicLossScale(LossScale):
         return LossScaleState(
             published, good_steps, left, scale, state.steps + 1
         )
-
-    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
-        """See `LossScale.unchanged_for`."""
-        if not finite:
-            after = self.next_state(state, finite)
-            at_rest = after == state._replace(steps=after.steps)
-            return sys.maxsize if at_rest else 0
-        good_step_refills = self.hysteresis_refill == "good_step"
-        if state.pending_scale != state.scale or (
-            good_step_refills and state.hysteresis_left != self.hysteresis
-        ):
-            return 0
-        return max(self.growth_interval - int(state.good_steps) - 1, 0)
 
     def _grown(self, xp, scale):
         with np.errstate(over="ignore"):

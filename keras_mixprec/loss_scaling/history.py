@@ -1,11 +1,12 @@
 """What the optimizer remembers of its steps, as variables of the step itself.
 
 Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record, and whoever reads it finds every non-finite step counted, the
-numbers of the last 1,024 of them and the last 32 in full.
+keeps the record. Whoever reads it finds every non-finite step counted, the last
+32 of them in full, and the last 1,024 steps that were skipped or changed the
+loss scale.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -14,15 +15,16 @@ from keras_mixprec.backend import active
 from keras_mixprec.formats import NONFINITE_KINDS, count_kinds
 from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling import current_step as inputs
+from keras_mixprec.loss_scaling.rules import namespace
 
-# Skipped steps kept in full, and those of which only the number is: the loss
-# scale of every step in between follows from these. 1,024 last for 20 times
-# `update_freq` at its default even if every step is skipped.
+# Skipped steps that are kept in full, and steps of which only the loss scale
+# is. 1,024 last for 20 times `update_freq` at its default even if every step is
+# skipped.
 CAPACITY = 32
-STEPS_CAPACITY = 1024
+CHANGES = 1024
 
 # Columns of `counts`.
-STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS = range(4)
+STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS, CHANGED = range(5)
 
 # The bit of each of `NONFINITE_KINDS` in the flag of a gradient in the ring.
 # The first bit says that it does not fit the variable's dtype, whatever it is.
@@ -44,8 +46,7 @@ class NonfiniteStep(NamedTuple):
         kinds: Dict from these paths to what the gradient held, on any replica:
             a list of those of `"inf"`, `"-inf"` and `"nan"`, as it was before
             the loss scale was divided out. Empty where it was finite but its
-            norm, or what the variable's dtype holds, was exceeded, and in
-            files of before this was recorded.
+            norm, or what the variable's dtype holds, was exceeded.
         loss: List of those that the loss was, on any replica; empty if it was
             finite, or is not known: outside of `fit` with a callback of this
             package, and in a `train_step` of the user's own.
@@ -59,35 +60,77 @@ class NonfiniteStep(NamedTuple):
     loss: list = []
 
 
-class StepHistory(KerasSaveable):
-    """Counters, last gradient norms and a ring of recent non-finite steps."""
+class ScaleChange(NamedTuple):
+    """A step that was skipped or changed the scale, or a scale that is set.
 
-    _NAMES = (
-        "counts",
-        "pending_scale",
-        "gradient_norms",
-        "overflows",
-        "nonfinite_counts",
-        "recent_steps",
-        "recent_scales",
-        "recent_flags",
-        "recent_inputs",
-        "lost_weights",
-    )
-    # The file of a run without any need not be larger for them: HDF5 takes
-    # 0.5 kB for each.
-    _OFTEN_ZERO = ("nonfinite_counts", "recent_inputs", "lost_weights")
+    Attributes:
+        step: Int. Its number among all attempted steps, counted from 1; that of
+            the last one where the scale is set between two steps.
+        skipped: Int. Steps skipped so far.
+        was_skipped: Boolean. Whether this one was.
+        before: Float. The loss scale it ran with.
+        after: Float. The loss scale from then on.
+    """
+
+    step: int
+    skipped: int
+    was_skipped: bool
+    before: float
+    after: float
+
+
+class _Declared(NamedTuple):
+    """A variable of the record.
+
+    Attributes:
+        name: String. The attribute that holds it.
+        shape: Tuple.
+        dtype: String.
+        initial: Number or list. Its first value, and the one that a file stands
+            for which does not have it.
+    """
+
+    name: str
+    shape: tuple
+    dtype: str
+    initial: Any = 0
+
+
+def _declared(count, state, windows):
+    """The variables of the record, all of them saved."""
+    hysteresis_left = int(state.hysteresis_left)
+    pending_scale = float(state.pending_scale)
+    parts, kinds = len(inputs.PARTS), len(NONFINITE_KINDS)
+    # Micro-batches of a window that are still to be discarded.
+    window = [_Declared("to_discard", (), "int32")] if windows else []
+    return [
+        _Declared("counts", (5,), "int32", [0, 0, 0, hysteresis_left, 0]),
+        _Declared("pending_scale", (), "float32", pending_scale),
+        _Declared("gradient_norms", (count,), "float32"),
+        _Declared("overflows", (count,), "int32"),
+        _Declared("nonfinite_counts", (kinds,), "int32"),
+        _Declared("recent_steps", (CAPACITY,), "int32"),
+        _Declared("recent_scales", (CAPACITY,), "float32"),
+        # Not "uint8": TensorFlow's workers cannot send each other those.
+        _Declared("recent_flags", (CAPACITY, count), "int32"),
+        _Declared("recent_inputs", (CAPACITY, parts + 1), "int32"),
+        # Whether a weight was not finite at the last skipped step.
+        _Declared("lost_weights", (), "int32"),
+        _Declared("changed_steps", (CHANGES, 3), "int32"),
+        _Declared("changed_scales", (CHANGES, 2), "float32"),
+        *window,
+    ]
+
+
+class StepHistory(KerasSaveable):
+    """Counters, last gradient norms, and rings of skipped and changed steps."""
 
     def __init__(self):
         self.paths = None
+        self._names = []
         self._unread = {}
-        # The variables, once built.
-        self.counts = self.pending_scale = self.gradient_norms = None
-        self.overflows = self.nonfinite_counts = self.recent_steps = None
-        self.recent_scales = self.recent_flags = self.recent_inputs = None
-        self.lost_weights = None
 
-    def build(self, add_variable, paths, state):
+    def build(self, add_variable, paths, state, windows=False):
         """Creates the variables.
 
         Args:
@@ -95,43 +138,18 @@ class StepHistory(KerasSaveable):
                 creates and tracks a variable of the optimizer.
             paths: List of the paths of the trainable variables.
             state: The initial `LossScaleState` of the update rule.
+            windows: Boolean. Whether windows of micro-batches are discarded.
         """
-        count = len(paths)
         self.paths = paths
-        self.counts = add_variable(
-            "step_counts", (4,), "int32", [0, 0, 0, int(state.hysteresis_left)]
-        )
-        self.pending_scale = add_variable(
-            "pending_scale", (), "float32", float(state.pending_scale)
-        )
-        self.gradient_norms = add_variable(
-            "gradient_norms", (count,), "float32"
-        )
-        self.overflows = add_variable("overflow_counts", (count,), "int32")
-        self.nonfinite_counts = add_variable(
-            "nonfinite_counts", (len(NONFINITE_KINDS),), "int32"
-        )
-        self.recent_steps = add_variable(
-            "recent_steps", (STEPS_CAPACITY,), "int32"
-        )
-        self.recent_scales = add_variable(
-            "recent_scales", (CAPACITY,), "float32"
-        )
-        # Not "uint8": TensorFlow's workers cannot send each other those.
-        self.recent_flags = add_variable(
-            "recent_flags", (CAPACITY, count), "int32"
-        )
-        self.recent_inputs = add_variable(
-            "recent_inputs", (CAPACITY, len(inputs.PARTS) + 1), "int32"
-        )
-        # Whether a weight was not finite at the last skipped step.
-        self.lost_weights = add_variable("lost_weights", (), "int32")
+        for declared in _declared(len(paths), state, windows):
+            self._names.append(declared.name)
+            setattr(self, declared.name, add_variable(*declared))
         self.load_own_variables(self._unread)
 
     @property
     def variables(self) -> list:
         """All variables of the record."""
-        return [getattr(self, name) for name in self._NAMES]
+        return [getattr(self, name) for name in self._names]
 
     def remember(self, skipped, flags, kinds, scale, loss):
         """Writes down which variables made a step that is skipped fail.
@@ -156,9 +174,10 @@ class StepHistory(KerasSaveable):
         kinds = ops.cast(ops.greater(kinds, 0), "int32")
         self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))
         flags = flags + _bits(kinds)
-        row = self._row(CAPACITY, counts, skipped)
-        self._write(self.recent_scales, row, scale)
-        self._write(self.recent_flags, row[:, None], flags[None, :])
+        row = _row(CAPACITY, counts[SKIPPED], skipped)
+        _write(self.recent_steps, row, counts[STEPS] + 1)
+        _write(self.recent_scales, row, scale)
+        _write(self.recent_flags, row[:, None], flags[None, :])
         old = ops.convert_to_tensor(self.lost_weights)
         self.lost_weights.assign(_if(skipped, inputs.lost_weights, old))
         if inputs.known():
@@ -166,9 +185,7 @@ class StepHistory(KerasSaveable):
             rows = _if(skipped, inputs.first_bad_rows, nothing)
             loss = _bits(ops.cast(ops.greater(loss, 0), "int32"))
             rows = ops.concatenate([rows, loss[None]])
-            self._write(self.recent_inputs, row[:, None], rows[None, :])
-        row = self._row(STEPS_CAPACITY, counts, skipped)
-        self._write(self.recent_steps, row, counts[STEPS] + 1)
+            _write(self.recent_inputs, row[:, None], rows[None, :])
 
     def remember_loss(self, counts, rows, kinds):
         """Returns `recent_inputs` with the loss of the step recorded last.
@@ -181,145 +198,152 @@ class StepHistory(KerasSaveable):
             kinds: As `loss` of `remember`.
         """
         skipped = ops.greater(counts[CONSECUTIVE], 0)
-        last = ops.subtract(counts[SKIPPED], 1) % CAPACITY
-        row = ops.equal(ops.arange(CAPACITY, dtype="int32"), last)
+        row = _row(CAPACITY, ops.subtract(counts[SKIPPED], 1), skipped)
         bits = _bits(ops.cast(ops.greater(kinds, 0), "int32"))
-        loss = ops.where(ops.logical_and(row, skipped), bits, rows[:, -1])
+        loss = ops.where(row, bits, rows[:, -1])
         return ops.concatenate([rows[:, :-1], loss[:, None]], axis=1)
 
-    @staticmethod
-    def _row(capacity, counts, skipped):
-        slot = counts[SKIPPED] % capacity
-        row = ops.equal(ops.arange(capacity, dtype="int32"), slot)
-        return row if skipped is True else ops.logical_and(row, skipped)
-
-    def record(self, finite, norms, state):
+    def record(self, finite, norms, counts, before, after):
         """Counts one attempted step.
 
         Args:
-            finite: Boolean scalar. Whether the step was applied.
+            finite: Boolean, or a boolean scalar tensor. Whether the step was
+                applied.
             norms: float32 `(n,)`. Unscaled gradient norms.
-            state: The `LossScaleState` after the step.
+            counts: Value of `counts`, on the host if `finite` is.
+            before: The `LossScaleState` that the step ran with.
+            after: The `LossScaleState` after it.
         """
-        self.gradient_norms.assign(norms)
-        self.pending_scale.assign(state.pending_scale)
-        counts = ops.convert_to_tensor(self.counts)
-        skipped, consecutive = counts[SKIPPED], ops.zeros((), "int32")
-        if finite is not True:
-            bad = 1 - ops.cast(finite, "int32")
-            skipped = skipped + bad
-            consecutive = (counts[CONSECUTIVE] + 1) * bad
-        self.counts.assign(
-            ops.stack(
-                [
-                    ops.cast(value, "int32")
-                    for value in (
-                        state.steps,
-                        skipped,
-                        consecutive,
-                        state.hysteresis_left,
-                    )
-                ]
-            )
+        xp = namespace(finite)
+        bad = _integer(xp, xp.logical_not(finite))
+        moved = _integer(xp, xp.not_equal(after.scale, before.scale))
+        changed = xp.maximum(bad, moved)
+        skipped = counts[SKIPPED] + bad
+        steps = _integers(xp, (after.steps, skipped, bad))
+        scales = xp.stack([before.scale, after.scale])
+        # Before counts are written: on torch those read are the same memory.
+        if xp is ops:
+            self._note(counts, ops.greater(changed, 0), steps, scales)
+        elif changed:
+            self._note(counts, True, steps, scales)
+        new = (
+            after.steps,
+            skipped,
+            (counts[CONSECUTIVE] + 1) * bad,
+            after.hysteresis_left,
+            counts[CHANGED] + changed,
         )
+        self.counts.assign(_integers(xp, new))
+        self.gradient_norms.assign(norms)
+        self.pending_scale.assign(after.pending_scale)
 
-    @staticmethod
-    def _write(ring, row, value):
-        ring.assign(ops.where(row, value, ops.convert_to_tensor(ring)))
+    def note_scale(self, before: float, after: float):
+        """Writes down that the loss scale is set between two steps.
+
+        Args:
+            before: Float. The scale until now.
+            after: Float. The scale from now on.
+        """
+        # A copy: on torch what is read is the variable's own memory.
+        counts = np.array(self._read(self.counts))
+        steps = np.array([counts[STEPS], counts[SKIPPED], 0])
+        self._note(counts, True, steps, np.array([before, after], "float32"))
+        counts[CHANGED] += 1
+        self.counts.assign(counts)
+
+    def _note(self, counts, changed, steps, scales):
+        row = _row(CHANGES, counts[CHANGED], changed)[:, None]
+        _write(self.changed_steps, row, steps[None, :])
+        _write(self.changed_scales, row, scales[None, :])
 
     def read_counts(self):
-        """Returns attempted, skipped and consecutive skipped steps as ints."""
-        return tuple(int(c) for c in self._read(self.counts)[:HYSTERESIS])
+        """Returns what `counts` holds, as ints; zeros if it is not built."""
+        if self.paths is None:
+            return (0,) * (CHANGED + 1)
+        return tuple(self._read(self.counts).tolist())
 
     def read_by_path(self, name):
         """Returns `gradient_norms` or `overflows` as `{path: value}`."""
         values = self._read(getattr(self, name)).tolist()
         return dict(zip(self.paths, values, strict=True))
 
-    def read_skipped(self):
-        """Returns the numbers of the last 1,024 skipped steps, rising."""
-        steps = self._read(self.recent_steps)
-        return steps[self._slots(STEPS_CAPACITY, self.read_counts()[SKIPPED])]
-
     def read_recent(self):
         """Returns the last 32 `NonfiniteStep`s, oldest first."""
-        steps = self.read_skipped()[-CAPACITY:]
-        scales = self._read(self.recent_scales)
-        flags = self._read(self.recent_flags)
-        rows = self._read(self.recent_inputs)
-        slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
-        return [
-            self._step(int(step), float(scales[i]), flags[i], rows[i])
-            for step, i in zip(steps, slots, strict=True)
+        read = [
+            self._read(variable).tolist()
+            for variable in (
+                self.recent_steps,
+                self.recent_scales,
+                self.recent_flags,
+                self.recent_inputs,
+            )
         ]
+        slots = _slots(CAPACITY, self.read_counts()[SKIPPED])
+        return [self._step(*(values[i] for values in read)) for i in slots]
 
     def _step(self, step, scale, flags, rows):
-        bad = [(p, f) for p, f in zip(self.paths, flags, strict=True) if f]
+        bad = {p: f for p, f in zip(self.paths, flags, strict=True) if f}
+        *firsts, loss = rows
         return NonfiniteStep(
             step,
             scale,
-            [path for path, _ in bad],
+            list(bad),
             {
-                part: int(row) - 1
-                for part, row in zip(inputs.PARTS, rows[:-1], strict=True)
-                if row
+                part: first - 1
+                for part, first in zip(inputs.PARTS, firsts, strict=True)
+                if first
             },
-            {path: _kinds(flag) for path, flag in bad},
-            _kinds(rows[-1]),
+            {path: _kinds(flag) for path, flag in bad.items()},
+            _kinds(loss),
         )
+
+    def read_changes(self, count: int = CHANGES) -> list[ScaleChange]:
+        """Returns the last `ScaleChange`s that are kept, oldest first.
+
+        Args:
+            count: Int. How many. Defaults to all.
+        """
+        if not count:
+            return []
+        slots = _slots(CHANGES, self.read_counts()[CHANGED])[-count:]
+        steps = self._read(self.changed_steps)[slots].tolist()
+        scales = self._read(self.changed_scales)[slots].tolist()
+        return [
+            ScaleChange(step, skipped, bool(bad), *scale)
+            for (step, skipped, bad), scale in zip(steps, scales, strict=True)
+        ]
 
     def read_kinds(self):
         """Returns in how many steps a gradient held each `NONFINITE_KINDS`."""
         return count_kinds(self._read(self.nonfinite_counts))
 
-    @staticmethod
-    def _slots(capacity, skipped):
-        """Where a ring keeps the last of so many skipped steps, in order."""
-        return np.arange(max(skipped - capacity, 0), skipped) % capacity
-
     def save_own_variables(self, store):
-        """Writes the history beside the optimizer's own variables."""
+        """Writes the history beside the optimizer's own variables.
+
+        But what is all zeros: HDF5 takes 0.5 kB for each.
+        """
         if self.paths is None:
             # What it has read and waits for, if anything.
             for name, values in self._unread.items():
                 store[name] = values
-            return
-        values = {name: self._read(getattr(self, name)) for name in self._NAMES}
-        for name in self._OFTEN_ZERO:
-            if not values[name].any():
-                del values[name]
-        # They are below 16: the file need not be larger for the workers.
-        values["recent_flags"] = values["recent_flags"].astype("uint8")
-        # A step without its variables and scale is of no use to anybody later.
-        last = self.read_skipped()[-CAPACITY:]
-        values["recent_steps"] = self._ring(CAPACITY, last)
-        for name, value in values.items():
-            store[name] = value
+        for name in self._names:
+            values = self._read(getattr(self, name))
+            if name == "recent_flags":
+                # They are below 16: the file is a quarter as large.
+                values = values.astype("uint8")
+            if values.any():
+                store[name] = values
 
     def load_own_variables(self, store):
         """Reads a history; a file of Keras' optimizer has none."""
         if self.paths is None:
             self._unread = copy_store(store)
             return
-        if "counts" in store:
-            for name in self._OFTEN_ZERO:
-                variable = getattr(self, name)
-                variable.assign(np.zeros(variable.shape, "int32"))
-        for name in self._NAMES:
+        for name in self._names if "counts" in store else ():
             variable = getattr(self, name)
-            if name in store and store[name].shape == tuple(variable.shape):
-                variable.assign(store[name])
-        if "recent_steps" in store:
-            slots = self._slots(CAPACITY, self.read_counts()[SKIPPED])
-            steps = np.asarray(store["recent_steps"])[slots]
-            self.recent_steps.assign(self._ring(STEPS_CAPACITY, steps))
-
-    def _ring(self, capacity, last):
-        """A ring of so many slots that holds the last skipped steps."""
-        ring = np.zeros(capacity, "int32")
-        slots = self._slots(capacity, self.read_counts()[SKIPPED])
-        ring[slots[len(slots) - len(last) :]] = last
-        return ring
+            shape = tuple(variable.shape)
+            known = name in store and store[name].shape == shape
+            variable.assign(store[name] if known else np.zeros(shape))
 
     def _obj_type(self):
         return "Optimizer"
@@ -327,6 +351,29 @@ class StepHistory(KerasSaveable):
     @staticmethod
     def _read(variable):
         return active.step().read(variable)
+
+
+def _row(capacity, number, condition):
+    """Marks where a ring keeps what is written as the number-th."""
+    row = ops.equal(ops.arange(capacity, dtype="int32"), number % capacity)
+    return row if condition is True else ops.logical_and(row, condition)
+
+
+def _write(ring, row, value):
+    ring.assign(ops.where(row, value, ops.convert_to_tensor(ring)))
+
+
+def _slots(capacity, count):
+    """Where a ring keeps the last of so many entries, in order."""
+    return np.arange(max(count - capacity, 0), count) % capacity
+
+
+def _integer(xp, value):
+    return ops.cast(value, "int32") if xp is ops else np.int32(value)
+
+
+def _integers(xp, values):
+    return xp.stack([_integer(xp, value) for value in values])
 
 
 def _if(skipped, compute, otherwise):

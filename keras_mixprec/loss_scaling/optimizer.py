@@ -125,7 +125,9 @@ class LossScaleOptimizer(
         self._scale_variable: Any = None
         self._growth_variable: Any = None
         self.window = (
-            AccumulationWindow(inner_optimizer) if discard_window else None
+            AccumulationWindow(inner_optimizer, self.history)
+            if discard_window
+            else None
         )
 
     # Without it Keras would count the model's variables as the optimizer's.
@@ -170,9 +172,8 @@ class LossScaleOptimizer(
             )
         paths = [getattr(v, "path", v.name) for v in var_list]
         with active.step().outside_graph():
-            self.history.build(self._add_state, paths, state)
-            if self.window:
-                self.window.build(self._add_state)
+            windows = self.window is not None
+            self.history.build(self._add_state, paths, state, windows)
         build_inner(self.inner_optimizer, var_list)
         self.built = True
         if self._unread_state is not None:
@@ -321,28 +322,25 @@ class LossScaleOptimizer(
         return variables
 
     def _advance(self, finite, norms):
-        """Moves the scale on and counts the step."""
+        """Moves the scale on and records the step."""
+        step, rule = active.step(), self.rule
         on_host = isinstance(finite, bool)
-        before, rule = self._state(on_host), self.rule
-        if self._growth_variable is not None and not on_host:
-            rule = copy.copy(rule)
-            rule.growth_interval = active.step().value(self._growth_variable)
-        after = rule.next_state(before, finite)
-        self.history.record(finite, norms, after)
-        self.step_counter.assign(after.good_steps)
-        self._scale_variable.assign(after.scale)
-
-    def _state(self, on_host):
-        step = active.step()
         get = step.read if on_host else step.value
         counts = get(self.history.counts)
-        return LossScaleState(
+        before = LossScaleState(
             scale=get(self._scale_variable),
             good_steps=get(self.step_counter),
             hysteresis_left=counts[HYSTERESIS],
             pending_scale=get(self.history.pending_scale),
             steps=counts[STEPS],
         )
+        if self._growth_variable is not None and not on_host:
+            rule = copy.copy(rule)
+            rule.growth_interval = get(self._growth_variable)
+        after = rule.next_state(before, finite)
+        self.history.record(finite, norms, counts, before, after)
+        self.step_counter.assign(after.good_steps)
+        self._scale_variable.assign(after.scale)
 
     @property
     def dynamic_scale(self) -> keras.Variable:

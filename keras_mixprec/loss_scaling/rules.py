@@ -6,7 +6,6 @@ step. It is elementwise, so a batch of states is as good as one, and it works
 on NumPy values as well as inside a compiled train step on any backend.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -81,17 +80,6 @@ class LossScale:
         after = self.update(state, finite)
         return after._replace(scale=safe_scale(after.scale, state.scale))
 
-    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
-        """Returns how many steps change nothing but the counts of steps.
-
-        A lower bound; lets `replay` pass over such stretches at once.
-
-        Args:
-            state: A `LossScaleState` of NumPy scalars.
-            finite: Boolean. Whether those steps are finite.
-        """
-        return 0
-
     def _initial_counts(self):
         return 0, 1
 
@@ -160,10 +148,6 @@ class FixedLossScale(LossScale):
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, state.scale, finite)
-
-    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
-        """See `LossScale.unchanged_for`."""
-        return sys.maxsize if finite or not state.good_steps else 0
 
     def _initial_scale(self):
         return self.scale
@@ -234,16 +218,6 @@ class ScheduledLossScale(LossScale):
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, self.scale_at(state.steps + 1), finite)
-
-    def unchanged_for(self, state: LossScaleState, finite: bool) -> int:
-        """See `LossScale.unchanged_for`."""
-        table = isinstance(self.schedule, dict)
-        if not table or state.scale != self.scale_at(state.steps):
-            return 0
-        if not finite and state.good_steps:
-            return 0
-        later = [start for start in self.schedule if start > state.steps]
-        return min(later, default=sys.maxsize) - int(state.steps) - 1
 
     def _initial_scale(self):
         return self._first

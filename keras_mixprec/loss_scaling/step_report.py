@@ -8,11 +8,7 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.loss_scaling.history import StepHistory
-from keras_mixprec.loss_scaling.rules import (
-    LossScale,
-    LossScaleState,
-    check_scale,
-)
+from keras_mixprec.loss_scaling.rules import LossScale, check_scale
 
 
 class ReportsSteps:
@@ -24,7 +20,6 @@ class ReportsSteps:
     history: StepHistory
     dynamic_scale: keras.Variable
     _scale_variable: keras.Variable
-    _state: Callable[..., LossScaleState]
     _initial_scale: Callable[[], float]
     _check_built: Callable[[str], None]
 
@@ -91,15 +86,6 @@ class ReportsSteps:
         """
         return self.history.read_recent() if self.built else []
 
-    def loss_scale_state(self) -> LossScaleState:
-        """Returns the state that the update rule is in, as NumPy scalars."""
-        if self.built:
-            # Copies: on torch what is read is the variable's own memory.
-            state = self._state(on_host=True)
-            return LossScaleState(*(np.copy(value)[()] for value in state))
-        state = self.rule.initial_state()
-        return state._replace(scale=np.float32(self._initial_scale()))
-
     def set_loss_scale(self, scale: float):
         """Continues with another loss scale.
 
@@ -113,17 +99,20 @@ class ReportsSteps:
         """
         self._check_built("set_loss_scale")
         scale = check_scale("scale", scale)
+        self.history.note_scale(float(self._scale_in_use()), scale)
         self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)
 
     def skipped_step_numbers(self):
-        """Returns the numbers of the last 1,024 skipped steps, rising.
+        """Returns the numbers of skipped steps, rising.
 
-        They count attempted steps from 1.
+        They count attempted steps from 1. Those among the last 1,024 steps that
+        were skipped or changed the loss scale.
         """
-        return self.history.read_skipped() if self.built else np.zeros(0, int)
+        changes = self.history.read_changes() if self.built else []
+        return np.array([c.step for c in changes if c.was_skipped], int)
 
     def step_counts(self) -> tuple:
         """Returns attempted, skipped and consecutive skipped steps."""
-        return self.history.read_counts() if self.built else (0, 0, 0)
+        return self.history.read_counts()[:3]

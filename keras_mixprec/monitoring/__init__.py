@@ -18,10 +18,10 @@ Files:
   recover.
 - `counter_log.py`: reads the counters when due; logs skipped steps and the loss
   scale.
-- `recorded_steps.py`: what an optimizer recorded since the last reading.
+- `recorded_steps.py`: what an optimizer recorded since the last reading: its
+  skipped steps, and each change of the loss scale.
 - `loss_curve.py`: the mean loss since the last reading, or of an epoch.
 - `low_scale.py`: a loss scale that fell far below what gradients need.
-- `scale_curve.py`: which loss scale each step ran with, from the counters.
 - `probe_schedule.py`: when to probe a step, and logging what it measured.
 - `range_schedule.py`: ranges of every layer from the first steps of a run and
   from its last.

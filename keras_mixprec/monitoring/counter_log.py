@@ -13,8 +13,7 @@ from keras_mixprec.loss_scaling.scaling import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
-from keras_mixprec.monitoring.scale_curve import Block
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
 from keras_mixprec.reporting.schema import curve_tag

@@ -1,12 +1,15 @@
-"""Reading what an optimizer recorded since the last reading."""
+"""Reading what an optimizer recorded since the last reading.
+
+A scale at step `s` of a log is the one in use after `s` batches: the batch
+that Keras counts as `s` runs with it, and a step that is skipped as the `s`th
+(`at_step` of its event) changes it there, having run with that of `s - 1`.
+"""
 
 import dataclasses
 import itertools
 import math
 from typing import NamedTuple
 
-from keras_mixprec.loss_scaling.history import CAPACITY
-from keras_mixprec.monitoring.scale_curve import Moment, ScalePoint, Stretch
 from keras_mixprec.reporting.schema import (
     NORMS_BY_VARIABLE,
     OVERFLOWS_BY_VARIABLE,
@@ -28,6 +31,47 @@ _LEAST_USEFUL = 2.0**-14
 # Changes of the scale that are logged one by one, 0.1 kB each. A schedule may
 # change it in every step of a long run.
 _CHANGES = 20_000
+
+
+class ScalePoint(NamedTuple):
+    """A point of the curve of a loss scale; holds until the next.
+
+    Attributes:
+        step: Int. Step of the log.
+        scale: Float. The scale in use after that many batches.
+        skipped: Int. Steps skipped until then.
+        applied: Int. Steps applied until then.
+    """
+
+    step: int
+    scale: float
+    skipped: int
+    applied: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Steps of a log of which something is not known one by one.
+
+    Attributes:
+        first_step, last_step: Int. The first and the last they can be.
+        count: Int. How many of these they are.
+    """
+
+    first_step: int
+    last_step: int
+    count: int
+
+    def joined(self, earlier: "Block | None") -> "Block":
+        """Returns one block of this and an earlier one.
+
+        Args:
+            earlier: `Block`, or `None` if there is none.
+        """
+        if earlier is None:
+            return self
+        count = earlier.count + self.count
+        return Block(earlier.first_step, self.last_step, count)
 
 
 class Reading(NamedTuple):
@@ -160,6 +204,31 @@ class _New:
     others: list = dataclasses.field(default_factory=list)
 
 
+class _Moment(NamedTuple):
+    """The counters of an optimizer at a reading.
+
+    Attributes:
+        point: `ScalePoint`.
+        attempted: Int. Steps that the optimizer has attempted.
+        changed: Int. How many `ScaleChange`s it has recorded.
+    """
+
+    point: ScalePoint
+    attempted: int
+    changed: int
+
+
+def _at(number, before, now):
+    """The step of the log at which an attempted step was taken.
+
+    An optimizer may step several times a batch, or not in each.
+    """
+    attempted = max(now.attempted - before.attempted, 1)
+    past = max(number - before.attempted, 0)
+    steps = now.point.step - before.point.step
+    return before.point.step + -(-past * steps // attempted)
+
+
 class StepReader:
     """Reads the counters of one optimizer from time to time.
 
@@ -180,7 +249,7 @@ class StepReader:
         self._skipped_earlier = skipped
         self._first = first
         self._now = self._moment(step)
-        self._new = _New([self._point()])
+        self._new = _New([self._now.point])
 
     def read(self, step: int) -> Reading:
         """Returns what there is to report, and what is new since the last.
@@ -189,7 +258,7 @@ class StepReader:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, now, new = self.optimizer, self._point(), self._new
+        optimizer, now, new = self.optimizer, self._now.point, self._new
         if now not in (new.points[0], new.points[-1]):
             new.points.append(now)
         self._new = _New([now])
@@ -212,56 +281,79 @@ class StepReader:
         """
         self._advance(step)
         self.optimizer.set_loss_scale(scale)
-        self._now = self._moment(step)
-        self._new.points.append(self._point())
+        self._advance(step)
 
     def _moment(self, step):
         optimizer = self.optimizer
-        attempted, skipped, _ = optimizer.step_counts()
-        return Moment(
+        attempted, skipped, *_, changed = optimizer.history.read_counts()
+        point = ScalePoint(
             step,
-            optimizer.loss_scale_state(),
+            float(optimizer.loss_scale),
             self._skipped_earlier + skipped - self.first_skipped,
             attempted - skipped,
         )
-
-    def _point(self):
-        now = self._now
-        return ScalePoint(
-            now.step, float(now.state.scale), now.skipped, now.applied
-        )
+        return _Moment(point, attempted, changed)
 
     def _advance(self, step):
-        before, self._now = self._now, self._moment(step)
-        attempted = self._now.state.steps - before.state.steps
-        new = self._now.skipped - before.skipped
-        if attempted < 0 or new < 0:  # A checkpoint was loaded.
-            self._skipped_earlier -= new
-            self._now = self._moment(step)
-            self._new.gaps.append((before.step, step))
-        elif attempted or self._now.state.scale != before.state.scale:
-            self._add(self._stretch(before, new))
+        before, now = self._now, self._moment(step)
+        attempted = now.attempted - before.attempted
+        changed = now.changed - before.changed
+        skipped = now.point.skipped - before.point.skipped
+        if min(attempted, changed, skipped) < 0:  # A checkpoint was loaded.
+            self._skipped_earlier -= skipped
+            now = self._moment(step)
+            self._new.gaps.append((before.point.step, step))
+        elif changed or now.point.scale != before.point.scale:
+            changes = self.optimizer.history.read_changes(changed)
+            self._add_skipped(before, now, changes)
+            self._add_points(before, now, changes, len(changes) == changed)
+        self._now = now
 
-    def _stretch(self, before, new):
-        optimizer, kept = self.optimizer, min(new, CAPACITY)
-        return Stretch(
-            optimizer.rule,
-            before,
-            self._now,
-            optimizer.skipped_step_numbers()[-new:] if new else [],
-            optimizer.nonfinite_steps()[-kept:] if new else [],
-        )
+    def _add_skipped(self, before, now, changes):
+        """Adds the steps that are kept in full, and the others as a block."""
+        count = now.point.skipped - before.point.skipped
+        recent = self.optimizer.nonfinite_steps()
+        recent = recent[max(len(recent) - count, 0) :]
+        self._new.new_steps += [
+            step._replace(step=_at(step.step, before, now)) for step in recent
+        ]
+        if others := count - len(recent):
+            first = before.attempted + 1
+            last = recent[0].step - 1 if recent else now.attempted
+            numbers = [c.step for c in changes if c.was_skipped]
+            if len(numbers) == count:
+                first, last = numbers[0], numbers[others - 1]
+            first, last = (_at(n, before, now) for n in (first, last))
+            self._new.others.append(Block(first, last, others))
 
-    def _add(self, stretch):
-        self._new.new_steps += stretch.recent
-        self._new.others += stretch.others
-        points, known = [], False
-        if self._changes_left > 0:
-            points, known = stretch.points()
-        self._changes_left -= len(points)
-        self._new.points += points
-        if not known:
-            self._new.gaps.append((stretch.first_step, stretch.last_step))
+    def _add_points(self, before, now, changes, known):
+        """Adds the changes of the scale, and whether they are not all known.
+
+        They are not where a script has assigned to the scale's variable, or
+        more steps were skipped than an optimizer remembers.
+        """
+        own = before.attempted - before.point.applied
+        earlier, scale = before.point.skipped - own, before.point.scale
+
+        def add(number, skipped, scale):
+            self._changes_left -= 1
+            at, applied = _at(number, before, now), number - skipped
+            point = ScalePoint(at, scale, earlier + skipped, applied)
+            self._new.points.append(point)
+
+        if self._changes_left <= 0:
+            changes, known = [], False
+        for change in changes:
+            number, skipped, was_skipped, ran_with, after = change
+            if ran_with != scale:
+                known = False
+                add(number - 1, skipped - was_skipped, ran_with)
+            if not was_skipped or after != ran_with:
+                add(number, skipped, after)
+            scale = after
+        if not known or scale != now.point.scale:
+            last = now.point.step
+            self._new.gaps.append((min(before.point.step + 1, last), last))
 
     def collapsed(self) -> bool:
         """Returns whether steps are skipped at as low a scale as there is."""
