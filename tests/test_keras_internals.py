@@ -97,7 +97,7 @@ def examples():
         (model.layers[0], "_dtype"),
         (inputs, "_dtype _keras_history"),
         (sequential, "_functional"),
-        (model, f"{model_has} _nodes_by_depth _inputs_struct _outputs_struct"),
+        (model, f"{model_has} _nodes_by_depth"),
         (dense.kernel, "_dtype _maybe_autocast _value"),
         (
             sgd,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.formats import printable
 from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.layers import (
@@ -119,16 +120,11 @@ def _advice(path, entries):
 
 
 def _check_texts(name, value):
-    if not isinstance(value, Mapping):
-        raise TypeError(
-            f"`{name}` must be a dict of layer path to string. "
-            f"Received: {name}={value!r} of type {type(value).__name__}"
-        )
-    for path, text in value.items():
+    what = "a dict of layer path to string"
+    for path, text in check_type(name, value, Mapping, what).items():
         if not isinstance(path, str) or not isinstance(text, str):
             raise TypeError(
-                f"`{name}` must be a dict of layer path to string. "
-                f"Received: {name}[{path!r}]={text!r}"
+                f"`{name}` must be {what}. Received: {name}[{path!r}]={text!r}"
             )
     return dict(value)
 
@@ -292,11 +288,7 @@ class PrecisionPlan(Mapping):
         Raises:
             TypeError: If `other` is not a plan.
         """
-        if not isinstance(other, PrecisionPlan):
-            raise TypeError(
-                "`other` must be a `PrecisionPlan`. "
-                f"Received: other={other!r} of type {type(other).__name__}"
-            )
+        check_type("other", other, PrecisionPlan, "a `PrecisionPlan`")
         return changes(
             {MODEL_PATH: self.default, **self},
             {MODEL_PATH: other.default, **other},

@@ -73,7 +73,6 @@ class Tuning:
         # Whether non-finite steps are the reason for the last diagnosis.
         self._triggered = False
         self._changed_at: int | None = None
-        self._advised = set()
         # Batches, and a copy of the weights while a demotion is on probation.
         self._evidence = deque(maxlen=_EVIDENCE)
         self._sample = None
@@ -301,10 +300,10 @@ class Tuning:
 
     def _advise(self, wanted, step):
         """Reports demotions that a dry run leaves to the user, once each."""
-        new = {p: d for p, d in wanted.items() if p not in self._advised}
+        known = self.records.advised()
+        new = {p: d for p, d in wanted.items() if p not in known}
         if new:
             new |= self.repairs.left_alone(wanted, step)
-            self._advised |= set(new)
             changes = {p: (d.before, d.policy) for p, d in new.items()}
             self.records.change("demote", step, changes, new)
         elif self._triggered:

@@ -101,6 +101,11 @@ class TunerHistory:
             **fields,
         )
 
+    def advised(self) -> set:
+        """Returns the paths of layers whose demotion a dry run has reported."""
+        told = [e for e in self._history if e["kind"] == "demote"]
+        return {path for event in told for path in event["layers"]}
+
     def _layers(self, changes):
         pairs = changes.items()
         return {
@@ -160,7 +165,7 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: `Growth` of what has diverged, `None` if it is what
+            growth: String. What has grown and how far, `None` if it is what
                 another worker compares.
             since: Int. The step whose weights and optimizer state are there
                 again.

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -156,11 +157,7 @@ class PlanOnDisk:
     """
 
     def __init__(self, path):
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(
-                "`plan` must be the path of a JSON file. "
-                f"Received: plan={path!r} of type {type(path).__name__}"
-            )
+        check_type("plan", path, (str, os.PathLike), "the path of a JSON file")
         # Somebody may change the working folder before it is written.
         self.path = Path(path).absolute()
 
