@@ -151,7 +151,7 @@ def start_from(path, model):
     as_built = kmp.PrecisionPlan.from_model(model)
     repairs = Repairs(model)
     try:
-        repairs.follow(*tuner(path)._disk.load())
+        repairs.follow(*tuner(path)._disk.load(model))
     except BaseException:
         assert kmp.PrecisionPlan.from_model(model) == as_built
         raise

@@ -22,7 +22,7 @@ from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
 from keras_mixprec.tuning.history import TunerHistory, start_message
 from keras_mixprec.tuning.plan_store import PlanOnDisk, computes_in_16_bits
-from keras_mixprec.tuning.proposal import RUNGS, check_alike
+from keras_mixprec.tuning.proposal import RUNGS
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -73,8 +73,8 @@ class PrecisionTuner(CopiedCallback):
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own
-    batches, and what any of them finds counts. All start from the same plan,
-    which the first worker writes.
+    batches, and what any of them finds counts. All start from the plan of
+    the first worker, which writes it.
 
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
     both share the readings and the diagnoses.
@@ -238,8 +238,7 @@ class PrecisionTuner(CopiedCallback):
         """Starts from the plan, if there is one."""
         model = self.model
         repairs = Repairs.of(model)
-        known = None if self._is_dry else self._disk.load()
-        check_alike(model, known)
+        known = None if self._is_dry else self._disk.load(model)
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),

@@ -19,9 +19,10 @@ After quiet time, layers that no longer need it return to 16 bits; one that
 fails again waits twice as long. With held-back data, a metric on them has to
 allow the return, and signs the plan off.
 
-Several workers change the same layers at the same step: each hands its proposal
-to all others, and all draw the same conclusion from the same proposals. A
-worker that recompiled by itself would wait for the others for ever.
+Several workers start from the plan of the first one, which alone writes it, and
+change the same layers at the same step: each hands its proposal to all others,
+and all draw the same conclusion from the same proposals. A worker that
+recompiled by itself would wait for the others for ever.
 
 Files:
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_mixprec._checks import check_type
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import of_all_workers
 from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -161,15 +163,24 @@ class PlanOnDisk:
         # Somebody may change the working folder before it is written.
         self.path = Path(path).absolute()
 
-    def load(self) -> tuple[PrecisionPlan, dict] | None:
+    def load(self, model) -> tuple[PrecisionPlan, dict] | None:
         """Returns the plan and the tuner's state, `None` if there is no file.
+
+        All workers get those of the first one, which alone writes the file.
+
+        Args:
+            model: The `keras.Model` that they train together.
 
         Raises:
             ValueError: If the file is damaged.
         """
-        if not self.path.exists():
+        own = None
+        if active.processes().is_chief(model) and self.path.exists():
+            own = plan_file.read(self.path)
+        found = [x for x in of_all_workers(model, own) if x is not None]
+        if not found:
             return None
-        arguments, state = plan_file.read(self.path)
+        arguments, state = found[0]
         return PrecisionPlan(**arguments), state
 
     @property
@@ -183,7 +194,8 @@ class PlanOnDisk:
             kept = self.path.with_name(
                 f"{self.path.stem}{old}{self.path.suffix}"
             )
-            if not kept.exists() or filecmp.cmp(kept, self.path, shallow=False):
+            both_there = kept.exists() and self.path.exists()
+            if not both_there or filecmp.cmp(kept, self.path, shallow=False):
                 break
         return kept
 

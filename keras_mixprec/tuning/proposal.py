@@ -1,6 +1,5 @@
 """Which layers to demote to which dtype, and how workers agree on it."""
 
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -231,21 +230,3 @@ def _width(policy):
 
 def _least(bits):
     return min((x for x in bits if x is not None), default=None)
-
-
-def check_alike(model, start):
-    """Raises if the workers do not start from the same.
-
-    Args:
-        model: The `keras.Model`.
-        start: Anything whose `repr` says what it is.
-
-    Raises:
-        ValueError: If another worker starts from something else.
-    """
-    if len({*of_all_workers(model, zlib.crc32(repr(start).encode()))}) > 1:
-        raise ValueError(
-            "All workers must start from the same plan: give `plan` a path "
-            "that leads all of them to the same file. "
-            f"Received here: {start}"
-        )
