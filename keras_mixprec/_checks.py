@@ -3,6 +3,43 @@
 import math
 import numbers
 import os
+from collections.abc import Iterable
+
+
+def check_type(name, value, types, what):
+    """Returns `value` if it is of a type, or raises saying what it has to be.
+
+    Args:
+        name: String. The argument's name as the caller typed it.
+        value: Object to check.
+        types: Type or tuple of types.
+        what: String. What it has to be, in words.
+    """
+    if not isinstance(value, types):
+        raise TypeError(
+            f"`{name}` must be {what}. "
+            f"Received: {name}={value!r} of type {type(value).__name__}"
+        )
+    return value
+
+
+def check_list(name, value, kind, what):
+    """Returns a list of an iterable's entries, or raises saying what is wrong.
+
+    Args:
+        name: String. The argument's name as the caller typed it.
+        value: Object to check. A string is no list of its letters.
+        kind: Type of each entry.
+        what: String. What it has to be, in words.
+    """
+    iterable = () if isinstance(value, str) else Iterable
+    entries = [*check_type(name, value, iterable, what)]
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, kind):
+            raise TypeError(
+                f"`{name}` must be {what}. Received: {name}[{place}]={entry!r}"
+            )
+    return entries
 
 
 def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
@@ -24,11 +61,7 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
         ValueError: If it is not finite or lies outside `[low, high]`.
     """
     value = _unwrap_scalar(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"`{name}` must be a number. "
-            f"Received: {name}={value!r} of type {type(value).__name__}"
-        )
+    value = _check_no_boolean(name, value, numbers.Real, "a number")
     if not math.isfinite(value) or not low <= value <= high:
         limits = f"between {low:g} and {high:g}" if low > -math.inf else ""
         reason = f" ({why})" if why else ""
@@ -42,11 +75,7 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
 def check_integer(name, value, *, low=0, high=2**31 - 1):
     """Returns `value` as an int32's worth, or raises saying what is wrong."""
     value = _unwrap_scalar(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(
-            f"`{name}` must be an integer. "
-            f"Received: {name}={value!r} of type {type(value).__name__}"
-        )
+    value = _check_no_boolean(name, value, numbers.Integral, "an integer")
     if not low <= value <= high:
         raise ValueError(
             f"`{name}` must be at least {low} and at most {high}. "
@@ -63,6 +92,12 @@ def check_choice(name, value, choices):
             f"Received: {name}={value!r}"
         )
     return value
+
+
+def _check_no_boolean(name, value, types, what):
+    # Python counts booleans as integers.
+    types = () if isinstance(value, bool) else types
+    return check_type(name, value, types, what)
 
 
 def _unwrap_scalar(value):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 
 from keras_mixprec import _clock
+from keras_mixprec._checks import check_type
 
 try:
     import fcntl
@@ -176,11 +177,7 @@ def check_local(log_dir: str | os.PathLike) -> str:
 
     Somebody may change the working folder while it is in use.
     """
-    if not isinstance(log_dir, str | os.PathLike):
-        raise TypeError(
-            "`log_dir` must be a path. "
-            f"Received: log_dir={log_dir!r} of type {type(log_dir).__name__}"
-        )
+    check_type("log_dir", log_dir, (str, os.PathLike), "a path")
     log_dir = os.fspath(log_dir)
     if "://" in log_dir:
         raise ValueError(

@@ -103,32 +103,19 @@ class _InThreads:
     """A function that may be another one in each thread."""
 
     def __init__(self, owner, name):
-        self.owner, self.name = owner, name
-        # As it is stored: a class may have inherited it.
-        self._stored = vars(owner).get(name, _NONE)
-        self.original = getattr(owner, name)
-        self.entered = 0
-        self._instead: dict = {}
-
-    def put(self):
-        original, instead = self.original, self._instead
+        original = self._original = getattr(owner, name)
+        self.instead: dict[int, list] = {}
 
         @functools.wraps(original)
         def in_thread(*args, **kwargs):
-            own = instead.get(threading.get_ident())
-            return (own[-1] if own else original)(*args, **kwargs)
+            return self.current()(*args, **kwargs)
 
-        _assign(self.owner, self.name, in_thread)
-
-    def restore(self):
-        _assign(self.owner, self.name, self._stored)
-
-    def own(self):
-        return self._instead.setdefault(threading.get_ident(), [])
+        self.replacements = Replacements()
+        self.replacements.add(owner, name, in_thread)
 
     def current(self):
-        own = self._instead.get(threading.get_ident())
-        return own[-1] if own else self.original
+        own = self.instead.get(threading.get_ident())
+        return own[-1] if own else self._original
 
 
 _IN_THREADS: dict[tuple, _InThreads] = {}
@@ -155,24 +142,27 @@ def patched_here(owner, functions: dict):
         functions: Dict from names to what replaces them. What a replacement
             is to call it gets from `function_here`, before.
     """
-    put = []
-    try:
+    with contextlib.ExitStack() as stack:
         for name, function in functions.items():
-            with _LOCK:
-                key = id(owner), name
-                known = _IN_THREADS.get(key) or _InThreads(owner, name)
-                if not known.entered:
-                    _IN_THREADS[key] = known
-                    known.put()
-                known.entered += 1
-                known.own().append(function)
-                put.append(known)
+            stack.enter_context(_one_here(owner, name, function))
+        yield
+
+
+@contextlib.contextmanager
+def _one_here(owner, name, function):
+    key = id(owner), name
+    with _LOCK:
+        if key not in _IN_THREADS:
+            _IN_THREADS[key] = _InThreads(owner, name)
+            _IN_THREADS[key].replacements.put()
+        known = _IN_THREADS[key]
+        own = known.instead.setdefault(threading.get_ident(), [])
+        own.append(function)
+    try:
         yield
     finally:
-        for known in reversed(put):
-            with _LOCK:
-                known.own().pop()
-                known.entered -= 1
-                if not known.entered:
-                    del _IN_THREADS[id(owner), known.name]
-                    known.restore()
+        with _LOCK:
+            own.pop()
+            if not any(known.instead.values()):
+                del _IN_THREADS[key]
+                known.replacements.restore()

@@ -92,12 +92,6 @@ def loss_ids(layer) -> set:
     return layer._loss_ids
 
 
-def policy_object(layer) -> keras.DTypePolicy:
-    """Returns the policy or the map of policies that a layer refers to."""
-    # `dtype_policy` is another object for a layer of a map.
-    return layer._dtype_policy
-
-
 def set_policy_object(layer, policy: keras.DTypePolicy):
     """Lets a layer refer to another policy, whatever it is built of."""
     # The public setter changes a map that layers share.
@@ -195,18 +189,6 @@ def functional_of(layer) -> Functional | None:
     if isinstance(layer, keras.Sequential):
         return layer._functional
     return layer if isinstance(layer, Functional) else None
-
-
-def inputs_of(functional: Functional):
-    """Returns the structure of the inputs of a functional model."""
-    # `inputs` is a list.
-    return functional._inputs_struct
-
-
-def outputs_of(functional: Functional):
-    """Returns the structure of the outputs of a functional model."""
-    # `outputs` is a list.
-    return functional._outputs_struct
 
 
 def only_runs_graph(layer) -> bool:

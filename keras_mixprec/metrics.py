@@ -146,101 +146,97 @@ PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
 
+def _of_run(name, unit, title, explanation, worst="max"):
+    return Metric(name, unit, "Performance", title, explanation, worst)
+
+
 # Of a run, for the console, the report and the page, in this order.
-PERFORMANCE = {
-    name: Metric(name, unit, "Performance", title, explanation, worst)
-    for name, unit, title, explanation, worst in (
-        (
-            "step_time",
-            "seconds",
-            "step time, mean",
-            "The mean of the steps between two readings of the counters, slow "
-            "ones and waits for input included, and of these means the "
-            "median.",
-            "max",
-        ),
-        (
-            "step_time_median",
-            "seconds",
-            "half of the steps took at most",
-            "Each step timed on its own, which a few slow ones do not raise as "
-            "they do the step time; not known where the host only enqueues "
-            "them.",
-            "max",
-        ),
-        (
-            "step_time_p95",
-            "seconds",
-            "95% of the steps took at most",
-            "Each step timed on its own; not known where the host only "
-            "enqueues them.",
-            "max",
-        ),
-        (
-            "measured_steps",
-            "count",
-            "steps measured",
-            "Plain steps that these figures are of: left out are compiling, "
-            "probed and diagnosed steps, the one behind each, and an epoch's "
-            "last. To compare two runs each needs 20, in 5 readings.",
-            "min",
-        ),
-        (
-            "samples_per_second",
-            "rate",
-            "samples a second",
-            "Samples that plain steps train on, of all workers together.",
-            "min",
-        ),
-        (
-            "peak_memory",
-            "bytes",
-            "peak memory",
-            "Most bytes in use on one device so far, as the backend accounts "
-            "for them; not known if the process had used more before.",
-            "max",
-        ),
-        (
-            "flops_in_16_bits",
-            "share",
-            "FLOPs in 16 bits",
-            "Share of the FLOPs in layers that compute in 16 bits now.",
-            "min",
-        ),
-        (
-            "output_bytes_saved",
-            "share",
-            "memory saved in outputs, by dtype",
-            "Computed, not measured: share of the bytes of layers' outputs "
-            "that float32 would take beyond those of now.",
-            "min",
-        ),
-        (
-            "weight_bytes_saved",
-            "share",
-            "memory saved in weights, by dtype",
-            "Computed, not measured: share of the bytes of variables that "
-            "float32 would take beyond those of now; mixed policies keep "
-            "float32 variables.",
-            "min",
-        ),
-        (
-            "overhead_share",
-            "share",
-            "monitor and tuner, share of the time",
-            "Share of the training time in readings, probes and diagnoses.",
-            "max",
-        ),
-        (
-            "once_seconds",
-            "seconds",
-            "monitor and tuner, done once",
-            "Seconds of what happens once: compiling the probed step, ranges "
-            "beside training, the first audits.",
-            "max",
-        ),
-    )
-}
+_PERFORMANCE = (
+    _of_run(
+        "step_time",
+        "seconds",
+        "step time, mean",
+        "The mean of the steps between two readings of the counters, slow "
+        "ones and waits for input included, and of these means the "
+        "median.",
+    ),
+    _of_run(
+        "step_time_median",
+        "seconds",
+        "half of the steps took at most",
+        "Each step timed on its own, which a few slow ones do not raise as "
+        "they do the step time; not known where the host only enqueues "
+        "them.",
+    ),
+    _of_run(
+        "step_time_p95",
+        "seconds",
+        "95% of the steps took at most",
+        "Each step timed on its own; not known where the host only "
+        "enqueues them.",
+    ),
+    _of_run(
+        "measured_steps",
+        "count",
+        "steps measured",
+        "Plain steps that these figures are of: left out are compiling, "
+        "probed and diagnosed steps, the one behind each, and an epoch's "
+        "last. To compare two runs each needs 20, in 5 readings.",
+        worst="min",
+    ),
+    _of_run(
+        "samples_per_second",
+        "rate",
+        "samples a second",
+        "Samples that plain steps train on, of all workers together.",
+        worst="min",
+    ),
+    _of_run(
+        "peak_memory",
+        "bytes",
+        "peak memory",
+        "Most bytes in use on one device so far, as the backend accounts "
+        "for them; not known if the process had used more before.",
+    ),
+    _of_run(
+        "flops_in_16_bits",
+        "share",
+        "FLOPs in 16 bits",
+        "Share of the FLOPs in layers that compute in 16 bits now.",
+        worst="min",
+    ),
+    _of_run(
+        "output_bytes_saved",
+        "share",
+        "memory saved in outputs, by dtype",
+        "Computed, not measured: share of the bytes of layers' outputs "
+        "that float32 would take beyond those of now.",
+        worst="min",
+    ),
+    _of_run(
+        "weight_bytes_saved",
+        "share",
+        "memory saved in weights, by dtype",
+        "Computed, not measured: share of the bytes of variables that "
+        "float32 would take beyond those of now; mixed policies keep "
+        "float32 variables.",
+        worst="min",
+    ),
+    _of_run(
+        "overhead_share",
+        "share",
+        "monitor and tuner, share of the time",
+        "Share of the training time in readings, probes and diagnoses.",
+    ),
+    _of_run(
+        "once_seconds",
+        "seconds",
+        "monitor and tuner, done once",
+        "Seconds of what happens once: compiling the probed step, ranges "
+        "beside training, the first audits.",
+    ),
+)
+PERFORMANCE = {metric.name: metric for metric in _PERFORMANCE}
 
 
 def describe(name: str, worst: str) -> dict:

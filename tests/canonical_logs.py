@@ -13,6 +13,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from keras_mixprec import _clock
+from keras_mixprec._patched import patched
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.inference.report import ConversionReport
@@ -648,7 +649,8 @@ def _wait(seconds):
 @contextlib.contextmanager
 def _set_clock():
     _now[0] = 0.0
-    with _clock.set_to(lambda: _now[0], lambda: 1e9 + _now[0]):
+    clock = {"now": lambda: _now[0], "wall": lambda: 1e9 + _now[0]}
+    with patched(_clock, clock):
         yield
 
 

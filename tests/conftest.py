@@ -31,6 +31,7 @@ import pytest
 
 import keras_mixprec
 from keras_mixprec import _clock
+from keras_mixprec._patched import patched
 
 # What reads a log knows no backend. The one whose processes start
 # soonest trains for it, and has no TensorFlow beside it that would hide an
@@ -170,14 +171,15 @@ class SetClock:
             self.wait(seconds)
             return self.now
 
-        return _clock.set_to(read)
+        return patched(_clock, {"now": read})
 
 
 @pytest.fixture
 def clock():
     """The clock of the package, set by the test."""
     set_clock = SetClock()
-    with _clock.set_to(set_clock.read, lambda: 1e9 + set_clock.now):
+    wall = {"wall": lambda: 1e9 + set_clock.now}
+    with patched(_clock, {"now": set_clock.read} | wall):
         yield set_clock
 
 

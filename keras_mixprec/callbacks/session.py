@@ -62,7 +62,7 @@ class Session:
         self.bad_data = BadData()
         self.log_dir = settings.log_dir
         self._members = []
-        self._params = self._on_end = None
+        self._params = self._on_end = self._forget = None
         self.on_diagnosis: Callable | None = None
         self.on_abandoned: Callable | None = None
         self.started = self._finished = self._has_waited = False
@@ -76,6 +76,7 @@ class Session:
         settings: Settings,
         on_diagnosis: Callable | None = None,
         on_end: Callable | None = None,
+        forget: Callable | None = None,
     ) -> "Session":
         """Returns the session of a callback's model.
 
@@ -88,6 +89,7 @@ class Session:
                 a step that has raised. Defaults to `None`.
             on_end: Function without arguments, of that callback, for the end of
                 training. Defaults to `None`.
+            forget: The same for the end by an exception. Defaults to `None`.
         """
         model = callback.model
         session = vars(model).get(SESSION_ATTRIBUTE)
@@ -109,6 +111,7 @@ class Session:
         if on_diagnosis:
             session._check_only_tuner()
             session.on_diagnosis, session._on_end = on_diagnosis, on_end
+            session._forget = forget
         session._params = callback.params
         session._members.append(callback)
         return session
@@ -161,6 +164,8 @@ class Session:
             model.train_function = without_taps(model.train_function)
             with contextlib.suppress(Exception):
                 note_end(self, error)
+            if self._forget:
+                self._forget()
             if self.on_abandoned:
                 self.on_abandoned()
 

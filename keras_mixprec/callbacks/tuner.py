@@ -16,15 +16,13 @@ from keras_mixprec.loss_scaling.ensure import (
 )
 from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.numerics.evaluation import held_back
-from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
-from keras_mixprec.tuning.history import said_at_start
-from keras_mixprec.tuning.plan_store import PlanOnDisk, starting_from
-from keras_mixprec.tuning.proposal import RUNGS, check_alike
-from keras_mixprec.tuning.state import TunerSettings
+from keras_mixprec.tuning.history import TunerHistory, start_message
+from keras_mixprec.tuning.plan_store import PlanOnDisk, computes_in_16_bits
+from keras_mixprec.tuning.proposal import RUNGS
 
 _ON_LIMIT = ("continue", "stop", "raise", "float32")
 _BFLOAT16 = ("auto", True, False)
@@ -75,8 +73,8 @@ class PrecisionTuner(CopiedCallback):
 
     Under `tf.distribute` or `torch.distributed` every worker trains with it,
     and all change the same layers at the same step: each diagnoses its own
-    batches, and what any of them finds counts. All start from the same plan,
-    which the first worker writes.
+    batches, and what any of them finds counts. All start from the plan of
+    the first worker, which writes it.
 
     Use it alone or beside `MixPrecMonitor`, which then logs what it does:
     both share the readings and the diagnoses.
@@ -213,7 +211,7 @@ class PrecisionTuner(CopiedCallback):
         self.monitor, self.mode = monitor, mode
         self.tolerance = check_number("tolerance", tolerance, low=0.0)
         self.rungs = _check_rungs(rungs)
-        self._held_back()
+        self._held_back = held_back(validate, monitor, mode)
         self._has_validated = False
         self._check_together()
         self.plan: PrecisionPlan | None = None
@@ -236,24 +234,11 @@ class PrecisionTuner(CopiedCallback):
                 "does not allow. Received: max_rebuilds=0, on_limit='float32'"
             )
 
-    def _held_back(self):
-        return held_back(self.validate, self.monitor, self.mode)
-
-    def _rungs_here(self, use_bfloat16):
-        return tuple(r for r in self.rungs if use_bfloat16 or r != "bfloat16")
-
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
         model = self.model
         repairs = Repairs.of(model)
-        known = None if self._is_dry else self._disk.load()
-        check_alike(model, known)
-        start = None
-        if known is not None:
-            plan, state = known
-            start = starting_from(
-                plan, state, repairs.asked, repairs.containers()
-            )
+        known = None if self._is_dry else self._disk.load(model)
         self._session = Session.join(
             self,
             Settings(verbose=self.verbose),
@@ -261,39 +246,28 @@ class PrecisionTuner(CopiedCallback):
                 *found, **how
             ),
             on_end=lambda: self._tuning.end(),
+            forget=lambda: self._tuning and self._tuning.forget(),
         )
-        use_bfloat16, why_bfloat16 = self.bfloat16, "`bfloat16=True`"
-        if use_bfloat16 == "auto":
-            advised = recommend_policy()
-            use_bfloat16 = advised.policy == "mixed_bfloat16"
-            why_bfloat16 = advised.reason
-        settings = TunerSettings(
-            save_plan=self._save_plan,
-            plan="" if self._is_dry else str(self._disk.path),
-            rungs=self._rungs_here(use_bfloat16),
-            why_bfloat16=why_bfloat16,
-            dry_run=self.dry_run,
-            promote_after=self.promote_after,
-            cooldown=self.cooldown,
-            max_demoted_fraction=self.max_demoted_fraction,
-            max_rebuilds=self.max_rebuilds,
-            on_limit=self.on_limit,
-            update_freq=self.update_freq,
-            verbose=self.verbose,
-            held_back=self._held_back(),
-            check_validate=not self._has_validated,
-            tolerance=self.tolerance,
-        )
-        if self._tuning is None or not self._tuning.repairs.is_of(model):
+        if self._tuning is None or self._tuning.repairs is not repairs:
             self.history = []
-        self._tuning = Tuning(settings, self._session, repairs, self.history)
-        self._keeps_file = False
-        if start:
-            self._start_from(start, repairs)
-        self.plan, self._warned = repairs.plan(), False
+        file = "" if self._is_dry else str(self._disk.path)
+        records = TunerHistory(
+            self, self._session, repairs, self._save_plan, file
+        )
+        self._tuning = Tuning(
+            self,
+            self._session,
+            repairs,
+            records,
+            self._held_back,
+            self._has_validated,
+        )
+        self._keeps_file = self._warned = False
+        aside = self._start_from(*known) if known else {}
+        self.plan = repairs.plan()
         # Whether it can be written shall be known now.
         if self._writes_plan:
-            self._disk.save(repairs, bool(start and start.aside))
+            self._disk.save(repairs, keep_earlier=bool(aside))
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
             self._tuning.records.at_first(
@@ -322,7 +296,7 @@ class PrecisionTuner(CopiedCallback):
         session.finish()
         self._has_validated = True
         tuning.records.rebuild(session.step)
-        self._save_plan(tuning.repairs)
+        self._save_plan()
         # The monitor's summary begins with the same sentence.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
@@ -336,18 +310,22 @@ class PrecisionTuner(CopiedCallback):
         session.leave(self)
         session.raise_if_failed()
 
-    def _start_from(self, start, repairs):
-        """Follows what fits of the plan, and names what does not."""
-        changes = repairs.follow(start)
-        self._keeps_file = start.keeps_file
+    def _start_from(self, plan, state):
+        """Follows what fits of the plan; names and returns what does not."""
+        repairs = self._tuning.repairs
+        changes, aside = repairs.follow(plan, state)
+        is_wide = not computes_in_16_bits(repairs.asked)
+        self._keeps_file = bool(aside) and is_wide
         known = any(event["kind"] == "start" for event in self.history)
-        if known and not (changes or start.aside):
-            return
-        text = said_at_start(self._disk, start, changes, self._keeps_file)
-        fields = {"left_aside": start.aside} if start.aside else {}
+        if known and not (changes or aside):
+            return aside
+        fits = not repairs.asked.keys() <= aside.keys()
+        text = start_message(self._disk, fits, changes, aside, self._keeps_file)
+        fields = {"left_aside": aside} if aside else {}
         self._tuning.records.at_first("start", text, **fields)
-        if start.aside and not self.verbose:
-            warnings.warn(f"PrecisionTuner {text}.", UserWarning, stacklevel=2)
+        if aside and not self.verbose:
+            warnings.warn(f"PrecisionTuner {text}.", UserWarning, stacklevel=3)
+        return aside
 
     @property
     def _is_dry(self):
@@ -360,23 +338,28 @@ class PrecisionTuner(CopiedCallback):
         chief = active.processes().is_chief(self._session.model)
         return chief and not (self._is_dry or self._keeps_file)
 
-    def _save_plan(self, repairs: Repairs) -> None:
+    def _save_plan(self) -> None:
         """Keeps the plan, also in its file if this is the chief's."""
+        repairs = self._tuning.repairs
         self.plan = repairs.plan()
-        error = self._writes_plan and self._disk.save_if_possible(repairs)
-        if not error:
+        if not self._writes_plan:
             return
-        event = failure_event("plan_not_written", error)
-        self._session.log.event(self._session.step, event)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"PrecisionTuner cannot write the plan to "
-                f"{str(self._disk.path)!r} ({error.strerror}). Training goes "
-                "on; `tuner.plan` has it.",
-                UserWarning,
-                stacklevel=2,
-            )
+        try:
+            # A folder that was removed meanwhile is made again.
+            self._disk.path.parent.mkdir(parents=True, exist_ok=True)
+            self._disk.update(repairs)
+        except OSError as error:
+            event = failure_event("plan_not_written", error)
+            self._session.log.event(self._session.step, event)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"PrecisionTuner cannot write the plan to "
+                    f"{str(self._disk.path)!r} ({error.strerror}). Training "
+                    "goes on; `tuner.plan` has it.",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
 
 def _check_rungs(rungs):

@@ -4,7 +4,7 @@ import keras
 from keras import tree
 
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.keras_internals import Functional, inputs_of, outputs_of
+from keras_mixprec.keras_internals import Functional
 
 
 def with_float32_outputs(model: keras.Model) -> keras.Model:
@@ -30,8 +30,8 @@ def with_float32_outputs(model: keras.Model) -> keras.Model:
             _cast(name, model.layers)(tensor) if _is_narrow(tensor) else tensor
         )
 
-    outputs = tree.map_structure(cast, outputs_of(model))
-    return keras.Model(inputs_of(model), outputs, name=model.name)
+    outputs = tree.map_structure(cast, model.output)
+    return keras.Model(model.input, outputs, name=model.name)
 
 
 def _is_narrow(tensor):

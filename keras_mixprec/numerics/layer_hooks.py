@@ -14,7 +14,6 @@ from keras_mixprec.keras_internals import (
     flat_layers,
     layer_ops,
     only_runs_graph,
-    policy_object,
     set_input_dtype,
     set_policy_object,
     widened,
@@ -316,7 +315,7 @@ def computing_in(policy: str, layers):
         for entrance in [x for layer in layers for x in narrow_inputs(layer)]:
             stack.callback(set_input_dtype, entrance, entrance.dtype)
         for layer in layers:
-            stack.callback(set_policy_object, layer, policy_object(layer))
+            stack.callback(set_policy_object, layer, layer.dtype_policy)
             for name, value in cast_constants(layer).items():
                 stack.callback(setattr, layer, name, value)
         for layer in layers:

@@ -15,8 +15,6 @@ from keras_mixprec.keras_internals import (
     flat_layers,
     functional_of,
     inbound_nodes,
-    inputs_of,
-    policy_object,
     set_policy_object,
     sublayers,
 )
@@ -144,7 +142,7 @@ def _widened(model, inputs, error, paths):
         low = any(x.compute_dtype in SIXTEEN_BITS for x in inside)
         if id(layer) not in paths or not low:
             continue
-        before = [policy_object(x) for x in inside]
+        before = [x.dtype_policy for x in inside]
         for part in inside:
             set_policy(part, "float32")
         after = _error(model, inputs)
@@ -158,7 +156,7 @@ def _widened(model, inputs, error, paths):
 def _undone(model, inputs, entries, default, reasons):
     """Gives all layers the default, unless that does not run either."""
     layers = [e.layer for e in entries if not is_fixed(e.layer)]
-    before = [policy_object(layer) for layer in layers]
+    before = [layer.dtype_policy for layer in layers]
     for layer in layers:
         set_policy(layer, default)
     if _error(model, inputs) is None:
@@ -172,7 +170,7 @@ def _inputs(model):
     """Zeros for a call of a built model, `None` if none are known for it."""
     functional = functional_of(model)
     if functional is not None:
-        return tree.map_structure(_zeros, inputs_of(functional))
+        return tree.map_structure(_zeros, functional.input)
     shape = (model.get_build_config() or {}).get("input_shape")
     if not model.built or not _is_shape(shape):
         return None

@@ -1,5 +1,6 @@
 """TensorFlow's graph-level mixed precision, as a setter and a scope."""
 
+import contextlib
 import itertools
 import os
 from collections import Counter
@@ -8,7 +9,7 @@ from functools import wraps
 
 import keras
 
-from keras_mixprec._patched import Replacements
+from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.policies.graph_rewrite_checks import (
     check_arguments,
@@ -28,9 +29,8 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 # Each has options of its own; those of 1 are for a trial.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-_checks = Replacements()
-# The options of TensorFlow before the first rewrite, and the variables.
-_before: dict = {"options": None, "variables": {}}
+# Puts TensorFlow's options, variables and models back as they were without any.
+_undo = contextlib.ExitStack()
 
 
 class GraphRewrite:
@@ -195,23 +195,6 @@ def in_force() -> GraphRewrite | None:
     return _stack[-1] if _stack and _stack[-1].dtype != "float32" else None
 
 
-def variables_of(lists: dict, environ) -> dict[str, str]:
-    """Returns the variables by which TensorFlow is given lists of operations.
-
-    Args:
-        lists: Dict from `"allow"`, `"deny"`, `"infer"` to lists of names.
-        environ: Mapping of what variables are set to; their names are kept.
-    """
-    found = {}
-    for argument, names in lists.items():
-        for title in _ALL_LISTS if names else ():
-            action = "ADD" if title == _LISTS[argument] else "REMOVE"
-            variable = _VARIABLE.format(title, action)
-            before = found.get(variable, environ.get(variable, ""))
-            found[variable] = ",".join(filter(None, [before, *names]))
-    return found
-
-
 def _collect():
     """Adds what was optimized since the last time to the innermost rewrite."""
     if _stack:
@@ -222,47 +205,54 @@ def _collect():
 def _apply():
     """Puts the innermost rewrite in force, or what was before the first."""
     backend = active.graph_rewrite()
-    _checks.restore()
-    _set_variables(_before["variables"])
-    if _before["options"] is None:
-        _before["options"] = backend.state()
+    _undo.close()
     if not _stack:
-        backend.restore(_before["options"])
         backend.stop_collecting()
-        _before.update(options=None, variables={})
         return
-    backend.restore(_before["options"])
-    backend.put(_stack[-1].dtype, _stack[-1]._serial)
-    variables = variables_of(_stack[-1].lists, os.environ)
-    _before["variables"] = {name: os.environ.get(name) for name in variables}
-    _set_variables(variables)
+    rewrite = _stack[-1]
+    _undo.callback(backend.restore, backend.state())
+    backend.put(rewrite.dtype, rewrite._serial)
+    _undo.enter_context(_given_lists(rewrite.lists))
     if in_force():
-        _checks.put()
+        _undo.enter_context(patched(keras.Model, _CHECKED))
 
 
-def _set_variables(values):
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+@contextlib.contextmanager
+def _given_lists(lists):
+    """Context in which variables give TensorFlow lists of operations."""
+    before = {}
+    for argument, names in lists.items():
+        for title in _ALL_LISTS if names else ():
+            action = "ADD" if title == _LISTS[argument] else "REMOVE"
+            variable = _VARIABLE.format(title, action)
+            known = os.environ.get(variable)
+            before.setdefault(variable, known)
+            os.environ[variable] = ",".join(filter(None, [known, *names]))
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
 
 
 def _checking(part):
     """A method of models that raises where no graph will be rewritten."""
-    name = f"make_{part}_function"
-    make = getattr(keras.Model, name)
+    make = getattr(keras.Model, f"make_{part}_function")
 
     @wraps(make)
     def checked(model, force=False):
         check_model(model, _stack[-1].dtype, trains=part == "train")
         return make(model, force)
 
-    _checks.add(keras.Model, name, checked)
+    return checked
 
 
-for _part in ("train", "test", "predict"):
-    _checking(_part)
+_CHECKED = {
+    f"make_{part}_function": _checking(part)
+    for part in ("train", "test", "predict")
+}
 
 
 def _is_product(name):

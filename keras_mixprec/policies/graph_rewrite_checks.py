@@ -2,11 +2,10 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 
 import keras
 
-from keras_mixprec._checks import check_choice
+from keras_mixprec._checks import check_choice, check_list, check_type
 from keras_mixprec.backend import active
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -35,13 +34,9 @@ def check_arguments(dtype: str, lists: dict) -> dict[str, list]:
         dtype: String.
         lists: Dict from `"allow"`, `"deny"`, `"infer"` to what was given.
     """
-    if not isinstance(dtype, str):
-        raise TypeError(
-            "`dtype` must be a string. "
-            f"Received: dtype={dtype!r} of type {type(dtype).__name__}"
-        )
-    check_choice("dtype", dtype, _DTYPES)
-    checked = {name: _check_list(name, given) for name, given in lists.items()}
+    check_choice("dtype", check_type("dtype", dtype, str, "a string"), _DTYPES)
+    what = "a list of names of operations"
+    checked = {n: check_list(n, given, str, what) for n, given in lists.items()}
     if (backend := keras.backend.backend()) != "tensorflow":
         sixteen = "bfloat16" if dtype == "float32" else dtype
         raise ValueError(
@@ -92,22 +87,6 @@ def check_model(model, dtype: str, trains: bool) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _check_list(name, given):
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise TypeError(
-            f"`{name}` must be a list of names of operations. Received: "
-            f"{name}={given!r} of type {type(given).__name__}"
-        )
-    names = list(given)
-    for entry in names:
-        if not isinstance(entry, str):
-            raise TypeError(
-                f"`{name}` must have nothing but strings in it. Received: "
-                f"{entry!r} of type {type(entry).__name__}"
-            )
-    return names
 
 
 def _check_operations(lists):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.keras_internals import sublayers
 from keras_mixprec.policies.given_names import is_given
 
@@ -108,12 +109,7 @@ def walk_with_model(model) -> list[LayerEntry]:
 
 def check_model(model):
     """Returns `model` if it is a Keras model, or raises saying so."""
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a `keras.Model`. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
-    return model
+    return check_type("model", model, keras.Model, "a `keras.Model`")
 
 
 def is_of_keras(layer) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, overload
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.backend import active
 
 # What each name keeps of a float32 number's 24 significant bits.
@@ -223,11 +224,7 @@ def _scope(name, kind) -> Iterator[str]:
 
 
 def _check(name, capabilities):
-    if not isinstance(name, str):
-        raise TypeError(
-            "`name` must be the name of a matmul precision. "
-            f"Received: name={name!r} of type {type(name).__name__}"
-        )
+    check_type("name", name, str, "the name of a matmul precision")
     if name not in NAMES:
         raise ValueError(
             f"`name` must be one of {_listed(NAMES)}. Received: name={name!r}"

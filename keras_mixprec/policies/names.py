@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     cast_constants_anew,
@@ -47,12 +48,8 @@ def check_policy(name, policy) -> str:
     """
     if isinstance(policy, keras.DTypePolicy):
         policy = policy.name
-    if not isinstance(policy, str):
-        raise TypeError(
-            f"`{name}` must be the name of a dtype policy or a "
-            f"`keras.DTypePolicy`. Received: {name}={policy!r} of type "
-            f"{type(policy).__name__}"
-        )
+    what = "the name of a dtype policy or a `keras.DTypePolicy`"
+    check_type(name, policy, str, what)
     if policy not in POLICY_NAMES:
         is_file = policy.endswith(".json")
         raise ValueError(

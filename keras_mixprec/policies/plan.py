@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.formats import printable
 from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.layers import (
@@ -53,7 +54,8 @@ def changes(before: dict, after: dict) -> list[Change]:
 def check_entries(policies, default, reasons, notes):
     """Returns the three dicts of a plan, or raises saying what is wrong."""
     policies = _check_texts("policies", policies)
-    for path, policy in {**policies, "<model>": default}.items():
+    default = _check_texts("default", {MODEL_PATH: default})
+    for path, policy in (policies | default).items():
         _check_known(path, policy)
     reasons = _check_texts("reasons", reasons or {})
     notes = _check_texts("notes", notes or {})
@@ -118,30 +120,19 @@ def _advice(path, entries):
 
 
 def _check_texts(name, value):
-    if not isinstance(value, Mapping):
-        raise TypeError(
-            f"`{name}` must be a dict of layer path to string. "
-            f"Received: {name}={value!r} of type {type(value).__name__}"
-        )
-    for path, text in value.items():
+    what = "a dict of layer path to string"
+    for path, text in check_type(name, value, Mapping, what).items():
         if not isinstance(path, str) or not isinstance(text, str):
             raise TypeError(
-                f"`{name}` must be a dict of layer path to string. "
-                f"Received: {name}[{path!r}]={text!r}"
+                f"`{name}` must be {what}. Received: {name}[{path!r}]={text!r}"
             )
     return dict(value)
 
 
 def _check_known(path, policy):
-    if not isinstance(policy, str):
-        raise TypeError(
-            f"The policy of {path!r} must be a string. "
-            f"Received: {policy!r} of type {type(policy).__name__}"
-        )
-    if can_be_set(policy):
-        return
     try:
-        keras.dtype_policies.get(policy)
+        if not can_be_set(policy):
+            keras.dtype_policies.get(policy)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The plan gives {path!r} a policy that Keras does not know. "
@@ -297,11 +288,7 @@ class PrecisionPlan(Mapping):
         Raises:
             TypeError: If `other` is not a plan.
         """
-        if not isinstance(other, PrecisionPlan):
-            raise TypeError(
-                "`other` must be a `PrecisionPlan`. "
-                f"Received: other={other!r} of type {type(other).__name__}"
-            )
+        check_type("other", other, PrecisionPlan, "a `PrecisionPlan`")
         return changes(
             {MODEL_PATH: self.default, **self},
             {MODEL_PATH: other.default, **other},
@@ -340,7 +327,7 @@ class PrecisionPlan(Mapping):
             ValueError: If it is no plan, is damaged, or is of a newer
                 version than this one reads.
         """
-        return cls(**plan_file.read(path))
+        return cls(**plan_file.read(path)[0])
 
     def __getitem__(self, path):
         return self._policies[path]

@@ -32,29 +32,26 @@ def write(path, plan, tuner: dict | None = None):
     write_json(path, content)
 
 
-def read(path) -> dict:
+def read(path) -> tuple[dict, dict]:
     """Returns the arguments of the `PrecisionPlan` that a file holds.
+
+    And what a tuner left in the file, empty if none did.
 
     Raises:
         ValueError: If the file is not a plan, or a newer one.
     """
     content = _content(path)
-    layers = content["layers"]
+    layers, tuner = content["layers"], content.get("tuner", {})
     default = content.get("default", "float32")
     _require(path, isinstance(default, str), "`default` must be a string")
-    return {
+    _require(path, isinstance(tuner, dict), "`tuner` must be an object")
+    arguments = {
         "policies": {entry["path"]: entry["policy"] for entry in layers},
         "default": default,
         "reasons": {e["path"]: e["reason"] for e in layers if "reason" in e},
         "notes": {e["path"]: e["note"] for e in layers if "note" in e},
     }
-
-
-def read_tuner(path) -> dict:
-    """Returns what a tuner left in the file, empty if none did."""
-    tuner = _content(path).get("tuner", {})
-    _require(path, isinstance(tuner, dict), "`tuner` must be an object")
-    return tuner
+    return arguments, tuner
 
 
 def _content(path):

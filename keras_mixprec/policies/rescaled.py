@@ -117,27 +117,6 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
         except ValueError:
             return None
 
-    @classmethod
-    def from_number(cls, number: int, source_name: str) -> "RescaledPolicy":
-        """Returns the policy that `number` returned that for.
-
-        Args:
-            number: Int.
-            source_name: String. As for the class.
-        """
-        rest, wide = divmod(number, 2)
-        rest, output_bits = divmod(rest, 2 * MOST_BITS + 1)
-        size, negative = divmod(rest, 2)
-        bits = -size if negative else size, output_bits - MOST_BITS
-        return cls(*bits, bool(wide), source_name)
-
-    @property
-    def number(self) -> int:
-        """An int that workers can compare: the larger, the further moved."""
-        number = 2 * abs(self.input_bits) + (self.input_bits < 0)
-        number = number * (2 * MOST_BITS + 1) + self.output_bits + MOST_BITS
-        return 2 * number + self.wide_outputs
-
     @property
     def name(self) -> str:
         """What a plan calls it."""

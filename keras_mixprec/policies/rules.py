@@ -8,6 +8,7 @@ from typing import Self
 
 import keras
 
+from keras_mixprec._checks import check_list, check_type
 from keras_mixprec.policies.graph import (
     feeds_sensitive_operation,
     output_layers,
@@ -98,17 +99,9 @@ class PrecisionRule:
     ):
         self.match = _check_match(match)
         self.policy = check_policy("policy", policy)
-        if not isinstance(reason, str):
-            raise TypeError(
-                f"`reason` must be a string. Received: reason={reason!r}"
-            )
-        if not isinstance(sublayers, bool):
-            raise TypeError(
-                "`sublayers` must be a boolean. "
-                f"Received: sublayers={sublayers!r}"
-            )
+        check_type("reason", reason, str, "a string")
         self.reason = reason or f"rule {_describe(match)}"
-        self.sublayers = sublayers
+        self.sublayers = check_type("sublayers", sublayers, bool, "a boolean")
 
     def get_config(self) -> dict:
         """Returns the arguments; a predicate has to be registered in Keras."""
@@ -154,18 +147,8 @@ class PrecisionRules(Sequence):
     def __init__(self, rules: Iterable[PrecisionRule]):
         if isinstance(rules, PrecisionRule):
             rules = [rules]
-        if isinstance(rules, str) or not isinstance(rules, Iterable):
-            raise TypeError(
-                "`rules` must be a list of `PrecisionRule`. "
-                f"Received: rules={rules!r} of type {type(rules).__name__}"
-            )
-        self._rules = tuple(rules)
-        for rule in self._rules:
-            if not isinstance(rule, PrecisionRule):
-                raise TypeError(
-                    "`rules` must hold nothing but `PrecisionRule`s. "
-                    f"Received: {rule!r} of type {type(rule).__name__}"
-                )
+        what = "a list of `PrecisionRule`"
+        self._rules = tuple(check_list("rules", rules, PrecisionRule, what))
 
     def unmatched(self, model: keras.Model) -> list[PrecisionRule]:
         """Returns the rules that match no layer of the model."""
@@ -229,13 +212,8 @@ def _check_match(match):
                 f"`keras.layers.Layer`. Received: match={match!r}"
             )
         return match
-    if not callable(match):
-        raise TypeError(
-            "`match` must be a layer class, a path pattern or a function of "
-            f"(layer, path). Received: match={match!r} of type "
-            f"{type(match).__name__}"
-        )
-    return match
+    what = "a layer class, a path pattern or a function of (layer, path)"
+    return check_type("match", match, Callable, what)
 
 
 def _describe(match):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec._html import element, joined, table
 from keras_mixprec.flop_shares import (
     flops,
@@ -101,11 +102,8 @@ def precision_summary(
     ('dense', 'float32', 1.0)
     """
     check_model(model)
-    if plan is not None and not isinstance(plan, PrecisionPlan):
-        raise TypeError(
-            "`plan` must be a `PrecisionPlan`. "
-            f"Received: plan={plan!r} of type {type(plan).__name__}"
-        )
+    if plan is not None:
+        check_type("plan", plan, PrecisionPlan, "a `PrecisionPlan`")
     entries = walk(model)
     counts = [multiply_adds(entry) for entry in entries]
     total = sum(filter(None, counts))

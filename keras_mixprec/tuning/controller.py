@@ -1,5 +1,7 @@
 """Decides when to diagnose, demote, undo and return to 16 bits."""
 
+import enum
+import math
 from collections import deque
 from functools import partial
 
@@ -7,12 +9,10 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
 from keras_mixprec.guards.train_function import BatchCapture
-from keras_mixprec.tuning.demotions import find_obstacle
-from keras_mixprec.tuning.history import BY_HAND, TunerHistory
+from keras_mixprec.tuning.history import BY_HAND
 from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
-from keras_mixprec.tuning.proposal import Proposal, WorkerProposal, propose
-from keras_mixprec.tuning.state import Phase, TuningState
-from keras_mixprec.tuning.trigger import NonfiniteStepCount, Trigger
+from keras_mixprec.tuning.proposal import WorkerProposal, propose, rungs_here
+from keras_mixprec.tuning.trigger import Trigger
 from keras_mixprec.tuning.validation import Validation
 
 # At first counters are read whenever there are an eighth more steps.
@@ -20,6 +20,15 @@ _READINGS_GROW = 8
 
 # Failing batches on which a return to 16 bits is tried, the last ones.
 _EVIDENCE = 4
+
+
+class Phase(enum.Enum):
+    """What a tuner does before a batch, if it is time to."""
+
+    STARTING = "refuses mistakes, and has the first batch audited"
+    WATCHING = "reads the counters; too many non-finite steps are a trigger"
+    CAPTURING = "captures each batch until a step fails, which is diagnosed"
+    ENDED = "has given up, and changes nothing more"
 
 
 class Tuning:
@@ -30,61 +39,59 @@ class Tuning:
     and what any of them finds counts.
 
     Args:
-        settings: `TunerSettings`.
+        tuner: The `PrecisionTuner`, for its arguments and its history.
         session: The `Session`.
         repairs: `Repairs` of the model.
-        history: List of dicts, of the earlier calls of `fit`.
+        records: `TunerHistory`, what was done.
+        held_back: `HeldBack`, or `None`.
+        is_checked: Boolean. Whether this tuner has evaluated it before.
 
     Attributes:
-        records: `TunerHistory`, what was done.
-        repairs: `Repairs` of the model.
+        records: As given.
+        repairs: As given.
     """
 
-    def __init__(self, settings, session, repairs, history):
-        self.records = TunerHistory(settings, session, repairs, history)
-        self._settings = settings
-        self._session = session
+    def __init__(self, tuner, session, repairs, records, held_back, is_checked):
         self.repairs = repairs
-        self._validation = Validation(settings, session, repairs, self.records)
+        self.records = records
+        self._tuner = tuner
+        self._session = session
+        self._rungs = rungs_here(tuner.rungs, tuner.bfloat16)
+        self._is_checked = is_checked
+        self._validation = Validation(
+            tuner, session, repairs, records, held_back
+        )
         self._several_workers = active.processes().workers(session.model) > 1
-        keeps_scale = not (self._several_workers or settings.dry_run)
+        keeps_scale = not (self._several_workers or tuner.dry_run)
         session.bad_data.keeps_scale = keeps_scale
-        self._trigger = Trigger()
+        self._trigger = Trigger(session)
+        self._held = BatchCapture()
+        self._phase = Phase.STARTING
+        # Before this step there is nothing to be done.
+        self._due: float = 0
+        self._capture_until = 0
+        # Whether non-finite steps are the reason for the last diagnosis.
+        self._triggered = False
+        self._changed_at: int | None = None
+        # Batches, and a copy of the weights while a demotion is on probation.
         self._evidence = deque(maxlen=_EVIDENCE)
         self._sample = None
-        self._held = BatchCapture()
-        self._bad = NonfiniteStepCount(session)
-        self._state = TuningState()
+        self._probation: Probation | None = None
 
     # Reading and diagnosing.
 
     def before_batch(self):
-        """Reads the counters and diagnoses, if it is time to."""
+        """Does what the phase says, if it is time to."""
         step = self._session.step
-        if step < self._state.idle_until or not self._session.started:
+        if step < self._due or not self._session.started:
             return
         self.records.rebuild(step)
-        state = self._state
-        if state.ended:
-            return
-        if state.phase is Phase.STARTING:
-            self._begin(step)
-        elif self._several_workers:  # The others would wait for this one.
-            self._go_on(step)
+        work = _WORK[self._phase]
+        if self._phase is Phase.STARTING or self._several_workers:
+            work(self, step)  # The others would wait for this one.
         else:
             who, task = "PrecisionTuner", "tune this model"
-            self._session.attempt(task, self._go_on, step, who=who)
-
-    def _go_on(self, step):
-        state = self._state
-        if state.captures:
-            self._examine_if_bad(step)
-        if step >= state.next_reading and not state.ended:
-            self._read_counters(step)
-        if state.captures:
-            self._hold(step)
-        else:
-            state.idle_until = state.next_reading
+            self._session.attempt(task, work, self, step, who=who)
 
     def end_epoch(self):
         """An epoch of unknown length ends with a call without a batch."""
@@ -94,20 +101,24 @@ class Tuning:
         """Captures no batch any more, and validates the plan."""
         step = self._session.step
         self._held.disarm()
-        self._validation.sign_off(step, not self._state.ended)
+        self._validation.sign_off(step, self._phase is not Phase.ENDED)
         self.repairs.end(step)
-        # The callback outlives `fit`: no copy of the model or of a batch may.
-        self._state.probation = self._sample = None
+        self.forget()
+
+    def forget(self):
+        """Drops what must not outlive `fit`: copies of weights, and batches."""
+        self._held.disarm()
+        self._probation = self._sample = None
         self._evidence.clear()
 
     def _begin(self, step):
         # Refuses a mistake before anything else is reported.
-        self._validation.begin(step)
+        if not self._is_checked:
+            self._validation.begin(step)
         self.records.begin(step)
-        self._trigger.add(step, 0)
+        self._trigger.read(step)
         self.repairs.begin(step)
-        self._state.enter(Phase.WATCHING)
-        self._state.next_reading = step + 1
+        self._phase, self._due = Phase.WATCHING, step + 1
         examiner, model = self._session.examiner, self._session.model
         # Of a model that one worker does not know yet, nobody knows more.
         (new,) = any_worker(model, [examiner.schedule.is_new])
@@ -118,43 +129,61 @@ class Tuning:
         elif step == 0:
             examiner.log_errors(examiner.schedule.errors, step)
 
-    def _read_counters(self, step):
-        self._undo_if_diverged(step)
-        # The first steps show most.
-        session = self._session
-        taken = step - session.first_step
-        gap = min(taken // _READINGS_GROW, self._settings.update_freq)
-        self._state.next_reading = step + max(gap, 1)
-        if (left := session.examiner.schedule.steps_left(taken)) > 0:
-            self._state.read_by(step + left)
-        self._bad.count()
-        stuck = self._bad.newly_stuck()
-        due = self._trigger.add(step, self._bad.total, stuck)
-        if self._cooling(step) or self._state.captures:
+    def _watch(self, step):
+        if self._undo_if_diverged(step):
             return
-        audit = session.examiner.schedule.due(taken)
-        may_examine = (due or audit) and self._may_examine(step)
-        if due and may_examine:
-            self._bad.examined()
-            self._state.enter(Phase.CAPTURING, step + self._trigger.span)
-        elif audit and may_examine:
-            self._audit(step)
-        else:
+        schedule = self._session.examiner.schedule
+        # The first steps show most.
+        taken = step - self._session.first_step
+        gap = min(taken // _READINGS_GROW, self._tuner.update_freq)
+        self._due = step + max(gap, 1)
+        if (left := schedule.steps_left(taken)) > 0:
+            self._due = min(self._due, step + left)
+        triggered = self._trigger.read(step)
+        if self._cooling(step):
+            return
+        audit = schedule.due(taken)
+        if not (triggered or audit) or not self._may_examine(step):
             self._return_if_quiet(step)
+        elif triggered:
+            self._trigger.examined()
+            self._phase = Phase.CAPTURING
+            self._capture_until = step + self._trigger.span
+            self._hold(step)
+        else:
+            self._audit(step)
+
+    def _capture(self, step):
+        batch, _ = self._held.take() or (None, None)
+        if self._undo_if_diverged(step):
+            return
+        if self._trigger.count():
+            self._phase, self._due = Phase.WATCHING, step
+            self._session.synchronized_model()
+            self._examine_together(batch, step, triggered=True)
+        elif step >= self._capture_until:
+            self._phase = Phase.WATCHING
+            self._trigger.false_alarm()
+        else:
+            self._hold(step)
+
+    def _hold(self, step):
+        self._due = step
+        try:
+            self._held.hold(self._session.model)
+        except NotImplementedError:
+            # The next batch has to do, whether it fails or not.
+            self._phase = Phase.WATCHING
+            self._examine_next(step, triggered=True)
+
+    def _rest(self, step):
+        self._due = math.inf
 
     def _audit(self, step):
         schedule = self._session.examiner.schedule
         is_overhead = schedule.is_overhead
         schedule.audit(step - self._session.first_step)
         self._examine_next(step, triggered=False, is_overhead=is_overhead)
-
-    def _hurry(self, step):
-        """Brings the next audit forward if a layer overflows before it."""
-        if self._several_workers:  # All workers audit at the same steps.
-            return
-        steps = self._session.examiner.schedule.hurry()
-        if steps is not None:
-            self._state.read_by(step + steps)
 
     def _may_examine(self, step):
         """Whether a diagnosis may be made now, on all workers."""
@@ -163,38 +192,18 @@ class Tuning:
         (not_yet,) = any_worker(model, [not_here])
         return not not_yet
 
-    def _hold(self, step):
-        try:
-            self._held.hold(self._session.model)
-        except NotImplementedError:
-            # The next batch has to do, whether it fails or not.
-            self._state.enter(Phase.WATCHING)
-            self._examine_next(step, triggered=True)
-
-    def _examine_if_bad(self, step):
-        batch, _ = self._held.take() or (None, None)
-        if self._bad.count():
-            self._state.enter(Phase.WATCHING)
-            self._session.synchronized_model()
-            self._examine_together(batch, step, triggered=True)
-        elif step >= self._state.capture_until:
-            self._state.enter(Phase.WATCHING)
-            self._trigger.false_alarm()
-
     def _cooling(self, step):
-        changed = self._state.changed_at
+        changed = self._changed_at
         # What one batch shows before the first step need not be all.
         if changed in (None, self._session.first_step):
             return False
-        return step < changed + self._settings.cooldown
+        return step < changed + self._tuner.cooldown
 
-    def _examine_next(self, step, triggered, is_overhead=False):
-        how = {"triggered": triggered, "is_overhead": is_overhead}
-        work = partial(self._examine_together, step=step, **how)
-        self._on_next_batch(step, work)
+    def _examine_next(self, step, **how):
+        self._on_next_batch(step, self._examine_together, **how)
 
-    def _on_next_batch(self, step, work):
-        session = self._session
+    def _on_next_batch(self, step, work, **how):
+        session, work = self._session, partial(work, step=step, **how)
         session.examiner.on_next_batch(session.model, step, work)
 
     def _examine_together(self, batch, step, triggered, is_overhead=False):
@@ -208,11 +217,11 @@ class Tuning:
             is_overhead: Boolean. Whether it counts as overhead. If not, it is
                 seen first whether there is more in it than in its first rows.
         """
-        self._state.triggered = triggered
+        self._triggered = triggered
         if self._sample is None or not triggered:
             self._sample = batch
         name = "PrecisionTuner"
-        who = name * self._settings.verbose
+        who = name * self._tuner.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
             rows = partial(head if is_overhead else rows_to_examine, model)
@@ -223,7 +232,7 @@ class Tuning:
                 own = self.repair(*found, step)
         if self._several_workers:
             self._session.share_verdicts()
-            self._decide(own or WorkerProposal(Proposal()), step)
+            self._decide(own or WorkerProposal({}), step)
 
     # Demoting.
 
@@ -242,15 +251,17 @@ class Tuning:
             What is proposed, `None` if nothing may be changed now.
         """
         if raised:
-            self._state.changed_at = None
-        self._hurry(step)
-        # All workers are triggered alike, and each examines its own batch.
+            self._changed_at = None
+        # All workers are triggered alike, and audit at the same steps.
         if not self._several_workers:
+            sooner = self._session.examiner.schedule.hurry()
+            if sooner is not None:
+                self._due = min(self._due, step + sooner)
             self._trigger.explain(examination.bits_to_fall())
-        if self._state.ended or self._cooling(step):
+        if self._changes_nothing(step):
             return None
-        model, rungs = self._session.model, self._settings.rungs
-        proposal = propose(examination, model, batch, step, rungs)
+        model = self._session.model
+        proposal = propose(examination, model, batch, step, self._rungs)
         if proposal:
             self._evidence.append(batch)
         collapsed = self._session.counters.collapsed()
@@ -259,52 +270,50 @@ class Tuning:
             self._decide(own, step)
         return own
 
+    def _changes_nothing(self, step):
+        return self._phase is Phase.ENDED or self._cooling(step)
+
     def _decide(self, own, step):
-        if self._state.ended or self._cooling(step):
+        if self._changes_nothing(step):
             return
         agreed = own.agreed(self._session.model, step)
         if agreed.too_low:
             self._set_scale(agreed.scale_bits, step, adapts=True)
         elif agreed.advised_bits is not None:
             self._set_scale(agreed.advised_bits, step, adapts=False)
-        if not agreed.proposal:
+        if not agreed.layers:
             self._nothing_to_demote(agreed, step)
             return
-        self._state.enter(Phase.WATCHING)
-        wanted = self.repairs.wanted(agreed.proposal, step)
+        self._phase = Phase.WATCHING
+        wanted = self.repairs.wanted(agreed.layers, step)
         if not self.repairs.harmful.isdisjoint(wanted):
             self._trigger.false_alarm()
-            return
-        wanted = self._state.not_advised_before(wanted)
-        if wanted:
-            wanted |= self.repairs.left_alone(agreed.proposal, step)
-        obstacle = find_obstacle(
-            self._settings, self.repairs, agreed.proposal, wanted
-        )
-        if self._settings.dry_run:
+        elif self._tuner.dry_run:
             self._advise(wanted, step)
-        elif obstacle:
+        elif obstacle := self.repairs.obstacle(self._tuner, wanted):
             self._give_up(step, obstacle)
         else:
-            self._demote(step, wanted)
+            self._demote(step, wanted | self.repairs.left_alone(wanted, step))
             # An advised one has been set.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._session.counters.raise_scale(agreed.scale_bits, step)
 
     def _advise(self, wanted, step):
-        """Reports demotions that a dry run leaves to the user."""
-        if wanted:
-            self._state.advised |= set(wanted)
-            changes = {p: (d.before, d.policy) for p, d in wanted.items()}
-            self.records.change("demote", step, changes, wanted)
-        elif self._state.triggered:
+        """Reports demotions that a dry run leaves to the user, once each."""
+        known = self.records.advised()
+        new = {p: d for p, d in wanted.items() if p not in known}
+        if new:
+            new |= self.repairs.left_alone(wanted, step)
+            changes = {p: (d.before, d.policy) for p, d in new.items()}
+            self.records.change("demote", step, changes, new)
+        elif self._triggered:
             # A fault that goes on is known: not every step is diagnosed.
             self._trigger.false_alarm()
 
     def _set_scale(self, bits, step, adapts):
         """Lets gradients survive that do not at the loss scale in use."""
         counters = self._session.counters
-        before, dry = counters.scale_bits(), self._settings.dry_run
+        before, dry = counters.scale_bits(), self._tuner.dry_run
         if not dry and not (
             counters.raise_scale(bits, step, beyond_first=True)
             if adapts
@@ -318,7 +327,7 @@ class Tuning:
         self.records.scale(step, before, now)
 
     def _lower_floor(self, bits, step):
-        if self.repairs.rebuilds >= self._settings.max_rebuilds:
+        if self.repairs.rebuilds >= self._tuner.max_rebuilds:
             return False
         if not self._session.counters.lower_floor(bits, step):
             return False
@@ -327,11 +336,9 @@ class Tuning:
 
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
-            self._give_up(
-                step,
-                "no loss scale helps and no layer is to blame",
-            )
-        elif self._state.triggered:
+            why = "no loss scale helps and no layer is to blame"
+            self._give_up(step, why)
+        elif self._triggered:
             self._trigger.false_alarm()
 
     def _demote(self, step, wanted):
@@ -342,16 +349,14 @@ class Tuning:
         self.records.change("demote", step, changes, wanted)
 
     def _changed(self, step):
-        self._state.changed_at = self._state.idle_until = step
-        self._state.enter(Phase.WATCHING)
+        self._changed_at = self._due = step
         self._trigger.start_over()
         self._session.examiner.forget_trouble()
         self._session.log_layers()
-        self._settings.save_plan(self.repairs)
 
     def _give_up(self, step, reason):
-        self._state.enter(Phase.ENDED)
-        on_limit = self._settings.on_limit
+        self._phase = Phase.ENDED
+        on_limit = self._tuner.on_limit
         message = f"gives up: {reason}. {BY_HAND}"
         self.records.report("give_up", step, message, on_limit=on_limit)
         if on_limit == "stop":
@@ -364,34 +369,35 @@ class Tuning:
             wanted = self.repairs.all_in_float32(step, reason, "give_up")
             self._demote(step, wanted)
 
+    # Undoing.
+
     def _put_on_probation(self, step, paths):
-        if self._state.probation is None:
-            gap, session = self._settings.cooldown, self._session
+        if self._probation is None:
+            gap, session = self._tuner.cooldown, self._session
             try:
-                found = Probation(session, step, gap, self._sample)
+                self._probation = Probation(session, step, gap, self._sample)
             except NotImplementedError:
                 return
-            self._state.probation = found
-        self._state.probation.paths |= set(paths)
+        self._probation.paths |= set(paths)
 
     def _undo_if_diverged(self, step):
-        """Undoes a demotion after which weights or the loss grow too far."""
-        probation = self._state.probation
+        """Whether weights or the loss grew too far, so that it has undone."""
+        probation = self._probation
         if probation is None or not probation.due(step):
-            return
+            return False
         growth = probation.divergence(step)
         (diverged,) = any_worker(self._session.model, [growth is not None])
+        if diverged or probation.over():
+            self._probation = None
         if diverged:
             self._undo(probation, growth, step)
-        elif probation.over():
-            self._state.probation = None
+        return diverged
 
     def _undo(self, probation, growth, step):
-        self._state.probation = None
+        self._phase = Phase.WATCHING
         probation.restore()
         self._session.counters.raise_scale(probation.scale_bits, step)
-        demoted = self.repairs.demotions.keys()
-        changes = self.repairs.restore(probation.paths & demoted)
+        changes = self.repairs.restore(probation.paths)
         self.repairs.harmful |= changes.keys()
         self._changed(step)
         self._trigger.false_alarm()
@@ -400,20 +406,15 @@ class Tuning:
     # Returning to 16 bits.
 
     def _return_if_quiet(self, step):
-        bad = self._trigger.last_nonfinite_step
-        times = bad, self._state.changed_at, self.repairs.quiet_since
-        since = max(time for time in times if time is not None)
-        self.repairs.quiet_since = since
-        kind, paths = self.repairs.next_trial(
-            step, step - since, self._settings.promote_after
-        )
-        rebuilds_left = self._settings.max_rebuilds - self.repairs.rebuilds
-        if paths and rebuilds_left and not self._settings.dry_run:
-            self._on_next_batch(
-                step, lambda batch: self._restore(kind, paths, batch, step)
-            )
+        times = self._trigger.last_nonfinite_step, self._changed_at
+        trouble = max((t for t in times if t is not None), default=-math.inf)
+        after = self._tuner.promote_after
+        kind, paths = self.repairs.next_trial(step, trouble, after)
+        rebuilds_left = self._tuner.max_rebuilds - self.repairs.rebuilds
+        if paths and rebuilds_left and not self._tuner.dry_run:
+            self._on_next_batch(step, self._restore, kind=kind, paths=paths)
 
-    def _restore(self, kind, paths, batch, step):
+    def _restore(self, batch, step, kind, paths):
         batches = [b for b in (*self._evidence, batch) if b is not None]
         may_return = layers_that_may_return(
             self._session, self.repairs, paths, batches, step
@@ -424,3 +425,12 @@ class Tuning:
         changes = self.repairs.restore(may_return)
         self._changed(step)
         self.records.change(kind, step, changes, {}, **numbers)
+
+
+# Trigger, diagnose, demote, write: each phase, and what is done in it.
+_WORK = {
+    Phase.STARTING: Tuning._begin,  # Then it watches.
+    Phase.WATCHING: Tuning._watch,  # Until a trigger: then it captures.
+    Phase.CAPTURING: Tuning._capture,  # Until a step fails: then it watches.
+    Phase.ENDED: Tuning._rest,
+}

@@ -2,6 +2,10 @@
 
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
+from keras_mixprec.policies.hardware import recommend_policy
+
+# What has grown where this worker's own loss has not.
+_ELSEWHERE = "loss of another worker's batch grew"
 
 # What to do where the tuner gives up.
 BY_HAND = (
@@ -11,25 +15,29 @@ BY_HAND = (
 
 
 class TunerHistory:
-    """Reports each change once it is made.
+    """Reports each change once it is made, and has the plan written.
 
     Args:
-        settings: `TunerSettings`.
+        tuner: The `PrecisionTuner`, to whose history it is added.
         session: The `Session`, for its log.
         repairs: `Repairs` of the model.
-        history: List of dicts, to which what is done is added.
+        save_plan: Function without arguments that writes the plan.
+        plan_file: String. Where to, empty for nowhere.
 
     Attributes:
-        history: As given.
         has_news: Boolean. Whether anything was done in this `fit`.
     """
 
-    def __init__(self, settings, session, repairs, history):
-        self.history = history
+    def __init__(self, tuner, session, repairs, save_plan, plan_file):
         self.has_news = False
-        self._settings = settings
+        self._history = tuner.history
+        self._verbose = tuner.verbose
+        self._bfloat16 = tuner.bfloat16
+        self._dry = {"dry_run": True} if tuner.dry_run else {}
+        self._file = {"plan_file": plan_file} if plan_file else {}
         self._session = session
         self._repairs = repairs
+        self._save_plan = save_plan
         self._done_before = []
 
     def at_first(self, kind: str, message: str, **fields):
@@ -51,10 +59,11 @@ class TunerHistory:
             **fields: What else the history has of it.
         """
         event = {"kind": kind, **fields, "message": message}
-        self.history.append({"step": step, **event})
+        self._history.append({"step": step, **event})
         self.has_news = True
         self._session.log.event(step, event)
-        if self._settings.verbose:
+        self._save_plan()
+        if self._verbose:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
@@ -68,34 +77,41 @@ class TunerHistory:
             why: Dict from path to `Demotion`.
             **fields: As for `report`.
         """
-        after = sorted({policy for _, policy in changes.values()})
         verb = "demote" if kind == "demote" else "return"
-        would = f"would {verb}" if self._settings.dry_run else f"{verb}s"
-        reasons = list(dict.fromkeys(d.kind for d in why.values()))
-        rung = ""
-        if kind == "demote" and "mixed_bfloat16" in after:
-            # The advice of a verdict is float32, which always repairs.
-            rung = (
-                "; bfloat16 has enough range, and "
-                f"{self._settings.why_bfloat16}"
-            )
+        verb = f"would {verb}" if self._dry else f"{verb}s"
+        message = f"{verb} {listed(changes)} to {_after(changes)}"
+        if why:
+            reasons = dict.fromkeys(d.kind for d in why.values())
+            message += f" because of {', '.join(reasons)}"
+        # The advice of a verdict is float32, which always repairs.
+        if kind == "demote" and "mixed_bfloat16" in _after(changes):
+            why_here = "`bfloat16=True`"
+            if self._bfloat16 == "auto":
+                why_here = recommend_policy().reason
+            message += f"; bfloat16 has enough range, and {why_here}"
         self.report(
             kind,
             step,
-            f"{would} {listed(changes)} to {' and '.join(after)}"
-            + (f" because of {', '.join(reasons)}" if reasons else "")
-            + rung,
-            layers={
-                path: {"before": before, "after": after}
-                for path, (before, after) in changes.items()
-            },
+            message,
+            **self._layers(changes),
             reasons={path: d.reason for path, d in why.items()},
             because={path: d.because or d.reason for path, d in why.items()},
-            share_in_16_bits=self._repairs.share_in_16_bits(),
-            **({"dry_run": True} if self._settings.dry_run else {}),
-            **({"plan_file": own} if (own := self._settings.plan) else {}),
+            **self._dry,
+            **self._file,
             **fields,
         )
+
+    def advised(self) -> set:
+        """Returns the paths of layers whose demotion a dry run has reported."""
+        told = [e for e in self._history if e["kind"] == "demote"]
+        return {path for event in told for path in event["layers"]}
+
+    def _layers(self, changes):
+        pairs = changes.items()
+        return {
+            "layers": {p: {"before": b, "after": a} for p, (b, a) in pairs},
+            "share_in_16_bits": self._repairs.share_in_16_bits(),
+        }
 
     def scale(self, step: int, before: float, after: float):
         """Reports that the loss scale is raised or lowered, or would be.
@@ -105,15 +121,14 @@ class TunerHistory:
             before: Float. The power of two that it was.
             after: Float. The power of two that it is now.
         """
-        dry, verb = self._settings.dry_run, "raise"
-        why = "below which gradients vanish"
+        verb, why = "raise", "below which gradients vanish"
         if after < before:
             verb, why = "lower", "above which gradients overflow"
         self._report_scale(
             f"{verb}_scale",
             step,
-            f"{f'would {verb}' if dry else f'{verb}s'} the loss scale from "
-            f"2**{before:g} to 2**{after:g}, {why}",
+            f"{f'would {verb}' if self._dry else f'{verb}s'} the loss scale "
+            f"from 2**{before:g} to 2**{after:g}, {why}",
             before,
             after,
         )
@@ -138,12 +153,11 @@ class TunerHistory:
 
     def _report_scale(self, kind, step, message, before, after):
         """Reports it; what leaves the scale as it is, once."""
-        dry = {"dry_run": True} if self._settings.dry_run else {}
-        stays = dry or kind == "advise_scale"
-        if stays and any(event["kind"] == kind for event in self.history):
+        stays = self._dry or kind == "advise_scale"
+        if stays and any(event["kind"] == kind for event in self._history):
             return
         scales = {"before": 2.0**before, "after": 2.0**after}
-        self.report(kind, step, message, **scales, **dry)
+        self.report(kind, step, message, **scales, **self._dry)
 
     def undo(self, step: int, changes: dict, growth, since: int):
         """Reports a demotion that made training diverge and is undone.
@@ -151,55 +165,53 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: `Growth` of what has diverged, `None` if it is what
+            growth: String. What has grown and how far, `None` if it is what
                 another worker compares.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
-        grown = "loss of another worker's batch grew"
-        if growth:
-            grown = (
-                f"{growth.what} grew from {growth.before:.3g} to "
-                f"{growth.now:.3g}"
-            )
         self.report(
             "undo",
             step,
             f"undoes the demotion of {listed(changes)}: with it the "
-            f"{grown}. Weights and optimizer state are those of step "
-            f"{since} again. Look for outliers in the data, or clip gradients",
-            layers={
-                path: {"before": before, "after": after}
-                for path, (before, after) in changes.items()
-            },
-            share_in_16_bits=self._repairs.share_in_16_bits(),
+            f"{growth or _ELSEWHERE}. Weights and "
+            f"optimizer state are those of step {since} again. Look for "
+            "outliers in the data, or clip gradients",
+            **self._layers(changes),
         )
 
     def rebuild(self, step: int):
         """Reports what the last rebuild cost, once its step is done."""
         seconds = self._repairs.rebuild_seconds()
         if seconds is not None:
-            self.history[-1]["seconds"] = seconds
+            self._history[-1]["seconds"] = seconds
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
             self._session.log.event(step, event)
 
 
-def said_at_start(disk, start, changes: dict, keeps_file: bool) -> str:
-    """Returns what a tuner says of the plan that it starts from.
+def _after(changes):
+    return " and ".join(sorted({policy for _, policy in changes.values()}))
+
+
+def start_message(
+    disk, fits: bool, changes: dict, aside: dict, keeps_file: bool
+) -> str:
+    """Returns the message on the plan that a tuner starts from.
 
     Args:
         disk: `PlanOnDisk`.
-        start: `PlanStart`, what fits of the plan.
+        fits: Boolean. Whether any of the plan is used.
         changes: Dict from path to the policies before and after.
+        aside: Dict from path to why the plan is not followed there.
         keeps_file: Boolean. Whether the file is not written to.
     """
-    after = sorted({policy for _, policy in changes.values()})
-    sets = f", which sets {listed(changes)} to {' and '.join(after)}"
-    starts = f"starts from {disk.path}{sets if changes else ''}"
-    if not start.aside:
+    sets = f", which sets {listed(changes)} to {_after(changes)}"
+    starts = "starts from" if fits else "does not start from"
+    starts = f"{starts} {disk.path}{sets if changes else ''}"
+    if not aside:
         return starts
     whys = {}
-    for path, why in start.aside.items():
+    for path, why in aside.items():
         whys.setdefault(why, []).append(path)
     differ = "; ".join(f"{listed(p)} ({why})" for why, p in whys.items())
     file = (
@@ -208,6 +220,6 @@ def said_at_start(disk, start, changes: dict, keeps_file: bool) -> str:
         else f"The file as it was is kept as {disk.earlier}"
     )
     return (
-        f"{starts if start.used else f'does not start from {disk.path}'}. Your "
-        f"code wins where the plan was made for another model: {differ}. {file}"
+        f"{starts}. Your code wins where the plan was made for another model: "
+        f"{differ}. {file}"
     )

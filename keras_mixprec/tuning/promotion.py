@@ -1,7 +1,6 @@
 """Whether a demotion helps training, and which layers may return to 16 bits."""
 
 import math
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -21,28 +20,15 @@ from keras_mixprec.policies.casts import isolated_layers
 _STEPS = 500
 
 
-class Growth(NamedTuple):
-    """How far something has grown since a demotion.
+def _growth(what, before, now, least=0.0):
+    """What has grown further than training needs in so few steps, `None` else.
 
-    Attributes:
-        what: String. `"largest weight"` or `"float32 loss of one batch"`.
-        before: Float. What it was then.
-        now: Float. What it is now, infinite if any weight is not finite.
-        least: Float. What it may be a multiple of at least.
+    Beyond a multiple of what it was, which counts as `least` if it was less.
     """
-
-    what: str
-    before: float
-    now: float
-    least: float
-
-    @property
-    def diverged(self) -> bool:
-        """Whether no training needs as much in so few steps."""
-        if not math.isfinite(self.before):
-            return False
-        limit = thresholds.DIVERGED * max(abs(self.before), self.least)
-        return not self.now <= limit
+    limit = thresholds.DIVERGED * max(abs(before), least)
+    if not math.isfinite(before) or now <= limit:
+        return None
+    return f"{what} grew from {before:.3g} to {now:.3g}"
 
 
 class Probation:
@@ -93,23 +79,22 @@ class Probation:
         """Whether what comes now has another cause."""
         return self._gap > _STEPS
 
-    def divergence(self, step: int) -> Growth | None:
+    def divergence(self, step: int) -> str | None:
         """Compares weights and loss; the next time is twice as far away.
 
         Args:
             step: Int.
 
         Returns:
-            The `Growth` that no training needs, `None` if there is none.
+            What has grown and how far, `None` if nothing has diverged.
         """
         self._gap *= 2
         model = self._session.synchronized_model()
         with active.processes().single_process(model):
             now = _largest_weight(model)
         # Weights that start from zeros are larger after a step.
-        weight = self._weight
-        grown = Growth("largest weight", weight, now, 1.0)
-        return grown if grown.diverged else self._loss_divergence(model, step)
+        grown = _growth("largest weight", self._weight, now, least=1.0)
+        return grown or self._loss_divergence(model, step)
 
     def _loss_divergence(self, model, step):
         examiner = self._session.examiner
@@ -120,8 +105,8 @@ class Probation:
         # step, though not of what it was before any training.
         start = examiner.schedule.start
         least = abs(start.loss) if start else 0.0
-        grown = Growth("float32 loss of one batch", self._loss, now, least)
-        if not grown.diverged:
+        grown = _growth("float32 loss of one batch", self._loss, now, least)
+        if grown is None:
             return None
         # What was nearly 0 by chance before any training, a hundred times as
         # much after ten steps, falls again where training is sound.

@@ -1,11 +1,10 @@
 """Whether a metric on held-back data allows a return to 16 bits, and the plan.
 
 The same weights are evaluated in float32 and under a plan. Evaluations are
-counted; what is not a must has to wait until enough steps were taken.
+counted; those that can wait do so until enough steps were taken.
 """
 
 import math
-from typing import Any
 
 from keras_mixprec import _clock
 from keras_mixprec._console import listed, print_message
@@ -14,8 +13,7 @@ from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
-from keras_mixprec.tuning.demotions import find_obstacle
-from keras_mixprec.tuning.proposal import Proposal
+from keras_mixprec.tuning.proposal import by_policy
 
 # Evaluations that a run may make, and one more each so many steps.
 _EVALUATIONS, _STEPS = 50, 100
@@ -23,7 +21,7 @@ _EVALUATIONS, _STEPS = 50, 100
 # An evaluation that is expected to take longer is announced.
 _PATIENCE = 2.0
 
-_PURPOSE = "validation"
+_OVER_BUDGET = "; validation is over its budget"
 
 
 class Validation:
@@ -33,22 +31,22 @@ class Validation:
     find.
 
     Args:
-        settings: `TunerSettings`.
+        tuner: The `PrecisionTuner`, for its arguments.
         session: The `Session`.
         repairs: `Repairs` of the model.
         records: `TunerHistory`.
+        held_back: `HeldBack`, or `None`.
     """
 
-    def __init__(self, settings, session, repairs, records):
-        self._settings = settings
+    def __init__(self, tuner, session, repairs, records, held_back):
+        self._tuner = tuner
         self._session = session
         self._repairs = repairs
         self._records = records
+        self._held_back = held_back
+        self._evaluation = Evaluation(session.model, held_back)
         self._cost, self._count = 0.0, 0
         self._warned = False
-        self._evaluation: Any = None
-        if settings.held_back is not None:
-            self._evaluation = Evaluation(session.model, settings.held_back)
 
     def begin(self, step: int):
         """Evaluates once in float32, so that a mistake ends `fit` at once.
@@ -60,12 +58,14 @@ class Validation:
             ValueError: If the metric is not finite.
             Exception: Whatever the evaluation raises.
         """
-        if self._evaluation is None or not self._settings.check_validate:
+        if self._held_back is None:
             return
         self._session.synchronized_model()
         value = self._timed(self._evaluation.reference)
         event = {"kind": "validate", **self._numbers(value, None)}
         self._session.log.event(step, event)
+
+    # Returning to 16 bits.
 
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
         """Returns which layers may return to 16 bits, and the metric then.
@@ -78,34 +78,31 @@ class Validation:
                 sound.
             step: Int.
         """
-        if self._evaluation is None or not paths:
+        if self._held_back is None or not paths:
             return paths, {}
         if self.over_budget(evaluations=2):
-            self._keep(paths, step, "validation is over its budget")
+            self._keep(paths, step, _OVER_BUDGET.removeprefix("; "))
             return set(), {}
         trials = self._trials(step)
         if trials is None:
             self._keep(paths, step, "the evaluation failed")
             return set(), {}
-        repairs = self._repairs
-
-        def assignment(kept):
-            return repairs.as_built(paths - kept)
-
+        as_built = self._repairs.as_built
         found = smallest_set(
-            sorted(paths), lambda kept: trials.fit(kept, assignment(kept))
+            sorted(paths),
+            lambda kept: trials.within(kept, as_built(paths - kept)),
         )
         kept = frozenset(paths if found is None else found)
         if kept:
             value = trials.value(frozenset())
             what = f"with {len(paths)} layers in" if len(paths) > 1 else "in"
-            limit = f"(tolerance={self._settings.tolerance:g})"
-            why = f"{what} 16 bits {self._say(trials, value)} {limit}"
-            why += "; validation is over its budget" * trials.over_budget
+            limit = f"(tolerance={self._tuner.tolerance:g})"
+            why = f"{what} 16 bits {self._compared(trials, value)} {limit}"
+            why += _OVER_BUDGET * trials.over_budget
             numbers = self._numbers(trials.reference, value)
             self._keep(kept, step, why, **numbers)
-        value = trials.value(kept)
-        return paths - kept, self._numbers(trials.reference, value)
+        numbers = self._numbers(trials.reference, trials.value(kept))
+        return paths - kept, numbers
 
     def _keep(self, paths, step, why, **numbers):
         self._repairs.keep(paths, f"at step {step}, {why}")
@@ -117,7 +114,6 @@ class Validation:
             paths=sorted(paths),
             **numbers,
         )
-        self._settings.save_plan(self._repairs)
 
     # The end of training.
 
@@ -131,93 +127,83 @@ class Validation:
             step: Int.
             may_demote: Boolean. Whether anything may be changed.
         """
-        taken = step - self._session.first_step
-        if self._evaluation is None or not taken:
+        if self._held_back is None or step == self._session.first_step:
             return
         self._session.synchronized_model()
-        started = _clock.now()
+        started, within, blamed, why = _clock.now(), False, [], ""
         trials = self._trials(step)
         if trials is None:
             numbers = self._numbers(None, None)
             text = "not signed off: the evaluation failed"
-            self._signed(step, numbers, False, text, started)
-            return
-        value = trials.first({})
-        within, blamed, why = trials.within(value), [], ""
-        if not within:
-            blamed, why = self._repair(trials, value, step, may_demote)
-            if not why:
-                value = trials.first({})
-                within, blamed = trials.within(value), []
-        limit = f"tolerance={self._settings.tolerance:g}"
-        no = "" if within else "not "
-        text = f"{no}signed off: {self._say(trials, value)}, {no}within {limit}"
-        numbers = self._numbers(trials.reference, value)
-        self._signed(step, numbers, within, text + why, started, blamed)
+        else:
+            within = trials.within("now", {}, is_must=True)
+            value = trials.value("now")
+            if not within:
+                blamed, why = self._repair(trials, value, step, may_demote)
+            if blamed and not why:
+                within = trials.within("repaired", {}, is_must=True)
+                value, blamed = trials.value("repaired"), []
+            numbers = self._numbers(trials.reference, value)
+            no = "" if within else "not "
+            text = (
+                f"{no}signed off: {self._compared(trials, value)}, {no}within "
+                f"tolerance={self._tuner.tolerance:g}{why}"
+            )
+        seconds = round(_clock.now() - started, 3)
+        numbers |= {"within": within, "to_blame": blamed, "seconds": seconds}
+        self._repairs.sign_off = {"step": step, **numbers}
+        self._records.report("sign_off", step, text, **numbers)
 
     def _repair(self, trials, value, step, may_demote):
         """Demotes what is to blame; returns it, and why it is not demoted."""
-        reason = f"in 16 bits {self._say(trials, value)}"
-        wanted = self._repairs.all_in_float32(step, reason, "validation")
+        repairs = self._repairs
+        reason = f"in 16 bits {self._compared(trials, value)}"
+        wanted = repairs.all_in_float32(step, reason, "validation")
         blamed = self._to_blame(trials, wanted)
         if not blamed:
             return [], "; no evaluations were left to find the layers to blame"
-        layers = [
-            (p, x) for p, x in self._repairs.layers().items() if p in blamed
-        ]
-        proposal = Proposal((id(x), (x, "float32", None)) for _, x in layers)
-        wanted = {p: d for p, d in wanted.items() if p in blamed}
-        changes = {p: (d.before, d.policy) for p, d in wanted.items()}
+        wanted = {path: wanted[path] for path in blamed}
         named = f" because of {listed(blamed)}"
-        if self._settings.dry_run:
+        if self._tuner.dry_run:
+            changes = {p: (d.before, d.policy) for p, d in wanted.items()}
             self._records.change("demote", step, changes, wanted)
             return blamed, named
-        obstacle = find_obstacle(
-            self._settings, self._repairs, proposal, wanted
-        )
+        obstacle = repairs.obstacle(self._tuner, wanted)
         if obstacle or not may_demote:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
-        wanted |= self._repairs.left_alone(proposal, step)
-        changes = self._repairs.demote(wanted)
-        self._repairs.rebuild_seconds()  # No step follows that compiles.
+        wanted |= repairs.left_alone(wanted, step)
+        changes = repairs.demote(wanted)
+        repairs.rebuild_seconds()  # No step follows that compiles.
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
 
     def _to_blame(self, trials, wanted):
         """The fewest layers without which the metric is within tolerance."""
         self._announce(f"searches {len(wanted)} layers for those to blame")
-        errors = self._session.examiner.schedule.errors
-        found = dict.fromkeys(wanted, 0.0)
-        for name, own in errors.items():
+        errors = dict.fromkeys(wanted, 0.0)
+        for name, own in self._session.examiner.schedule.errors.items():
             path = name.partition("#")[0]
             error = own.get("forward", 0.0)
-            if path in found and not found[path] >= error:
-                found[path] = min(error, 1e9)
+            if path in errors and not errors[path] >= error:
+                errors[path] = min(error, 1e9)
         # Every worker has seen other batches.
-        agreed = any_worker(self._session.model, [*found.values()])
-        order = sorted(zip(agreed, range(len(found)), wanted, strict=True))
-        ranked = [p for _, _, p in sorted(order, key=lambda e: (-e[0], e[1]))]
+        agreed = any_worker(self._session.model, [*errors.values()])
+        errors = dict(zip(errors, agreed, strict=True))
+        ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
-
-        def fits(paths):
-            # All of them are what it is compared with.
-            return len(paths) == len(ranked) or trials.fit(
-                paths, {"float32": [layers[path] for path in paths]}
-            )
-
-        blamed = smallest_set(ranked, fits) or frozenset()
+        found = smallest_set(
+            ranked,
+            # With all of them in float32 it is what it is compared with.
+            lambda paths: (
+                len(paths) == len(ranked)
+                or trials.within(
+                    paths, by_policy(layers, dict.fromkeys(paths, "float32"))
+                )
+            ),
+        )
+        blamed = found or ()
         unknown = trials.over_budget and len(blamed) == len(ranked)
         return [] if unknown else sorted(blamed)
-
-    def _signed(self, step, numbers, within, text, started, blamed=()):
-        numbers |= {
-            "within": within,
-            "to_blame": [*blamed],
-            "seconds": round(_clock.now() - started, 3),
-        }
-        self._repairs.sign_off = {"step": step, **numbers}
-        self._records.report("sign_off", step, text, **numbers)
-        self._settings.save_plan(self._repairs)
 
     # Evaluating.
 
@@ -230,38 +216,28 @@ class Validation:
         # The other workers wait for this one.
         except Exception as raised:
             error = raised
+        if error is None and not math.isfinite(reference):
+            error = (
+                f"{self._held_back.name} is {reference:g} in float32 too, so "
+                "it decides nothing: look at the weights and the held-back data"
+            )
         (failed,) = any_worker(self._session.model, [error is not None])
-        if error:
-            self._fail(step, error)
-        if failed:
-            return None
-        finite = math.isfinite(reference)
-        (unknown,) = any_worker(self._session.model, [not finite])
-        if not unknown:
-            return _Trials(self, reference)
-        name = self._settings.held_back.name
-        self._fail(
-            step,
-            f"{name} is {reference:g} in float32 too, so it decides nothing: "
-            "look at the weights and the held-back data",
-        )
-        return None
-
-    def _fail(self, step, error):
-        self._session.log.event(step, failure_event("validation_failed", error))
-        if not self._warned:
-            self._warned = True
-            warn_disabled("validate", error, who="PrecisionTuner")
+        if error is not None:
+            event = failure_event("validation_failed", error)
+            self._session.log.event(step, event)
+            if not self._warned:
+                self._warned = True
+                warn_disabled("validate", error, who="PrecisionTuner")
+        return None if failed else _Trials(self, reference)
 
     def over_budget(self, evaluations: int) -> bool:
         """Whether so many evaluations are too many now."""
-        session = self._session
-        taken = session.step - session.first_step
+        taken = self._session.step - self._session.first_step
         allowed = _EVALUATIONS + taken // _STEPS
         return self._count + evaluations > allowed
 
     def evaluate(self, assignment: dict, reference: float) -> tuple:
-        """Returns the metric, and how much worse it is for any worker.
+        """Returns the metric, and whether it is within tolerance.
 
         Args:
             assignment: As for `Evaluation.with_policies`.
@@ -275,12 +251,8 @@ class Validation:
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
-        return value, any_worker(self._session.model, [worse])[0]
-
-    @property
-    def tolerance(self) -> float:
-        """As given to the tuner."""
-        return self._settings.tolerance
+        (worst,) = any_worker(self._session.model, [worse])
+        return value, worst <= self._tuner.tolerance
 
     def _timed(self, work):
         started = _clock.now()
@@ -289,28 +261,29 @@ class Validation:
         finally:
             self._cost = _clock.now() - started
             self._count += 1
-            self._session.budget.add(_PURPOSE, self._cost, is_overhead=False)
+            budget = self._session.budget
+            budget.add("validation", self._cost, is_overhead=False)
 
     def _announce(self, what):
-        if self._settings.verbose and self._cost > _PATIENCE:
+        if self._tuner.verbose and self._cost > _PATIENCE:
             about = f"about {self._cost:.0f} s an evaluation"
             print_message(f"PrecisionTuner {what} ({about}) ...")
 
-    def _say(self, trials, value):
-        name = self._settings.held_back.name
+    def _compared(self, trials, value):
+        name = self._held_back.name
         return f"{name} is {value:.6g}, in float32 {trials.reference:.6g}"
 
     def _numbers(self, reference, value):
         return {
-            "metric": self._settings.held_back.name,
+            "metric": self._held_back.name,
             "float32": _for_json(reference),
             "plan": _for_json(value),
-            "tolerance": self._settings.tolerance,
+            "tolerance": self._tuner.tolerance,
         }
 
 
 class _Trials:
-    """What the metric is with the weights as they are, each computed once.
+    """The metric with the weights as they are, each evaluated once.
 
     Args:
         validation: `Validation`.
@@ -322,32 +295,28 @@ class _Trials:
         self.over_budget = False
         self._validation = validation
         self._known = {}
-        self._worse = {}
 
-    def first(self, assignment):
-        """Returns the metric, whatever that costs."""
-        value, worse = self._validation.evaluate(assignment, self.reference)
-        self._worse[value] = worse
-        return value
+    def within(self, key, assignment: dict, is_must: bool = False) -> bool:
+        """Whether the metric is within tolerance, and the budget not used up.
 
-    def within(self, value):
-        """Whether a metric that `first` returned is within the tolerance."""
-        return self._worse[value] <= self._validation.tolerance
-
-    def fit(self, paths, assignment):
-        """Whether the metric is within tolerance, and within the budget."""
-        if paths not in self._known:
-            self.over_budget |= self._validation.over_budget(1)
-            if self.over_budget:
-                return False
-            self._known[paths] = self._validation.evaluate(
+        Args:
+            key: What the evaluation is known by.
+            assignment: As for `Evaluation.with_policies`.
+            is_must: Boolean. Whether it is made whatever that costs.
+        """
+        if key not in self._known:
+            if not is_must:
+                self.over_budget |= self._validation.over_budget(1)
+                if self.over_budget:
+                    return False
+            self._known[key] = self._validation.evaluate(
                 assignment, self.reference
             )
-        return self._known[paths][1] <= self._validation.tolerance
+        return self._known[key][1]
 
-    def value(self, paths):
-        """Returns the metric that `fit` has found, NaN if it has not."""
-        return self._known.get(paths, (math.nan,))[0]
+    def value(self, key) -> float:
+        """Returns the metric that `within` has found, NaN if it has not."""
+        return self._known.get(key, (math.nan,))[0]
 
 
 def _for_json(value):

@@ -37,7 +37,7 @@ class Timing(NamedTuple):
 def compare(
     functions: Mapping[str, Callable],
     seconds: float,
-    clock: Callable = _clock.now,
+    clock: Callable = lambda: _clock.now(),
 ) -> Timing:
     """Returns how long functions take, compared with the first.
 
