@@ -21,7 +21,6 @@ from keras_mixprec.monitoring.attach import (
     CHARTS,
     METRICS,
     SETTINGS,
-    after_epoch,
     after_errors,
     keep_watching,
     log_epoch,
@@ -210,7 +209,6 @@ class Session:
         """Starts counting the batches of an epoch."""
         if callback is self._members[0] and self._can_start():
             self._start()
-            after_epoch(self.model)
             self.state.begin_epoch()
             self.state.counter_log.begin_epoch(self.step)
             self.bad_data.begin_epoch(self.step, epoch)
@@ -359,7 +357,6 @@ class Session:
         self._finished = True
         self.state.begin_epoch()
         attempt, step, state = self.attempt, self.step, self.state
-        after_epoch(self.model)
         self.synchronized_model()
         attempt("keep failing batches", self._keep_if_failed)
         state.performance.clock.end_epoch(known_length=True)

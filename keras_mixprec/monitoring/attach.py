@@ -1,9 +1,6 @@
 """Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
 
 import contextlib
-import gc
-import math
-import weakref
 from collections import Counter
 
 import keras
@@ -12,7 +9,6 @@ from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
-from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.numerics.arrays import to_array
@@ -170,49 +166,6 @@ def log_epoch(log, step: int):
     log.rows(step, EPOCHS, [row], EPOCH_COLUMNS, EPOCH_ROWS_PER_CHUNK)
 
 
-_KINDS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-)
-
-
-def forget_nan_as_best(callbacks):
-    """Lets callbacks that took NaN for the best value take the next one.
-
-    Keras compares with NaN, which nothing is better than, for ever: training
-    would be stopped, or no other checkpoint written, because of a first epoch
-    in which every step was skipped. Values of the validation are left alone.
-
-    Args:
-        callbacks: Those of the model, as `comparing_callbacks` finds them.
-    """
-    for callback in filter(None, (reference() for reference in callbacks)):
-        validates = callback.monitor.startswith("val_")
-        if not validates and _is_nan(callback.best):
-            callback.best = None
-
-
-def comparing_callbacks(model) -> list[weakref.ref]:
-    """Returns references to a model's callbacks that remember a best value.
-
-    Args:
-        model: The `keras.Model` that they belong to.
-    """
-    # Callbacks do not know each other. It takes 200 ms among four million
-    # objects: once in a `fit`, if an epoch has no finite loss.
-    return [
-        weakref.ref(callback)
-        for callback in gc.get_objects()
-        if issubclass(type(callback), _KINDS)
-        and callback_model(callback) is model
-    ]
-
-
-def _is_nan(value):
-    return value is not None and math.isnan(value)
-
-
 # The attribute of a model that holds the guard of its metrics, which refers to
 # the model: kept anywhere else it would keep that alive.
 _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
@@ -239,19 +192,6 @@ def keep_watching(model):
     guard = vars(model).get(_GUARD_ATTRIBUTE)
     if guard and guard.on:
         guard.keep()
-
-
-def after_epoch(model):
-    """Clears what an epoch has left in which every step was skipped.
-
-    Every callback must have seen the end of that epoch.
-    """
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.epoch_was_skipped:
-        guard.epoch_was_skipped = False
-        if guard.comparing is None:
-            guard.comparing = comparing_callbacks(model)
-        forget_nan_as_best(guard.comparing)
 
 
 def after_errors(model, work):
@@ -325,7 +265,6 @@ def _guard(model):
     if not guard.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
         vars(model)[_GUARD_ATTRIBUTE] = guard
-    guard.comparing = None
     guard.start()
 
 
