@@ -16,12 +16,11 @@ from keras_mixprec.backend.common import (
 from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
-from keras_mixprec.guards.train_function import without_taps
+from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.monitoring.attach import (
     CHARTS,
     METRICS,
     SETTINGS,
-    after_errors,
     keep_watching,
     log_epoch,
     settings_of,
@@ -154,10 +153,7 @@ class Session:
             stack.callback(vars(model).pop, SESSION_ATTRIBUTE, None)
             stack.callback(self.log.close)
             stack.callback(stop_watching, model)
-            for part in self.parts.recorder, self.parts.prober, self.examiner:
-                stack.callback(part.disarm)
             stack.callback(self._members.clear)  # Summaries ask them.
-            model.train_function = without_taps(model.train_function)
             with contextlib.suppress(Exception):
                 note_end(self, error)
             if self.on_abandoned:
@@ -269,6 +265,7 @@ class Session:
 
     def _act(self):
         attempt, step = self.attempt, self.step
+        self.examiner.warn()
         attempt("keep failing batches", self._keep_if_failed)
         if step > self.first_step:
             self.budget.begin(step)
@@ -362,6 +359,7 @@ class Session:
         state.performance.clock.end_epoch(known_length=True)
         for part in self.parts.recorder, self.prober, self.examiner:
             part.disarm()
+        self.examiner.warn()
         attempt("read the counters", self._read_counters)
         attempt("time steps", state.performance.finish, step)
         # What it shows may be reason for a diagnosis.
@@ -387,9 +385,9 @@ class Session:
         self.started = True
         self.model.make_train_function()  # `train_on_batch` does it too late.
         self.state = FitState.begin(self)
-        explain = self.examiner.on_error = partial(explain_error, self)
+        function = TrainFunction.of(self.model)
+        function.on_error = partial(explain_error, self)
         self.examiner.locate = partial(self.bad_data.located, self)
-        after_errors(self.model, explain)
         attempt = self.attempt
         attempt("log settings", self._log_settings)
         attempt("log layers", self.log_layers)

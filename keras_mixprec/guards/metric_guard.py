@@ -6,6 +6,7 @@ rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
 `TerminateOnNaN` then act on a fault that is over.
 """
 
+import contextlib
 import functools
 import math
 import threading
@@ -19,7 +20,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.guards.step_state import guard_state, step_state
-from keras_mixprec.guards.train_function import GuardedFunction
+from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.keras_internals import (
     better_end,
     compiled_loss,
@@ -70,9 +71,7 @@ class MetricGuard:
         self.on = False
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
-        self.function = GuardedFunction(
-            model, self._in_steps, self._guarded_step
-        )
+        self.function = TrainFunction.of(model)
         self._lent = LentVariables()
         # Counts of `_PROBES`, and what they were when the epoch began.
         self._losses = self._losses_before = None
@@ -105,18 +104,12 @@ class MetricGuard:
         """The variables that are read for it."""
         return [] if self._losses is None else [self._losses]
 
-    @property
-    def fits(self) -> bool:
-        """Whether the model was not compiled again since the last `start`."""
-        return self.function.fits
-
     def start(self):
         """Guards the steps of the model from now on."""
         self.on = True
         self._lent.put()
         self._in_fit.put()
         self._guard()
-        self.function.put()
         self._rebuild_test_function()
 
     def keep(self):
@@ -125,24 +118,27 @@ class MetricGuard:
         To be called before each batch.
         """
         self._batches += 1
-        if not self.function.in_place:
+        if self.on and not self.function.is_guarded:
             with variable_scope(self._model):
                 self._guard()
-            self.function.put()
 
     def in_steps(self):
         """Context in which the model is what it is during a guarded step."""
+        if not self.on:
+            return contextlib.nullcontext()
         return self._in_steps.in_place()
 
     def stop(self):
         """Leaves the model as it is without a guard."""
+        self.function.release()
+        if not self.on:
+            return
         self.on = False
         self._in_fit.restore()
         # `evaluate` may read them.
         self._lent.clear(*self.counters)
         self._begin_epoch()
         self._lent.take()
-        self.function.remove()
         self._rebuild_test_function()
 
     def _rebuild_test_function(self):
@@ -165,6 +161,7 @@ class MetricGuard:
             in_steps.add(model, "get_metrics_result", own)
             self._in_fit.add(model, "get_metrics_result", self._results(own))
             self._in_fit.add(model, "reset_metrics", self._reset(reset))
+        self.function.guard(in_steps, self._guarded_step)
 
     @property
     def _tracker(self):

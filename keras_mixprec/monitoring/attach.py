@@ -1,6 +1,5 @@
 """Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
 
-import contextlib
 from collections import Counter
 
 import keras
@@ -189,38 +188,12 @@ def watch_optimizers(model) -> dict:
 
 def keep_watching(model):
     """Guards the train function again if it was recompiled meanwhile."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.keep()
-
-
-def after_errors(model, work):
-    """Calls `work(error, batch)` after a step that raises, on torch.
-
-    Until `stop_watching`.
-
-    Args:
-        model: A watched `keras.Model`.
-        work: Function of an exception and a batch as `train_step` takes it,
-            which returns whether to take the step again.
-    """
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.function.on_error = work
+    guard_of(model).keep()
 
 
 def stop_watching(model):
     """Leaves the model as it is without being watched."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.stop()
-
-
-def guarded_steps(model) -> contextlib.AbstractContextManager:
-    """Returns the context in which a step of the model is a guarded one."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    on = guard and guard.on
-    return guard.in_steps() if on else contextlib.nullcontext()
+    guard_of(model).stop()
 
 
 def guard_of(model) -> MetricGuard:
@@ -262,7 +235,7 @@ def _knows_all(model):
 
 def _guard(model):
     guard = guard_of(model)
-    if not guard.fits:
+    if not guard.function.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
         vars(model)[_GUARD_ATTRIBUTE] = guard
     guard.start()
