@@ -35,7 +35,8 @@ from keras_mixprec.policies.layers import has_own_step
 # Added to a loss, the sum is NaN: if the loss is NaN, NaN or inf, NaN or -inf.
 _PROBES = np.array([0, -np.inf, np.inf], "float32")
 
-_WORST = {"min": math.inf, "max": -math.inf}
+# By the better end of a metric.
+_WORST = {"min": math.inf, "max": -math.inf, "auto": math.nan}
 
 
 class MetricGuard:
@@ -72,13 +73,15 @@ class MetricGuard:
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
         self.function = TrainFunction.of(model)
-        self._lent = LentVariables()
+        # Variables that a metric has between `start` and `stop`. On JAX a step
+        # writes no others than the model's, its optimizer's and its metrics'.
+        self._home: keras.metrics.Metric | None = None
+        self._lent: list = []
         # Counts of `_PROBES`, and what they were when the epoch began.
         self._losses = self._losses_before = None
         # What was shown last, and a 1: replicas have a share of both.
         self._last = None
-        self._places: dict = {}  # Of each name in it.
-        self._worst_known: dict = {}
+        self._names: list = []  # In this order.
         self._known: list | None = None
         self._earlier = earlier or count_kinds()
         self._batches = 0  # Since the metrics were reset.
@@ -107,7 +110,9 @@ class MetricGuard:
     def start(self):
         """Guards the steps of the model from now on."""
         self.on = True
-        self._lent.put()
+        if self._home is not None:
+            # First, since a compiled step goes by the order.
+            metric_variables(self._home)[:0] = self._lent
         self._in_fit.put()
         self._guard()
         self._rebuild_test_function()
@@ -135,10 +140,13 @@ class MetricGuard:
             return
         self.on = False
         self._in_fit.restore()
-        # `evaluate` may read them.
-        self._lent.clear(*self.counters)
+        for variable in self._lent:
+            if variable is not self._losses:
+                # A step that failed to compile may have left no value.
+                variable.assign(ops.zeros(variable.shape, variable.dtype))
         self._begin_epoch()
-        self._lent.take()
+        if self._home is not None:
+            del metric_variables(self._home)[: len(self._lent)]
         self._rebuild_test_function()
 
     def _rebuild_test_function(self):
@@ -174,27 +182,34 @@ class MetricGuard:
         return tracker if known and not has_own_step(self._model) else None
 
     def _lend(self):
-        """Gives a metric the variables of the guard, each as soon as it can."""
+        """Makes the variables of the guard, each as soon as it can."""
         metrics = self._model.metrics
         if self._last is not None or not metrics:
             return
         parts = leaf_metrics(metrics)
-        means = [m for m in parts if isinstance(m, keras.metrics.Mean)]
-        # A `Mean` resets its own two variables only.
-        lend = functools.partial(self._lent.add, (means or parts)[0])
-        if self._losses is None:
-            self._losses = lend("nonfinite_losses", _PROBES.shape)
-            self._losses_before = lend("earlier_losses", _PROBES.shape)
+        if self._home is None:
+            # A `Mean` resets its own two variables only.
+            means = [m for m in parts if isinstance(m, keras.metrics.Mean)]
+            self._home = (means or parts)[0]
+            self._losses = self._new("nonfinite_losses", _PROBES.shape)
+            self._losses_before = self._new("earlier_losses", _PROBES.shape)
         # The trackers of several outputs' losses appear when it is built.
         loss = compiled_loss(self._model)
         if all(getattr(part, "built", True) for part in (*metrics, loss)):
-            self._last = lend("last_results", (len(parts) + 1,))
+            self._last = self._new("last_results", (len(parts) + 1,))
+
+    def _new(self, name, shape):
+        variable = self._home.add_variable(shape, "zeros", name=name)
+        own = metric_variables(self._home)
+        own.insert(len(self._lent), own.pop())
+        self._lent.append(variable)
+        return variable
 
     def _variables(self):
         """Those of the metrics, without what they were lent."""
         if self._known is not None:
             return self._known
-        lent = self._lent.ids()
+        lent = {id(variable) for variable in self._lent}
         found = [v for v in self._model.metrics_variables if id(v) not in lent]
         if self._last is not None:  # All are built.
             self._known = found
@@ -302,13 +317,15 @@ class MetricGuard:
         ]
 
     def _place(self, name):
-        return self._places.setdefault(name, len(self._places))
+        if name not in self._names:
+            self._names.append(name)
+        return self._names.index(name)
 
     def _shown_last(self, step, name):
-        last = None if self._last is None else step.value(self._last)
         place = self._place(name)
-        if last is None or place >= self._last.shape[0] - 1:
+        if self._last is None or place + 1 >= self._last.shape[0]:
             return math.nan
+        last = step.value(self._last)
         found = ops.divide(last[place], last[-1])
         return ops.where(ops.isfinite(found), found, math.nan)
 
@@ -322,7 +339,8 @@ class MetricGuard:
                 unknown = self._unknown()
                 for name, value in found.items():
                     if _is_number(value):
-                        worst = ops.cast(self._worst(name), value.dtype)
+                        end = better_end(self._model, name)
+                        worst = ops.cast(_WORST[end], value.dtype)
                         found[name] = ops.where(unknown, worst, value)
             return found
 
@@ -334,13 +352,6 @@ class MetricGuard:
         read = ops.convert_to_tensor
         skipped = ops.logical_and(bad, self._untouched(read))
         return ops.logical_or(skipped, self._weights_lost(read))
-
-    def _worst(self, name):
-        if name not in self._worst_known:
-            self._worst_known[name] = _WORST.get(
-                better_end(self._model, name), math.nan
-            )
-        return self._worst_known[name]
 
     def _reset(self, reset_metrics):
         @functools.wraps(reset_metrics)
@@ -360,62 +371,13 @@ class MetricGuard:
             self._losses_before.assign(ops.copy(self._losses.value))
 
     def _keep_last(self, results):
-        found = {self._place(n): x for n, x in results.items() if _is_number(x)}
+        for name in filter(lambda n: _is_number(results[n]), results):
+            self._place(name)
+        shown = [results.get(name, math.nan) for name in self._names]
         count = self._last.shape[0] - 1
-        values = [
-            ops.cast(found.get(i, math.nan), "float32") for i in range(count)
-        ]
-        self._last.assign(ops.stack([*values, ops.ones(())]))
-
-
-class LentVariables:
-    """Variables that metrics have between `put` and `take`.
-
-    On JAX a step writes no others than those that the model's layers,
-    optimizer and metrics have.
-    """
-
-    def __init__(self):
-        self._lent = []
-
-    def ids(self) -> set:
-        """The ids of all variables."""
-        return {id(variable) for _, _, variable in self._lent}
-
-    def add(self, metric, name: str, shape: tuple):
-        """Returns a new variable of a metric, of zeros.
-
-        Args:
-            metric: A `keras.metrics.Metric`.
-            name: String.
-            shape: Tuple of ints.
-        """
-        variable = metric.add_variable(shape, "zeros", name=name)
-        position = len(metric_variables(metric)) - 1
-        self._lent.append((metric, position, variable))
-        return variable
-
-    def put(self):
-        """Gives the metrics their variables again."""
-        for metric, position, variable in self._lent:
-            metric_variables(metric).insert(position, variable)
-
-    def take(self):
-        """Takes the variables away from the metrics.
-
-        At their places, since a compiled step goes by the order.
-        """
-        for metric, _, variable in reversed(self._lent):
-            own = metric_variables(metric)
-            own[:] = [v for v in own if v is not variable]
-
-    def clear(self, *but):
-        """Sets all variables to 0, those in `but` apart."""
-        kept = {id(variable) for variable in but}
-        for _, _, variable in self._lent:
-            if id(variable) not in kept:
-                # A step that failed to compile may have left no value.
-                variable.assign(ops.zeros(variable.shape, variable.dtype))
+        shown = [*shown, *[math.nan] * count][:count]
+        shown = [ops.cast(value, "float32") for value in (*shown, 1.0)]
+        self._last.assign(ops.stack(shown))
 
 
 def leaf_metrics(metrics: list) -> list:
