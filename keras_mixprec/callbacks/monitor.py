@@ -269,7 +269,7 @@ class MixPrecMonitor(CopiedCallback):
         self._session.on_abandoned = self._on_abandoned
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.parts.recorder.kept
+        self.failing_batches = self._session.recorder.kept
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Guards the metrics and reads the counters, the first time."""

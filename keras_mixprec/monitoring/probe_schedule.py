@@ -78,6 +78,11 @@ class Prober:
         return function is not None and function.waits(self._waiting)
 
     @property
+    def has_probed(self) -> bool:
+        """Whether there is something to collect."""
+        return self._pending is not None
+
+    @property
     def due_at(self) -> float:
         """The step from which on a probe is due, infinite for never."""
         if self._failed or not self._every:
