@@ -343,6 +343,24 @@ def metric_variables(metric: keras.metrics.Metric) -> list:
     return metric._variables
 
 
+def better_end(model: keras.Model, name: str) -> str:
+    """Returns what `EarlyStopping` makes of a metric: "min", "max" or "auto".
+
+    Args:
+        model: A compiled `keras.Model`.
+        name: String, as in the logs of an epoch.
+    """
+    if name.endswith("loss"):
+        return "min"
+    callback = keras.callbacks.EarlyStopping(name)
+    callback.set_model(model)
+    callback.on_train_begin()
+    with contextlib.suppress(ValueError):
+        callback.on_epoch_end(0, {name: 0.0})
+    known = {keras.ops.less: "min", keras.ops.greater: "max"}
+    return known.get(callback.monitor_op, "auto")
+
+
 def updated_variables(optimizer: keras.optimizers.Optimizer) -> list:
     """Returns the variables that an optimizer was built to update."""
     return optimizer._trainable_variables

@@ -70,12 +70,13 @@ def test_an_epoch_of_skipped_steps_is_neither_best_nor_plateau(tmp_path):
         keras.callbacks.EarlyStopping("loss", patience=2),
         keras.callbacks.ReduceLROnPlateau("loss", patience=2),
     ]
-    model = one_weight()
+    model = one_weight(metrics=["accuracy"])
     model.optimizer.learning_rate = 2.0**-40
     callbacks = [*others, monitor(tmp_path / "logs")]
     values = epochs_of([BAD, 3 / 8, BAD, 2 / 8, BAD, 1 / 8])
     history = fit(model, values, callbacks, epochs=6)
-    assert np.isnan(history["loss"]).tolist() == [True, False] * 3
+    assert np.isposinf(history["loss"]).tolist() == [True, False] * 3
+    assert np.isneginf(history["accuracy"]).tolist() == [True, False] * 3
     assert [callback.best for callback in others] == [1 / 64] * 3
     saved = {file.name[0] for file in tmp_path.glob("*.h5")}
     assert saved == {"1", "2", "4", "6"}
@@ -105,7 +106,7 @@ def test_until_a_good_batch_the_epoch_before_is_shown(jit, tmp_path):
     expected = [np.nan, *[1 / 8] * 4, *[1 / 4] * 4, 1 / 2, 1 / 2, 1 / 2]
     np.testing.assert_array_equal(shown.mae, expected)
     np.testing.assert_array_equal(shown.loss, np.square(expected))
-    np.testing.assert_array_equal(history["mae"], [1 / 8, 1 / 4, np.nan, 1 / 2])
+    np.testing.assert_array_equal(history["mae"], [1 / 8, 1 / 4, np.inf, 1 / 2])
 
 
 @each_jit
@@ -116,14 +117,14 @@ def test_a_run_that_only_skips_is_ended(good_epochs, jit, tmp_path):
     ending = keras.callbacks.TerminateOnNaN()
     callbacks = [monitor(tmp_path), shown, ending]
     fit(model, values, callbacks, epochs=good_epochs + 4)
-    # One epoch of skips shows what was before, the next one that it was NaN.
+    # One epoch of skips shows what was before, the next one that all failed.
     assert len(shown.loss) == 6 * good_epochs + 1
     assert np.isfinite(shown.loss[:-1]).all()
     assert math.isnan(shown.loss[-1])
     assert np.isfinite(model.get_weights()[0]).all()
 
 
-# Once weights are lost, all is NaN, and said to be.
+# Once weights are lost, no batch shows a number any more.
 
 
 class LosesWeights(keras.callbacks.Callback):
@@ -153,7 +154,7 @@ def test_lost_weights_end_a_run_at_once(kind, jit, tmp_path):
     callbacks = [monitor(tmp_path), losing, ending]
     history = fit(network(kind, jit), [1 / 8] * 8, callbacks, epochs=2)
     assert losing.batches == 3
-    assert np.isnan(list(history.values())).all()
+    assert np.isinf(list(history.values())).all()
     assert len(history["loss"]) == 1
 
 

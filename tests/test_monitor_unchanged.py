@@ -42,7 +42,7 @@ from optimizer_models import numbers
 from scale_use_models import gradients_of
 
 import keras_mixprec as kmp
-from keras_mixprec.guards.train_function import DeferredCall
+from keras_mixprec.guards.train_function import TrainFunction
 
 pytestmark = one_backend
 
@@ -553,47 +553,51 @@ def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
 # Several may wait for the next call of a train function.
 
 
-class Model:
-    def __init__(self):
-        self.train_function = self.own = lambda data: [data]
+def waiting(model):
+    """What is called for the next step of a model, in order."""
+    model.make_train_function()
+    function, called = TrainFunction.of(model), []
+
+    def step(*args):
+        called.append("instead")
+        return model.train_function(*args)
+
+    works = [lambda _, name=name: called.append(name) for name in "ab"]
+    function.instead_of_next(step)
+    for work in works:
+        function.before_next(work)
+    return function, called, [*works, step]
 
 
-def waiting(model, call=None):
-    """A `DeferredCall` that tells of itself, once."""
-    call = call or DeferredCall()
-
-    def train(data):
-        call.disarm()
-        return [call, *model.train_function(data)]
-
-    call.arm(model, train)
-    return call
-
-
-@pytest.mark.parametrize("change", ["none", "first waits no more", "again"])
-def test_calls_that_wait_go_one_after_the_other(change):
-    model = Model()
-    first, last = waiting(model), waiting(model)
-    assert [first.armed, last.armed] == [True, True]
-    expected = [last, first, 1]
-    if change == "first waits no more":
-        first.disarm()
-        expected = [last, 1]
-    if change == "again":  # Which takes the place of the wait.
-        waiting(model, first)
-        expected = [first, last, 1]
-    assert model.train_function(1) == expected
-    assert [first.armed, last.armed] == [False, False]
-    assert model.train_function is model.own
+@pytest.mark.parametrize("canceled", [None, 0, 2])
+def test_calls_that_wait_go_one_after_the_other(canceled):
+    model = one_weight()
+    model.make_train_function()
+    own = model.train_function
+    function, called, waits = waiting(model)
+    assert all(map(function.waits, waits))
+    expected = ["b", "a", "instead"]
+    if canceled is not None:
+        function.cancel(waits[canceled])
+        expected.remove(["a", "b", "instead"][canceled])
+    fit(model, [1.0, 1.0], [])
+    assert called == expected
+    assert not any(map(function.waits, waits))
+    assert model.train_function is own
+    for work in waits:
+        function.cancel(work)
+    assert model.train_function is own
 
 
 def test_a_recompiled_train_function_ends_the_wait():
-    model = Model()
-    call = waiting(model)
-    model.train_function = model.own
-    assert not call.armed
-    call.disarm()
-    assert model.train_function is model.own
+    model = one_weight()
+    function, called, waits = waiting(model)
+    model.make_train_function(force=True)
+    own = model.train_function
+    assert not any(map(function.waits, waits))
+    function.release()
+    fit(model, [1.0], [])
+    assert (called, model.train_function) == ([], own)
 
 
 # Watched models and callbacks are saved, copied and used again as others.

@@ -320,7 +320,7 @@ class Batches(Protocol):
         If `train_function` raises, as where XLA refuses to compile it,
         `raised(error)` is called, while variables have their values as well,
         and if that returns true the same batch is trained on once more. Not on
-        torch, where any step may raise: see `GuardedFunction`.
+        torch, where any step may raise: see `TrainFunction`.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:

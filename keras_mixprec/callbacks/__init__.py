@@ -18,14 +18,13 @@ counters once and diagnose once. What happens in a `fit`:
 There is no `on_train_batch_end`: Keras would fetch the logs of every step from
 the device for it.
 
-What a callback was given is handed on as a frozen `Settings`; what a session
-remembers from batch to batch is one `FitState`.
+What a callback was given is handed on as a frozen `Settings`. What is done
+beside training is a list of tasks, each of which says when it is due.
 
 Files:
 
 - `monitor.py`: `MixPrecMonitor`.
 - `tuner.py`: `PrecisionTuner`.
-- `session.py`: what both share in one `fit`: when to read, probe and diagnose.
-- `fit_state.py`: what a session is made of, and all that it remembers.
+- `session.py`: what both share in one `fit`: the tasks, and what they remember.
 - `settings.py`: the options of a session; callbacks that can be copied.
 """

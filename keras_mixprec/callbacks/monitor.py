@@ -110,12 +110,12 @@ class MixPrecMonitor(CopiedCallback):
     kept out of the running loss and metrics, so that callbacks which stop, or
     save the best, see the loss of the steps that were taken. Until its first
     good batch an epoch shows what the epoch before reported. An epoch without
-    any good batch reports NaN, which Keras' callbacks then do not keep as the
-    best value. A batch shows NaN where no epoch before has reported a number,
-    and once weights are lost: `TerminateOnNaN` ends such runs. Nor does a
-    skipped batch make the state that layers write themselves non-finite, such
-    as the moving mean of a `BatchNormalization`. After `fit` the model and its
-    metrics are as they were before.
+    any good batch reports infinity for a loss, and the worst value of each
+    metric: NaN where Keras does not know it. A batch shows NaN where no epoch
+    before has reported a number, and once weights are lost: `TerminateOnNaN`
+    ends such runs. Nor does a skipped batch make the state that layers write
+    themselves non-finite, such as the moving mean of a `BatchNormalization`.
+    After `fit` the model and its metrics are as they were before.
 
     A loop written by hand calls the methods of the callback as `fit` does, in
     a `keras.callbacks.CallbackList` say; those of epochs may be left out. A
@@ -269,7 +269,7 @@ class MixPrecMonitor(CopiedCallback):
         self._session.on_abandoned = self._on_abandoned
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.parts.recorder.kept
+        self.failing_batches = self._session.recorder.kept
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Guards the metrics and reads the counters, the first time."""

@@ -1,11 +1,13 @@
 """What the callbacks of one `fit` share, so that together they cost once."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_mixprec import _clock
+from keras_mixprec._console import in_progress_bar
 from keras_mixprec._fit_end import SESSION_ATTRIBUTE
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
@@ -13,30 +15,55 @@ from keras_mixprec.backend.common import (
     of_all_workers,
     optimizers_of,
 )
-from keras_mixprec.callbacks.fit_state import FitState, Parts
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
-from keras_mixprec.guards.train_function import without_taps
+from keras_mixprec.guards.train_function import StepCount, TrainFunction
 from keras_mixprec.monitoring.attach import (
     CHARTS,
     METRICS,
     SETTINGS,
-    after_epoch,
-    after_errors,
+    LayerLog,
     keep_watching,
     log_epoch,
     settings_of,
     stop_watching,
 )
-from keras_mixprec.monitoring.failing_batches import BadData
+from keras_mixprec.monitoring.audits import Examiner
+from keras_mixprec.monitoring.counter_log import CounterLog
+from keras_mixprec.monitoring.counters import Counters, EarlyStop
+from keras_mixprec.monitoring.failing_batches import BadData, Recorder
 from keras_mixprec.monitoring.failures import (
     explain_error,
     failure_event,
     note_end,
     warn_disabled,
 )
-from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
+from keras_mixprec.monitoring.probe_schedule import Prober
+from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.numerics.held_optimizer import is_scaling
+
+# How often, between two readings or probes, to ask whether one that is due is
+# within budget: asking takes 20 us, 1% of a step of small layers in JAX.
+_RETRIES = 8
+
+
+class Task(NamedTuple):
+    """Something that is done beside training, before some of the steps.
+
+    Attributes:
+        purpose: String, a verb and its object. Tasks of one purpose are given
+            up together, if one of them fails.
+        run: Function without arguments.
+        due: Function that returns the step from which on there is something to
+            do, infinite for never.
+        thinned: Boolean. Whether the budget may hold it back when it is due.
+    """
+
+    purpose: str
+    run: Callable
+    due: Callable
+    thinned: bool = False
 
 
 class Session:
@@ -47,20 +74,31 @@ class Session:
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        parts: `Parts`, what it works with.
-        state: `FitState` of this `fit`, from its first step on.
-        started: Boolean. Whether it watches; not before the model is built.
-        bad_data: `BadData` of this `fit`.
-        on_diagnosis: What `join` was given.
+        settings: `Settings` of the callback that has a log, if any.
+        log: The `RunLog`.
         log_dir: String. Where the first worker logs, as far as is known.
+        budget: `OverheadBudget`, what all of this costs.
+        examiner: Diagnoses batches.
+        prober: Probes steps.
+        ranges: Reads the ranges of all layers.
+        recorder: Keeps failing batches.
+        early_stop: `EarlyStop`.
+        bad_data: `BadData`.
+        on_diagnosis: What `join` was given.
+        started: Boolean. Whether it watches; not before the model is built.
+            What follows is not there before.
+        first_step: Int. The step that this `fit` begins with.
+        several_workers: Boolean. Whether several workers train the model
+            together.
+        counters: `Counters` of the model.
+        counter_log: `CounterLog` of them.
+        performance: `PerformanceLog`.
     """
 
     def __init__(self, model, settings):
         self.model = model
-        self.parts = Parts.of(model, settings)
-        self.state: Any = None
+        self._use(settings)
         self.bad_data = BadData()
-        self.log_dir = settings.log_dir
         self._members = []
         self._params = self._on_end = self._forget = None
         self.on_diagnosis: Callable | None = None
@@ -68,6 +106,35 @@ class Session:
         self.started = self._finished = self._has_waited = False
         self._has_begun = False
         self._given_up: set[str] = set()
+        self.several_workers = False
+        self.first_step = self._idle_until = 0
+        self._next_agreement = math.inf
+        self._asked_at: int | None = None
+        # From the first step on.
+        self._count: Any = None
+        self.counters: Any = None
+        self.counter_log: Any = None
+        self.performance: Any = None
+        self._layers: Any = None
+        self._metrics: Any = None
+        self._tasks: list[Task] = []
+
+    def _use(self, settings):
+        """Makes what settings ask for, with the log opened."""
+        self.settings, self.log_dir = settings, settings.log_dir
+        self.log = log = settings.open_log()
+        verbose, share = settings.verbose, settings.max_overhead
+        self.budget = OverheadBudget(share)
+        every = settings.probe_every
+        self.prober = Prober(log, every, share, verbose, self.budget)
+        # Only a monitor has a log; its session may have a tuner as well.
+        has_monitor = settings.log_dir is not None
+        who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
+        zeros = self.prober.zeros
+        self.examiner = Examiner(log, verbose, share, self.budget, zeros, who)
+        self.ranges = RangeReader(log, settings, self.prober, self.budget)
+        self.recorder = Recorder(settings.keep_failing_batches)
+        self.early_stop = EarlyStop(self.model, log, settings)
 
     @classmethod
     def join(
@@ -106,8 +173,7 @@ class Session:
             session = vars(model)[SESSION_ATTRIBUTE] = cls(model, settings)
         elif settings.log_dir is not None:
             session._check_only(settings)
-            session.parts = Parts.of(model, settings)
-            session.log_dir = settings.log_dir
+            session._use(settings)
         if on_diagnosis:
             session._check_only_tuner()
             session.on_diagnosis, session._on_end = on_diagnosis, on_end
@@ -145,7 +211,7 @@ class Session:
         if not self._members:
             stop_watching(self.model)
             self.log.close()
-            if self.state.several_workers:
+            if self.several_workers:
                 # The others' reports are of a log that the chief has closed.
                 any_worker(self.model, [True])
             if vars(self.model).get(SESSION_ATTRIBUTE) is self:
@@ -158,10 +224,7 @@ class Session:
             stack.callback(vars(model).pop, SESSION_ATTRIBUTE, None)
             stack.callback(self.log.close)
             stack.callback(stop_watching, model)
-            for part in self.parts.recorder, self.parts.prober, self.examiner:
-                stack.callback(part.disarm)
             stack.callback(self._members.clear)  # Summaries ask them.
-            model.train_function = without_taps(model.train_function)
             with contextlib.suppress(Exception):
                 note_end(self, error)
             if self._forget:
@@ -170,44 +233,9 @@ class Session:
                 self.on_abandoned()
 
     @property
-    def settings(self):
-        """As in `Parts`."""
-        return self.parts.settings
-
-    @property
-    def log(self):
-        """As in `Parts`."""
-        return self.parts.log
-
-    @property
-    def budget(self):
-        """As in `Parts`."""
-        return self.parts.budget
-
-    @property
-    def examiner(self):
-        """As in `Parts`."""
-        return self.parts.examiner
-
-    @property
-    def prober(self):
-        """As in `Parts`."""
-        return self.parts.prober
-
-    @property
-    def counters(self):
-        """As in `FitState`."""
-        return self.state.counters
-
-    @property
-    def first_step(self) -> int:
-        """The step at the start of this `fit`."""
-        return self.state.first_step if self.state else 0
-
-    @property
     def step(self) -> int:
         """Batches trained on, those that earlier `fit`s logged included."""
-        return self.state.count.step if self.state else 0
+        return self._count.step if self._count else 0
 
     # What `fit` calls.
 
@@ -215,10 +243,13 @@ class Session:
         """Starts counting the batches of an epoch."""
         if callback is self._members[0] and self._can_start():
             self._start()
-            after_epoch(self.model)
-            self.state.begin_epoch()
-            self.state.counter_log.begin_epoch(self.step)
+            self._begin_epoch()
+            self.counter_log.begin_epoch(self.step)
             self.bad_data.begin_epoch(self.step, epoch)
+
+    def _begin_epoch(self):
+        in_progress_bar(False)
+        self._count.begin_epoch()
 
     def begin_batch(self, callback, batch: int):
         """Reads the counters before this step, if it is time to."""
@@ -229,13 +260,15 @@ class Session:
             return
         self._start()
         keep_watching(self.model)
-        self.state.begin_batch(batch, self._params)
-        stamp = self.state.performance.clock.stamp
-        self.attempt("time steps", stamp, self.step)
-        if self.step >= self.state.idle_until:
+        # After the first batch, Keras may show a progress bar.
+        verbose = (self._params or {}).get("verbose")
+        in_progress_bar(batch > 0 and verbose in (1, "auto"))
+        self._count.begin_batch(batch)
+        self.attempt("time steps", self.performance.clock.stamp, self.step)
+        if self.step >= self._idle_until:
             self._act()
-        if self.parts.early_stop.failed:
-            self.state.count.cancel_batch()
+        if self.early_stop.failed:
+            self._count.cancel_batch()
             self.raise_if_failed()
 
     def _can_start(self):
@@ -274,28 +307,85 @@ class Session:
             warn_disabled(task, error, who or self.examiner.who)
         return None
 
+    def _all_tasks(self) -> list[Task]:
+        """Returns what is done beside training, in this order."""
+        counters, prober, ranges = self.counter_log, self.prober, self.ranges
+
+        def at_once(condition):
+            return lambda: 0 if condition() else math.inf
+
+        records = at_once(lambda: not self.recorder.full)
+        is_first = at_once(lambda: self.step == self.first_step)
+        is_read = at_once(
+            lambda: self.examiner.armed or counters.step != self._asked_at
+        )
+        return [
+            Task("keep failing batches", self._keep_if_failed, records),
+            Task(
+                "note the first loss",
+                self._note_first_loss,
+                lambda: math.inf if self._has_begun else self.first_step + 1,
+            ),
+            Task(
+                "probe steps",
+                lambda: prober.collect(self.step),
+                at_once(lambda: prober.armed or prober.has_probed),
+            ),
+            Task(
+                "read the counters",
+                self._read_if_due,
+                lambda: counters.due_at,
+            ),
+            Task("", self._agree, lambda: self._next_agreement),
+            Task("diagnose", partial(self._examine_if_wanted, True), is_read),
+            Task(
+                "probe steps",
+                self._probe_if_wanted,
+                lambda: math.inf if self.several_workers else prober.due_at,
+                thinned=True,
+            ),
+            Task("diagnose", partial(self._examine_if_wanted, False), is_read),
+            Task("predict the loss scale", self._predict_scale, is_first),
+            Task(
+                "measure layers",
+                lambda: ranges.read(self.synchronized_model, self.step),
+                lambda: ranges.due_at,
+                thinned=True,
+            ),
+            Task(
+                "time steps",
+                self.performance.wait_if_affordable,
+                self.performance.due_at,
+                thinned=True,
+            ),
+            Task("keep failing batches", self._hold_batch, records),
+        ]
+
     def _act(self):
-        attempt, step = self.attempt, self.step
-        attempt("keep failing batches", self._keep_if_failed)
+        """Does what is due, and notes when there is something to do again."""
+        step = self.step
+        self.examiner.warn()
         if step > self.first_step:
             self.budget.begin(step)
-            attempt("note the first loss", self._note_first_loss)
-        attempt("probe steps", self.prober.collect, step)
-        attempt("read the counters", self._read_if_due)
-        if step >= self.state.next_agreement:
-            self._agree()
-        diagnose = partial(attempt, "diagnose", self._examine_if_wanted)
-        if trouble := self.state.counter_log.state.trouble:
-            diagnose()
-        attempt("probe steps", self._probe_if_wanted)
-        if not trouble:
-            diagnose()
-        attempt("predict the loss scale", self._predict_scale_if_wanted)
-        ranges = self.parts.ranges.read_if_due
-        attempt("measure layers", ranges, self.synchronized_model, step)
-        attempt("time steps", self.state.performance.before_step, step)
-        attempt("keep failing batches", self._hold_batch)
-        self.state.idle_until = step + self.state.idle_steps(self.parts)
+        for task in self._tasks:
+            if task.due() > step:
+                continue
+            if task.purpose:
+                self.attempt(task.purpose, task.run)
+            else:  # The other workers would wait for ever.
+                task.run()
+        self.attempt("time steps", self.performance.clock.go_on, step)
+        # What the budget does not allow yet need not be asked for in each.
+        freq = self.settings.update_freq
+        retry = max(min(freq, self.settings.probe_every or freq) // _RETRIES, 1)
+        dates = []
+        for task in self._tasks:
+            due = task.due()
+            if due <= step:
+                due = step + (retry if task.thinned else 1)
+            if task.purpose not in self._given_up:
+                dates.append(due)
+        self._idle_until = min(dates)
 
     def watches(self, callback) -> bool:
         """Whether the `fit` of a callback that joined is under way."""
@@ -308,37 +398,41 @@ class Session:
             self.budget.pause()
 
     def _hold_loss(self):
-        with self.state.counter_log.synchronized():
-            self.state.counter_log.loss.hold()
+        with self.counter_log.synchronized():
+            self.counter_log.loss.hold()
 
     def _end_loss(self, logs):
-        with self.state.counter_log.synchronized():
-            self.state.counter_log.loss.end_epoch(self.step, logs)
+        with self.counter_log.synchronized():
+            self.counter_log.loss.end_epoch(self.step, logs)
 
     def end_epoch(self, callback, logs: dict | None):
         """Reads the counters at the end of an epoch, and what it reports."""
         if callback is not self._members[0] or not self.started:
             return
         attempt = self.attempt
-        self.parts.recorder.end_epoch()
-        self.state.end_epoch(callback.params)
-        step, metrics = self.step, self.state.metrics
-        if step > self.first_step:  # The next epoch's sums begin at 0.
+        self.recorder.end_epoch()
+        steps = (callback.params or {}).get("steps")
+        attempted = None if steps else self.counters.attempted()
+        self.performance.clock.end_epoch(bool(steps))
+        self._count.end_epoch(steps, attempted)
+        step, metrics = self.step, self._metrics
+        # The next epoch's sums begin at 0.
+        if step > self.first_step and not self._has_begun:
             attempt("note the first loss", self._note_first_loss)
         attempt("look at metrics", metrics.read, self.model, step, logs)
         attempt("probe steps", self.prober.collect, step)
-        self.parts.ranges.end_epoch(step)
+        self.ranges.end_epoch(step)
         # Epochs of few steps are read at fewer and fewer of their ends.
         gap = min((step - self.first_step) // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
         attempt("look at the validation", self._look_at_validation, logs)
         attempt("log the loss", self._end_loss, logs)
         started = _clock.now()
-        if self.state.counter_log.step == step:
+        if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
         attempt("log epochs", log_epoch, self.log, step)
         self.budget.add(READINGS, _clock.now() - started)
-        self.state.idle_until = min(self.state.idle_until, step + gap)
+        self._idle_until = min(self._idle_until, step + gap)
         self.raise_if_failed()
 
     def _look_at_validation(self, logs):
@@ -354,7 +448,7 @@ class Session:
 
     def raise_if_failed(self):
         """Ends `fit` with an exception if that was asked for."""
-        self.parts.early_stop.raise_if_failed(self._members)
+        self.early_stop.raise_if_failed(self._members)
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""
@@ -362,24 +456,24 @@ class Session:
             return
         self._start()  # There may have been no epoch.
         self._finished = True
-        self.state.begin_epoch()
-        attempt, step, state = self.attempt, self.step, self.state
-        after_epoch(self.model)
+        self._begin_epoch()
+        attempt, step = self.attempt, self.step
         self.synchronized_model()
         attempt("keep failing batches", self._keep_if_failed)
-        state.performance.clock.end_epoch(known_length=True)
-        for part in self.parts.recorder, self.prober, self.examiner:
+        self.performance.clock.end_epoch(known_length=True)
+        for part in self.recorder, self.prober, self.examiner:
             part.disarm()
+        self.examiner.warn()
         attempt("read the counters", self._read_counters)
-        attempt("time steps", state.performance.finish, step)
+        attempt("time steps", self.performance.finish, step)
         # What it shows may be reason for a diagnosis.
-        attempt("measure layers", self.parts.ranges.finish, self.model, step)
+        attempt("measure layers", self.ranges.finish, self.model, step)
         attempt("diagnose", self._examine_at_the_end)
         if self._on_end:
             self._on_end()
-        if state.several_workers:
+        if self.several_workers:
             attempt("share verdicts", self.share_verdicts)
-        attempt("read the counters", state.counter_log.close)
+        attempt("read the counters", self.counter_log.close)
         attempt("log layers", self.log_layers)
         from keras_mixprec.monitoring import precision_settings
 
@@ -392,18 +486,39 @@ class Session:
     def _start(self):
         if self.started:
             return
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.metric_values import MetricValues
+        from keras_mixprec.monitoring.performance import PerformanceLog
+
         self.started = True
-        self.model.make_train_function()  # `train_on_batch` does it too late.
-        self.state = FitState.begin(self)
-        explain = self.examiner.on_error = partial(explain_error, self)
+        model, log, settings = self.model, self.log, self.settings
+        model.make_train_function()  # `train_on_batch` does it too late.
+        # What an earlier `fit` logged last is after the step that this begins
+        # with.
+        first_step = self.first_step = max(log.next_step - 1, 0)
+        self._idle_until = first_step
+        steps_per_call = getattr(model, "steps_per_execution", 1)
+        self._count = StepCount(first_step, steps_per_call)
+        self.examiner.follow_schedule_of(self.synchronized_model())
+        self.several_workers = active.processes().workers(model) > 1
+        to_agree_on = settings.probe_every or settings.stop_after is not None
+        if self.several_workers and to_agree_on:
+            self._next_agreement = first_step + settings.agree_every
+        self._layers = LayerLog(model, log)
+        self.counters = Counters(self.synchronized_model(), log, first_step)
+        self.counter_log = CounterLog(self, self.counters)
+        self.performance = PerformanceLog(self, first_step)
+        self._metrics = MetricValues(log)
+        self._tasks = self._all_tasks()
+        function = TrainFunction.of(self.model)
+        function.on_error = partial(explain_error, self)
         self.examiner.locate = partial(self.bad_data.located, self)
-        after_errors(self.model, explain)
         attempt = self.attempt
         attempt("log settings", self._log_settings)
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, self.synchronized_model())
-        start = self.parts.ranges.start
+        start = self.ranges.start
         attempt("measure layers", start, self.model, self.step, self.examiner)
 
     def _log_settings(self):
@@ -430,7 +545,7 @@ class Session:
 
         And how many were skipped since the last one applied.
         """
-        with self.state.counter_log.synchronized():
+        with self.counter_log.synchronized():
             return self.counters.nonfinite_steps(), self.counters.in_a_row()
 
     # Reading, probing, diagnosing.
@@ -440,8 +555,12 @@ class Session:
         """Whether a `PrecisionTuner` is part of this `fit`."""
         return self.on_diagnosis is not None
 
-    def _examine_if_wanted(self):
-        counters, step = self.state.counter_log, self.step
+    def _examine_if_wanted(self, because_of_trouble):
+        """Has the next batch diagnosed if there is reason to, or trouble."""
+        counters, step = self.counter_log, self.step
+        if counters.state.trouble != because_of_trouble:
+            return
+        self._asked_at = counters.step
         if counters.step != step or self.prober.armed:
             return
         if self._wants_diagnosis():
@@ -449,7 +568,7 @@ class Session:
             self.examiner.on_next_batch(self.model, step, work)
 
     def _wants_diagnosis(self):
-        trouble = self.state.counter_log.state.trouble
+        trouble = self.counter_log.state.trouble
         taken = self.step - self.first_step
         dtypes = self.prober.dtypes
         return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
@@ -467,21 +586,21 @@ class Session:
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""
-        ranges = self.parts.ranges
+        ranges = self.ranges
         batch, ranges.batch = ranges.batch, None
         # A tuner has diagnosed one by now.
         if batch is None or self.has_tuner:
             return
         if self._wants_diagnosis():
             self._examine(batch, self.step)
-        elif not self.state.several_workers and any(
+        elif not self.several_workers and any(
             map(is_scaling, optimizers_of(self.model).values())
         ):
             # Of a run that is too short for a comparison, too.
             self.examiner.examine_scale_use(self.model, batch, self.step)
 
     def _probe_if_wanted(self):
-        if self._wants_probe() and not self.state.several_workers:
+        if self._wants_probe():
             self.prober.arm(self.model, self.step)
 
     def _wants_probe(self):
@@ -494,8 +613,8 @@ class Session:
         A worker whose step is probed, or who stops, while others go on waits
         for them for ever: the probed step adds gradients up in its own calls.
         """
-        self.state.next_agreement = self.step + self.settings.agree_every
-        reason = self.state.counter_log.state.reason_to_stop
+        self._next_agreement = self.step + self.settings.agree_every
+        reason = self.counter_log.state.reason_to_stop
         news = self.examiner.has_news
         flags = [not self._wants_probe(), reason is not None, news]
         unwanted, unrecoverable, news = any_worker(self.model, flags)
@@ -503,7 +622,7 @@ class Session:
             self.share_verdicts()
         if unrecoverable:
             reason = reason or "another worker cannot go on"
-            self.parts.early_stop.stop(self.step, reason)
+            self.early_stop.stop(self.step, reason)
         elif not unwanted:
             self.prober.arm(self.model, self.step)
 
@@ -525,15 +644,12 @@ class Session:
                 self.examiner.report(verdict, self.step)
 
     def _note_first_loss(self):
-        if not self._has_begun:
-            self._has_begun = True
-            counters = self.state.counter_log
-            with counters.synchronized():
-                self.examiner.began(counters.loss.read())
+        self._has_begun = True
+        counters = self.counter_log
+        with counters.synchronized():
+            self.examiner.began(counters.loss.read())
 
-    def _predict_scale_if_wanted(self):
-        if self.step > self.first_step:
-            return
+    def _predict_scale(self):
         for reader in self.counters.all():
             initial = getattr(reader.optimizer.rule, "initial_scale", None)
             if initial == "auto" and not reader.optimizer.attempted_steps:
@@ -543,33 +659,31 @@ class Session:
                 first_scale.arm_first_scale(self, reader)
 
     def _keep_if_failed(self):
-        if not self.parts.recorder.full:
-            self.parts.recorder.keep_if_failed(
+        if not self.recorder.full:
+            self.recorder.keep_if_failed(
                 self.synchronized_model(), self.counters.optimizers()
             )
 
     def _hold_batch(self):
-        if not self.parts.recorder.full:
-            self.parts.recorder.hold(
-                self.model, self.step + 1, self.counters.optimizers()
-            )
+        step, optimizers = self.step + 1, self.counters.optimizers()
+        self.recorder.hold(self.model, step, optimizers)
 
     def _read_counters(self):
-        self.state.counter_log.read(self.step)
+        self.counter_log.read(self.step)
         self._after_reading()
 
     def _read_if_due(self, gap=None):
-        self.state.counter_log.read_if_due(self.step, gap)
-        if self.state.counter_log.step == self.step:
+        self.counter_log.read_if_due(self.step, gap)
+        if self.counter_log.step == self.step:
             self._after_reading()
 
     def _after_reading(self):
-        self.state.performance.write(self.step)
-        reason = self.state.counter_log.state.reason_to_stop
-        if reason and not self.state.several_workers:
-            self.parts.early_stop.stop(self.step, reason)
+        self.performance.write(self.step)
+        reason = self.counter_log.state.reason_to_stop
+        if reason and not self.several_workers:
+            self.early_stop.stop(self.step, reason)
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""
-        if (dtypes := self.state.layers.write(self.step)) is not None:
+        if (dtypes := self._layers.write(self.step)) is not None:
             self.prober.dtypes = dtypes

@@ -1,4 +1,4 @@
-"""Metrics that a skipped step does not turn into NaN.
+"""Metrics that a skipped step leaves as they were.
 
 One batch whose forward pass overflows makes Keras' running means NaN for the
 rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
@@ -6,55 +6,53 @@ rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
 `TerminateOnNaN` then act on a fault that is over.
 """
 
+import contextlib
 import functools
 import math
 import threading
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.formats import count_kinds
-from keras_mixprec.guards.metric_variables import (
-    AveragedLosses,
-    LastResult,
-    LentVariables,
-    NonfiniteLosses,
-    SeenBatches,
-    is_number,
-    nan_where,
-    unless,
+from keras_mixprec.guards.step_state import guard_state, step_state
+from keras_mixprec.guards.train_function import TrainFunction
+from keras_mixprec.keras_internals import (
+    better_end,
+    compiled_loss,
+    loss_tracker,
+    metric_variables,
 )
-from keras_mixprec.guards.step_result import (
-    guard_state,
-    incoming_weights,
-    step_result,
-)
-from keras_mixprec.guards.train_function import GuardedFunction
-from keras_mixprec.keras_internals import compiled_loss, loss_tracker
-from keras_mixprec.loss_scaling.current_step import (
-    are_finite,
-    loss_is,
-    training_on,
-)
+from keras_mixprec.loss_scaling.current_step import loss_is, training_on
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.policies.layers import has_own_step
 
+# Added to a loss, the sum is NaN: if the loss is NaN, NaN or inf, NaN or -inf.
+_PROBES = np.array([0, -np.inf, np.inf], "float32")
+
+# By the better end of a metric.
+_WORST = {"min": math.inf, "max": -math.inf, "auto": math.nan}
+
 
 class MetricGuard:
-    """Keeps batches that the optimizer skipped out of training metrics.
+    """Keeps batches whose loss is not finite out of training metrics.
 
-    After a batch whose loss is not finite a metric has the state that it had
-    before. Metrics that are updated before the loss is known, and those of a
-    `train_step` of the user's own, go by their own state. Until an epoch has a
-    finite batch they show what the epoch before reported, NaN in the first. An
-    epoch without any finite batch reports NaN, and so does every batch from the
-    one on before which weights were lost: a run that cannot go on shall end.
-    Everything else is as before, bit for bit: outside `train_step`, in
-    `evaluate`, NaN is the truth about the weights.
+    After such a batch all metrics have the state that they had before. Of a
+    `train_step` of the user's own the loss is what it returns, or gives to a
+    metric, under a name that ends in `"loss"`, or else any metric.
+
+    Until an epoch has a finite batch, batches show what the epoch before
+    reported, NaN in the first. An epoch without any reports the worst value of
+    each metric, infinity for a loss: whatever comes next is better, which NaN
+    does not let callbacks see. Once weights are lost every batch shows NaN and
+    every epoch reports the worst: a run that cannot go on shall end. Everything
+    else is as before, bit for bit: in `evaluate`, NaN is the truth about the
+    weights.
 
     The state that layers write themselves is guarded as well.
 
@@ -68,25 +66,25 @@ class MetricGuard:
 
     Attributes:
         on: Boolean. Whether it is between `start` and `stop`.
-        epoch_was_skipped: Boolean. Whether a metric reported NaN since every
-            step of an epoch was skipped.
-        comparing: References to the callbacks of this `fit` that remember a
-            best value, `None` until they are sought.
     """
 
     def __init__(self, model: keras.Model, earlier: dict | None = None):
-        self.on = self.epoch_was_skipped = False
-        self.comparing = None
+        self.on = False
         self._model = model
         self._in_steps, self._in_fit = Replacements(), Replacements()
-        self.function = GuardedFunction(
-            model, self._in_steps, self._guarded_step
-        )
-        self._variables = LentVariables()
-        self._losses = self._weights_lost = None
-        self._own_losses: list = []
-        self._losses_earlier = earlier or count_kinds()
-        self._batches = 0
+        self.function = TrainFunction.of(model)
+        # Variables that a metric has between `start` and `stop`. On JAX a step
+        # writes no others than the model's, its optimizer's and its metrics'.
+        self._home: keras.metrics.Metric | None = None
+        self._lent: list = []
+        # Counts of `_PROBES`, and what they were when the epoch began.
+        self._losses = self._losses_before = None
+        # What was shown last, and a 1: replicas have a share of both.
+        self._last = None
+        self._names: list = []  # In this order.
+        self._known: list | None = None
+        self._earlier = earlier or count_kinds()
+        self._batches = 0  # Since the metrics were reset.
         # The replicas of a `MirroredStrategy` are threads that take turns.
         self._inside = threading.local()
 
@@ -95,35 +93,28 @@ class MetricGuard:
         """How many batches of this process had a loss that is not finite, ever.
 
         A dict with `"inf"`, `"-inf"` and `"nan"`, of which a batch counts for
-        one; each replica counts its own part of a batch. For a `train_step` of
-        the user's own it is what it gives to the worst of the metrics called
-        `"..loss"`, or else returns under such a name.
+        one; each replica counts its own part of a batch.
         """
-        read = [losses.read() for losses in self._all_losses]
-        counts = read or [self._losses_earlier]
-        return {kind: max(c[kind] for c in counts) for kind in counts[0]}
+        counts = self._earlier
+        if self._losses is not None:
+            nan, *others = active.step().read_sum(self._losses)
+            now = count_kinds([*(n - nan for n in others), nan])
+            counts = {kind: n + now[kind] for kind, n in counts.items()}
+        return counts
 
     @property
     def counters(self) -> list:
         """The variables that are read for it."""
-        return [losses.variable for losses in self._all_losses]
-
-    @property
-    def _all_losses(self):
-        return [self._losses] if self._losses else self._own_losses
-
-    @property
-    def fits(self) -> bool:
-        """Whether the model was not compiled again since the last `start`."""
-        return self.function.fits
+        return [] if self._losses is None else [self._losses]
 
     def start(self):
         """Guards the steps of the model from now on."""
         self.on = True
-        self._variables.put()
+        if self._home is not None:
+            # First, since a compiled step goes by the order.
+            metric_variables(self._home)[:0] = self._lent
         self._in_fit.put()
-        self._guard_all()
-        self.function.put()
+        self._guard()
         self._rebuild_test_function()
 
     def keep(self):
@@ -132,25 +123,30 @@ class MetricGuard:
         To be called before each batch.
         """
         self._batches += 1
-        if not self.function.in_place:
+        if self.on and not self.function.is_guarded:
             with variable_scope(self._model):
-                self._guard_all()
-            self.function.put()
+                self._guard()
 
     def in_steps(self):
         """Context in which the model is what it is during a guarded step."""
+        if not self.on:
+            return contextlib.nullcontext()
         return self._in_steps.in_place()
 
     def stop(self):
         """Leaves the model as it is without a guard."""
+        self.function.release()
+        if not self.on:
+            return
         self.on = False
         self._in_fit.restore()
-        # `evaluate` may read them.
-        self._variables.clear(*self.counters)
-        for losses in self._all_losses:
-            losses.count_from_here()
-        self._variables.take()
-        self.function.remove()
+        for variable in self._lent:
+            if variable is not self._losses:
+                # A step that failed to compile may have left no value.
+                variable.assign(ops.zeros(variable.shape, variable.dtype))
+        self._begin_epoch()
+        if self._home is not None:
+            del metric_variables(self._home)[: len(self._lent)]
         self._rebuild_test_function()
 
     def _rebuild_test_function(self):
@@ -160,99 +156,158 @@ class MetricGuard:
         if distributed and self._model.test_function is not None:
             self._model.make_test_function(force=True)
 
-    def _guard_all(self):
-        model = self._model
-        guard_state(model, self._in_steps)
-        # Keras' own step updates it first. Another may do so within
-        # `jax.grad`, whose tensors must not be used outside.
-        if not self._own_step:
-            self._count_on(loss_tracker(model))
-        for metric in model.metrics:
-            self._guard_metric(metric)
-        # The trackers of several outputs' losses appear when it is built.
-        self._guard_on_build(compiled_loss(model))
+    def _guard(self):
+        model, in_steps = self._model, self._in_steps
+        guard_state(model, in_steps)
+        self._lend()
+        tracker = self._tracker
+        if tracker and (tracker, "update_state") not in in_steps:
+            noting = self._note_loss(tracker.update_state)
+            in_steps.add(tracker, "update_state", noting)
+        if (model, "reset_metrics") not in self._in_fit:
+            own, reset = model.get_metrics_result, model.reset_metrics
+            in_steps.add(model, "get_metrics_result", own)
+            self._in_fit.add(model, "get_metrics_result", self._results(own))
+            self._in_fit.add(model, "reset_metrics", self._reset(reset))
+        self.function.guard(in_steps, self._guarded_step)
 
     @property
-    def _own_step(self):
-        return has_own_step(self._model)
+    def _tracker(self):
+        """The metric of the loss, `None` in a step of the user's own.
 
-    def _count_on(self, tracker):
-        if tracker is not None and not self._is_loss(tracker):
-            self._losses = self._count_of(tracker)
+        That may give it losses within `jax.grad`, or none at all.
+        """
+        tracker = loss_tracker(self._model)
+        known = any(metric is tracker for metric in self._model.metrics)
+        return tracker if known and not has_own_step(self._model) else None
 
-    def _count_of(self, tracker):
-        return NonfiniteLosses(self._variables, tracker, self.nonfinite_losses)
+    def _lend(self):
+        """Makes the variables of the guard, each as soon as it can."""
+        metrics = self._model.metrics
+        if self._last is not None or not metrics:
+            return
+        parts = leaf_metrics(metrics)
+        if self._home is None:
+            # A `Mean` resets its own two variables only.
+            means = [m for m in parts if isinstance(m, keras.metrics.Mean)]
+            self._home = (means or parts)[0]
+            self._losses = self._new("nonfinite_losses", _PROBES.shape)
+            self._losses_before = self._new("earlier_losses", _PROBES.shape)
+        # The trackers of several outputs' losses appear when it is built.
+        loss = compiled_loss(self._model)
+        if all(getattr(part, "built", True) for part in (*metrics, loss)):
+            self._last = self._new("last_results", (len(parts) + 1,))
 
-    def _is_loss(self, metric):
-        return self._losses is not None and metric is self._losses.tracker
+    def _new(self, name, shape):
+        variable = self._home.add_variable(shape, "zeros", name=name)
+        own = metric_variables(self._home)
+        own.insert(len(self._lent), own.pop())
+        self._lent.append(variable)
+        return variable
 
-    # The train step.
+    def _variables(self):
+        """Those of the metrics, without what they were lent."""
+        if self._known is not None:
+            return self._known
+        lent = {id(variable) for variable in self._lent}
+        found = [v for v in self._model.metrics_variables if id(v) not in lent]
+        if self._last is not None:  # All are built.
+            self._known = found
+        return found
+
+    # A step.
 
     def _guarded_step(self, train_step):
         @functools.wraps(train_step)
         def guarded(*args, **kwargs):
-            self._inside.loss_is_finite, self._inside.counted = None, False
+            self._inside.loss = None
             batch = args[-1] if args else None
-            weights = functools.partial(incoming_weights, self._model, args)
-            try:
-                with self.in_steps(), training_on(batch, weights):
-                    returned = train_step(*args, **kwargs)
-                    return self._nan_logs_if_weights_lost(returned)
-            finally:
-                self._inside.loss_is_finite = None
+            step = step_state(self._model, args, self._variables())
+            with self.in_steps(), training_on(batch, step.weights):
+                step.finish(train_step(*args, **kwargs))
+                if isinstance(step.logs, dict):
+                    self._settle(step)
+                return step.returned()
 
         return guarded
 
-    def _nan_logs_if_weights_lost(self, returned):
-        """What a step returned, with NaN for logs if weights were lost."""
-        if self._weights_lost is None or self._inside.loss_is_finite is True:
-            return returned
-        result = step_result(self._model, returned)
-        result.remember_loss(self._optimizers())
-        self._count_logged(result)
-        finite = self._inside.loss_is_finite
-        if finite is None:
-            finite = self._was_applied(result)
-        lost = self._weights_are_lost(result, finite)
-        known = result.value(self._weights_lost)
-        may_be_lost = lost is not False and known is not None
-        if may_be_lost and isinstance(result.logs, dict):
-            lost = ops.cast(lost, known.dtype)
-            result.assign(self._weights_lost, ops.maximum(known, lost))
-            result.logs = {
-                name: nan_where(lost, value)
-                for name, value in result.logs.items()
-            }
-        return result.returned()
+    def _note_loss(self, update_state):
+        @functools.wraps(update_state)
+        def noting(values, sample_weight=None):
+            self._inside.loss = ops.convert_to_tensor(values)
+            loss_is(self._inside.loss)
+            return update_state(values, sample_weight=sample_weight)
 
-    def _weights_are_lost(self, result, finite):
-        """Whether a weight is not finite, in a step whose loss is not."""
-        records = [o.history for o in self._optimizers()]
-        found = [result.value(record.lost_weights) for record in records]
-        if not found or any(value is None for value in found):
-            return active.step().unless(
-                finite, lambda: ops.logical_not(are_finite(result.weights()))
-            )
-        # Found where the optimizer skips a step: a branch of its own takes
-        # 2.5% of a step of 40 small layers on JAX.
-        skipped = ops.logical_not(self._was_applied(result))
-        lost = ops.any(ops.greater(ops.stack(found), 0))
-        return ops.logical_and(
-            ops.logical_and(skipped, lost), ops.logical_not(finite)
-        )
+        return noting
 
-    def _count_logged(self, result):
-        """Counts the losses that a step returns, if no metric was given any."""
-        own = self._own_losses
-        known = result.value(own[0].variable) if own else None
-        if known is None or self._inside.counted:
+    def _settle(self, step):
+        """Undoes what a batch without a finite loss did to metrics."""
+        if step.may_make_variables:
+            self._lend()
+        losses = self._losses_of(step)
+        count = step.value(self._losses) if losses else None
+        if count is None or all(map(active.step().known_finite, losses)):
             return
-        logs = result.logs if isinstance(result.logs, dict) else {}
-        named = {n: x for n, x in logs.items() if n.endswith("loss")}
-        kinds = [own[0].kinds_of(x) for x in named.values() if is_number(x)]
-        if kinds:
-            worst = ops.max(ops.stack(kinds), axis=0)
-            result.assign(own[0].variable, ops.add(known, worst))
+        kinds = ops.max(ops.stack([_kinds(x) for x in losses]), axis=0)
+        bad = ops.any(ops.greater(kinds, 0))
+        step.assign(self._losses, ops.add(count, kinds))
+        # What a step of the user's own returns may be of the batch alone.
+        spoilt = {} if self._tracker else self._numbers(step)
+        step.remember_loss([o.history for o in self._optimizers()])
+        step.restore(bad, self._variables())
+        untouched = self._untouched(step.value)
+        lost = self._weights_lost(step.value)
+        for name, value in self._numbers(step).items():
+            if _is_number(step.logs.get(name)):
+                value = ops.where(
+                    untouched, self._shown_last(step, name), value
+                )
+                value = ops.where(lost, math.nan, value)
+                now = bad
+                if spoilt:
+                    now = ops.logical_and(bad, _not_finite(spoilt[name]))
+                old = step.logs[name]
+                value = ops.cast(value, old.dtype)
+                step.logs[name] = ops.where(now, value, old)
+
+    def _losses_of(self, step):
+        """The loss of a batch, or what may stand for it."""
+        if self._inside.loss is not None:
+            return [self._inside.loss]
+        with step.state():
+            named = {
+                metric.name: metric.result()
+                for metric in leaf_metrics(self._model.metrics)
+                if metric.name.endswith("loss")
+            }
+        named |= {n: x for n, x in step.logs.items() if n.endswith("loss")}
+        values = named.values() if named else self._numbers(step).values()
+        return [*map(ops.convert_to_tensor, filter(_is_number, values))]
+
+    def _numbers(self, step):
+        """The results of the metrics that are scalars, as a step has them."""
+        with step.state():
+            found = self._model.get_metrics_result()
+        return {name: x for name, x in found.items() if _is_number(x)}
+
+    def _untouched(self, value):
+        """Whether no batch has counted since the metrics were reset."""
+        tracker = self._tracker
+        counts = [tracker.count] if tracker else self._variables()
+        zero = [ops.all(ops.equal(value(v), 0)) for v in counts]
+        return ops.all(ops.stack(zero))
+
+    def _weights_lost(self, value):
+        """Whether the last step was skipped since weights are not finite."""
+        lost = [
+            ops.logical_and(
+                ops.greater(value(history.counts)[CONSECUTIVE], 0),
+                ops.greater(value(history.lost_weights), 0),
+            )
+            for history in (o.history for o in self._optimizers())
+            if value(history.counts) is not None
+        ]
+        return ops.any(ops.stack(lost)) if lost else False
 
     def _optimizers(self):
         return [
@@ -261,138 +316,91 @@ class MetricGuard:
             if isinstance(optimizer, LossScaleOptimizer) and optimizer.built
         ]
 
-    def _was_applied(self, result):
-        """Whether no optimizer skipped this step, as far as it can be known."""
-        counts = [result.value(o.history.counts) for o in self._optimizers()]
-        applied = [
-            ops.equal(c[CONSECUTIVE], 0) for c in counts if c is not None
-        ]
-        return ops.all(ops.stack(applied)) if applied else True
+    def _place(self, name):
+        if name not in self._names:
+            self._names.append(name)
+        return self._names.index(name)
 
-    # Metrics.
+    def _shown_last(self, step, name):
+        place = self._place(name)
+        if self._last is None or place + 1 >= self._last.shape[0]:
+            return math.nan
+        last = step.value(self._last)
+        found = ops.divide(last[place], last[-1])
+        return ops.where(ops.isfinite(found), found, math.nan)
 
-    def _guard_metric(self, metric):
-        parts = getattr(metric, "metrics", None)
-        if isinstance(parts, list):
-            self._guard_on_build(metric)
-            for part in parts:
-                self._guard_metric(part)
-            return
-        if (metric, "update_state") in self._in_steps:
-            return
-        if self._weights_lost is None:
-            self._weights_lost = self._variables.add(metric, "weights_lost")
-        last = LastResult(self._variables, metric)
-        if self._is_loss(metric):
-            seen = AveragedLosses(self._losses)
-            update = self._mean_of_finite_losses(metric)
-        else:
-            seen, losses = SeenBatches(self._variables, metric), None
-            if self._own_step and metric.name.endswith("loss"):
-                self._own_losses.append(losses := self._count_of(metric))
-            update = self._update_if_finite(metric, seen, losses)
-        result, reset_state = metric.result, metric.reset_state
-        # In this order: a metric may be built, and so guarded, within a step.
-        self._in_fit.add(metric, "result", self._nan_if_unknown(result, seen))
-        self._in_fit.add(
-            metric,
-            "reset_state",
-            self._reset_keeping_last_result(last, reset_state, seen),
-        )
-        self._in_steps.add(metric, "update_state", update)
-        self._in_steps.add(
-            metric, "result", unless(seen.none_good_here, last.value, result)
-        )
+    # An epoch.
 
-    def _reset_keeping_last_result(self, last, reset_state, seen):
-        @functools.wraps(reset_state)
+    def _results(self, get_metrics_result):
+        @functools.wraps(get_metrics_result)
+        def results():
+            found = get_metrics_result()
+            if self._batches and self._losses is not None:
+                unknown = self._unknown()
+                for name, value in found.items():
+                    if _is_number(value):
+                        end = better_end(self._model, name)
+                        worst = ops.cast(_WORST[end], value.dtype)
+                        found[name] = ops.where(unknown, worst, value)
+            return found
+
+        return results
+
+    def _unknown(self):
+        """Whether an epoch had no finite batch, or its weights are lost."""
+        bad = ops.any(ops.greater(self._losses, self._losses_before))
+        read = ops.convert_to_tensor
+        skipped = ops.logical_and(bad, self._untouched(read))
+        return ops.logical_or(skipped, self._weights_lost(read))
+
+    def _reset(self, reset_metrics):
+        @functools.wraps(reset_metrics)
         def reset():
-            last.keep(self._batches)
-            reset_state()
-            seen.reset()
-            self._weights_lost.assign(0)
+            # What else there is to reset is of a validation.
+            if self._batches and self._last is not None:
+                self._keep_last(self._model.get_metrics_result())
+            self._batches = 0
+            reset_metrics()
+            self._begin_epoch()
 
         return reset
 
-    def _nan_if_unknown(self, result, seen):
-        def unknown():
-            bad, lost = seen.only_bad(), ops.greater(self._weights_lost, 0)
-            skipped = ops.logical_and(bad, ops.logical_not(lost))
-            if active.step().to_host_bool(skipped) is True:
-                self.epoch_was_skipped = True
-            return ops.logical_or(bad, lost)
+    def _begin_epoch(self):
+        if self._losses is not None:
+            # A copy: JAX gives each buffer away once.
+            self._losses_before.assign(ops.copy(self._losses.value))
 
-        return unless(unknown, lambda: math.nan, result)
-
-    def _guard_on_build(self, container):
-        if (
-            container is None
-            or container.built
-            or (container, "build") in self._in_fit
-        ):
-            return
-        build = container.build
-
-        @functools.wraps(build)
-        def build_and_guard(*args, **kwargs):
-            build(*args, **kwargs)
-            for part in container.metrics:
-                self._guard_metric(part)
-
-        self._in_fit.add(container, "build", build_and_guard)
-
-    def _mean_of_finite_losses(self, loss_tracker):
-        update_state = loss_tracker.update_state
-
-        @functools.wraps(update_state)
-        def guarded(values, sample_weight=None):
-            loss = ops.convert_to_tensor(values)
-            known = active.step().known_finite(loss)
-            finite = self._inside.loss_is_finite = known or _all_finite(loss)
-            if finite is True:
-                return update_state(loss, sample_weight=sample_weight)
-            loss_is(loss)
-            self._losses.add(loss)
-            # A third of the operations of putting its state back: on
-            # TensorFlow op by op that is 1% of a step of 40 small layers.
-            if sample_weight is None:
-                sample_weight = ops.ones_like(loss)
-            return update_state(
-                ops.where(finite, loss, 0),
-                sample_weight=ops.where(finite, sample_weight, 0),
-            )
-
-        return guarded
-
-    def _update_if_finite(self, metric, seen, losses):
-        update_state = metric.update_state
-
-        @functools.wraps(update_state)
-        def guarded(*args, **kwargs):
-            if losses is not None and args and is_number(args[0]):
-                self._inside.counted = True
-                losses.add(args[0])
-            # Not known to one that is updated before the loss.
-            finite = self._inside.loss_is_finite
-            if finite is True:
-                returned = update_state(*args, **kwargs)
-                seen.add(finite)
-                return returned
-            # A copy, since torch writes into the variable's own memory.
-            before = {id(v): ops.copy(v.value) for v in metric.variables}
-            returned = update_state(*args, **kwargs)
-            if finite is None:
-                finite = are_finite(metric.variables)
-            for variable in metric.variables:
-                # Some metrics make theirs only now, of zeros.
-                old = before.get(id(variable), 0)
-                variable.assign(ops.where(finite, variable.value, old))
-            seen.add(finite)
-            return returned
-
-        return guarded
+    def _keep_last(self, results):
+        for name in filter(lambda n: _is_number(results[n]), results):
+            self._place(name)
+        shown = [results.get(name, math.nan) for name in self._names]
+        count = self._last.shape[0] - 1
+        shown = [*shown, *[math.nan] * count][:count]
+        shown = [ops.cast(value, "float32") for value in (*shown, 1.0)]
+        self._last.assign(ops.stack(shown))
 
 
-def _all_finite(tensor):
-    finite = ops.isfinite(tensor)
-    return finite if finite.shape == () else ops.all(finite)
+def leaf_metrics(metrics: list) -> list:
+    """Returns the metrics without those that only hold others."""
+    found = []
+    for metric in metrics:
+        parts = getattr(metric, "metrics", None)
+        found += leaf_metrics(parts) if isinstance(parts, list) else [metric]
+    return found
+
+
+def _kinds(loss):
+    """What to count of a loss, as `_PROBES`."""
+    total = ops.cast(loss, "float32")
+    total = total if total.shape == () else ops.sum(total)
+    return ops.cast(ops.isnan(ops.add(total, _PROBES)), "float32")
+
+
+def _not_finite(value):
+    return ops.logical_not(ops.isfinite(value))
+
+
+def _is_number(value):
+    if not ops.is_tensor(value):
+        return isinstance(value, float)
+    return value.shape == () and "float" in str(value.dtype)

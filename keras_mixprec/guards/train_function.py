@@ -71,98 +71,146 @@ class StepCount:
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-class DeferredCall:
-    """Lets something else run instead of the next call of a train function.
-
-    Several may wait for the same call; the one armed last goes first.
-    """
-
-    def __init__(self):
-        self._armed = None
-
-    @property
-    def armed(self) -> bool:
-        """Whether the call is still to come.
-
-        It never will once the train function has been rebuilt.
-        """
-        if self._armed is None:
-            return False
-        model, tap = self._armed
-        function = model.train_function
-        while isinstance(function, _Tap) and function is not tap:
-            function = function.below
-        return function is tap
-
-    def arm(self, model, train_function):
-        """`train_function` is called next, and disarms before it trains.
-
-        Instead of one that still waits: an epoch may end without the call.
-        """
-        self.disarm()
-        tap = _Tap(train_function, model.train_function)
-        self._armed = model, tap
-        model.train_function = tap
-
-    def disarm(self):
-        """Puts the model's own function back, unless others still wait."""
-        if self._armed is None:
-            return
-        (model, tap), self._armed = self._armed, None
-        tap.waits = False
-        while _is_over(model.train_function):
-            model.train_function = model.train_function.below
+# The attribute of a model that holds the owner of its train function, which
+# refers to the model: kept anywhere else it would keep that alive.
+_ATTRIBUTE = "_keras_mixprec_train_function"
 
 
-def without_taps(function):
-    """Returns the train function below all that stands in for it."""
-    while isinstance(function, _Tap):
-        function = function.below
-    return function
+class TrainFunction:
+    """The train function of a model, and what waits for its next call.
 
-
-class _Tap:
-    """Stands in for a train function, the next call of which is `below`."""
-
-    def __init__(self, train_function, below):
-        self.below = below
-        self.waits = True
-        self._train_function = train_function
-
-    def __call__(self, *args):
-        return (self._train_function if self.waits else self.below)(*args)
-
-
-def _is_over(function):
-    return isinstance(function, _Tap) and not function.waits
-
-
-class GuardedFunction:
-    """The train function of a model, compiled with other methods in place.
+    Nothing else sets `model.train_function` during a `fit`. A guarded one is
+    compiled with other methods in place, and kept for the next `fit`.
 
     Args:
         model: A compiled `keras.Model`.
-        in_steps: The `Replacements` that are in place during its steps.
-        wrapped: Function from the model's `train_step` to what replaces it,
-            which puts them in place: where it is compiled, once for all calls,
-            as doing so in each takes 1% of a step of 40 small layers.
 
     Attributes:
-        on_error: Function of the exception and the batch, called after a step
-            that raises on torch, where a loss may refuse NaN, and returns
-            whether to take the step again; `None` for none. Elsewhere steps
-            are compiled, and refuse no values; what refuses to compile them
-            does so on a batch that was `tapped`.
+        on_error: Function of an exception and a batch as `train_step` takes it,
+            called after a step that raises, which returns whether to take the
+            step again; `None` for none. On torch after every guarded one: a
+            loss may refuse NaN. Elsewhere steps are compiled, and refuse no
+            values; what refuses to compile them does so in a call that
+            something waits for.
     """
 
-    def __init__(self, model: keras.Model, in_steps: Replacements, wrapped):
+    def __init__(self, model: keras.Model):
         self._model = model
-        self._in_steps = in_steps
-        self._wrapped = wrapped
-        self._guarded = None
-        self._unguarded = lambda: None
         self.on_error: Callable | None = None
+        self._guarded: Callable | None = None
+        self._unguarded: Callable = lambda: None
         self._refused = None
+        # While something waits: what is called instead, and before that.
+        self._tap: Callable | None = None
+        self._below: Callable | None = None
+        self._before: list = []
+        self._instead: Callable | None = None
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "TrainFunction":
+        """Returns the owner of a model's train function."""
+        if _ATTRIBUTE not in vars(model):
+            vars(model)[_ATTRIBUTE] = cls(model)
+        return vars(model)[_ATTRIBUTE]
+
+    def release(self):
+        """Leaves the model with a train function of its own."""
+        self._remove_tap()
+        self.on_error = None
+        if not self.fits:
+            self._guarded = None
+        elif self.is_guarded:
+            self._model.make_train_function(force=True)
+            self._unguarded = weakref.ref(self._model.train_function)
+
+    # What waits for the next call.
+
+    def before_next(self, work: Callable):
+        """Calls `work(batch)` before the model trains on its next batch.
+
+        It may rebuild the train function. The batch is `None` if only other
+        processes have one. Of several, the last that was added goes first.
+        """
+        self._put_tap()
+        self._before.append(work)
+
+    def instead_of_next(self, call: Callable):
+        """Calls `call` in place of the next call of the train function.
+
+        Not if that is rebuilt before.
+        """
+        self._put_tap()
+        self._instead = call
+
+    def waits(self, work: Callable | None) -> bool:
+        """Whether what was given to one of these is still to be called.
+
+        It never will once the train function has been rebuilt.
+        """
+        waiting = [*self._before, self._instead]
+        return work is not None and self._is_tapped and work in waiting
+
+    def cancel(self, work: Callable | None):
+        """Does not call what was given to one of these after all."""
+        self._before = [other for other in self._before if other != work]
+        self._instead = None if self._instead == work else self._instead
+        if not self._before and self._instead is None:
+            self._remove_tap()
+
+    @property
+    def own(self) -> Callable | None:
+        """The train function below all that waits."""
+        return self._below if self._is_tapped else self._model.train_function
+
+    @property
+    def _is_tapped(self):
+        return self._tap is not None and self._model.train_function is self._tap
+
+    def _put_tap(self):
+        if not self._is_tapped:
+            self._remove_tap()
+            self._below = self._model.train_function
+            # Another object each time, by which calls are told apart.
+            self._tap = functools.partial(self._called)
+            self._model.train_function = self._tap
+
+    def _remove_tap(self):
+        if self._is_tapped:
+            self._model.train_function = self._below
+        waited = self._below, self._before[::-1], self._instead
+        self._tap = self._below = self._instead = None
+        self._before = []
+        return waited
+
+    def _called(self, *args):
+        if not self._before:
+            _, _, instead = self._remove_tap()
+            return instead(*args)
+        below = instead = taken = None
+
+        def visit(batch):
+            nonlocal below, instead, taken
+            # Not before: an epoch of unknown length ends with a call without
+            # a batch.
+            below, works, instead = self._remove_tap()
+            taken = batch
+            for work in works:
+                work(batch)
+
+        def train(*args):
+            rebuilt = self._model.train_function is not below
+            if rebuilt or instead is None:
+                return self._model.train_function(*args)
+            return instead(*args)
+
+        def raised(error):
+            known = self.on_error is not None and taken is not None
+            return known and self.on_error(error, taken)
+
+        tapped = active.batches().tapped(self._model, train, visit, raised)
+        return tapped(*args)
+
+    # Guarded steps.
 
     @property
     def fits(self) -> bool:
@@ -170,27 +218,34 @@ class GuardedFunction:
 
         It has another one after `compile`, say.
         """
-        own = without_taps(self._model.train_function)
+        own = self.own
         return own is not None and own in (self._unguarded(), self._guarded)
 
     @property
-    def in_place(self) -> bool:
-        """Whether it is what the model trains with."""
-        return without_taps(self._model.train_function) is self._guarded
+    def is_guarded(self) -> bool:
+        """Whether a guarded one is what the model trains with."""
+        return self._guarded is not None and self.own is self._guarded
 
-    def put(self):
-        """Makes it the model's train function, compiled again if need be."""
+    def guard(self, in_steps: Replacements, wrapped: Callable):
+        """Lets the model train with a guarded one, compiled if need be.
+
+        Args:
+            in_steps: The `Replacements` that are in place during its steps.
+            wrapped: Function from the model's `train_step` to what replaces
+                it, which puts them in place: where it is compiled, once for all
+                calls, as doing so in each takes 1% of a step of 40 small
+                layers.
+        """
+        if self.is_guarded:
+            return
         if self.fits:
             self._model.train_function = self._guarded
-        else:
-            self._compile()
-
-    def _compile(self):
-        model, in_steps = self._model, self._in_steps
+            return
+        model = self._model
         # Another function each time: for one that it knows JAX takes the trace
         # that it knows, of another loss, metric or optimizer.
         original = model.train_step
-        step = self._wrapped(original)
+        step = wrapped(original)
         on_torch = keras.backend.backend() == "torch"
         if on_torch:
             step = self._keeping_refused(step)
@@ -201,15 +256,15 @@ class GuardedFunction:
         self._guarded = model.train_function
         if on_torch:
             # There a train function looks `train_step` up in each call.
-            self._guarded = self._in_place_for(model.train_function)
+            self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
-    def _in_place_for(self, train):
+    def _in_place_for(self, train, in_steps):
         @functools.wraps(train)
         def guarded(*args):
             self._refused = None
             try:
-                with self._in_steps.in_place():
+                with in_steps.in_place():
                     return train(*args)
             except Exception as error:
                 batch, self._refused = self._refused, None
@@ -217,8 +272,8 @@ class GuardedFunction:
                     raise
                 if not self.on_error(error, batch):
                     raise
-            # Another one by now, which what was armed above has called.
-            return without_taps(self._model.train_function)(*args)
+            # Another one by now.
+            return self.own(*args)
 
         return guarded
 
@@ -233,25 +288,13 @@ class GuardedFunction:
 
         return keeping
 
-    def remove(self):
-        """Gives the model a train function of its own.
-
-        This one is kept for the next `put`.
-        """
-        self.on_error = None
-        if not self.fits:
-            self._guarded = None
-            return
-        self._model.make_train_function(force=True)
-        self._unguarded = weakref.ref(self._model.train_function)
-
 
 class BatchCapture:
     """Holds the batch of one step until it is asked for. Nothing is copied."""
 
     def __init__(self):
-        self._held = None
-        self._deferred_call = DeferredCall()
+        self._held = self._function = None
+        self._describe: Callable = lambda: None
 
     def hold(self, model, describe: Callable = lambda: None):
         """Holds the next batch that `model` trains on.
@@ -266,15 +309,12 @@ class BatchCapture:
         """
         if getattr(model, "steps_per_execution", 1) > 1:
             raise NotImplementedError("several steps in one execution")
+        self.end_epoch()
+        self._describe, self._function = describe, TrainFunction.of(model)
+        self._function.before_next(self._visit)
 
-        def visit(batch):
-            self._deferred_call.disarm()
-            self._held = None if batch is None else (batch, describe())
-
-        tapped = active.batches().tapped(
-            model, lambda *args: model.train_function(*args), visit
-        )
-        self._deferred_call.arm(model, tapped)
+    def _visit(self, batch):
+        self._held = None if batch is None else (batch, self._describe())
 
     def take(self) -> tuple | None:
         """Returns the batch and what `describe` returned, once."""
@@ -283,9 +323,10 @@ class BatchCapture:
 
     def end_epoch(self):
         """Waits no more for a batch: there was none left to hold."""
-        self._deferred_call.disarm()
+        if self._function:
+            self._function.cancel(self._visit)
 
     def disarm(self):
         """Holds no batch after all."""
-        self._deferred_call.disarm()
+        self.end_epoch()
         self._held = None

@@ -1,9 +1,5 @@
 """Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
 
-import contextlib
-import gc
-import math
-import weakref
 from collections import Counter
 
 import keras
@@ -12,7 +8,6 @@ from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
-from keras_mixprec.keras_internals import callback_model
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.numerics.arrays import to_array
@@ -170,49 +165,6 @@ def log_epoch(log, step: int):
     log.rows(step, EPOCHS, [row], EPOCH_COLUMNS, EPOCH_ROWS_PER_CHUNK)
 
 
-_KINDS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-)
-
-
-def forget_nan_as_best(callbacks):
-    """Lets callbacks that took NaN for the best value take the next one.
-
-    Keras compares with NaN, which nothing is better than, for ever: training
-    would be stopped, or no other checkpoint written, because of a first epoch
-    in which every step was skipped. Values of the validation are left alone.
-
-    Args:
-        callbacks: Those of the model, as `comparing_callbacks` finds them.
-    """
-    for callback in filter(None, (reference() for reference in callbacks)):
-        validates = callback.monitor.startswith("val_")
-        if not validates and _is_nan(callback.best):
-            callback.best = None
-
-
-def comparing_callbacks(model) -> list[weakref.ref]:
-    """Returns references to a model's callbacks that remember a best value.
-
-    Args:
-        model: The `keras.Model` that they belong to.
-    """
-    # Callbacks do not know each other. It takes 200 ms among four million
-    # objects: once in a `fit`, if an epoch has no finite loss.
-    return [
-        weakref.ref(callback)
-        for callback in gc.get_objects()
-        if issubclass(type(callback), _KINDS)
-        and callback_model(callback) is model
-    ]
-
-
-def _is_nan(value):
-    return value is not None and math.isnan(value)
-
-
 # The attribute of a model that holds the guard of its metrics, which refers to
 # the model: kept anywhere else it would keep that alive.
 _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
@@ -236,51 +188,12 @@ def watch_optimizers(model) -> dict:
 
 def keep_watching(model):
     """Guards the train function again if it was recompiled meanwhile."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.keep()
-
-
-def after_epoch(model):
-    """Clears what an epoch has left in which every step was skipped.
-
-    Every callback must have seen the end of that epoch.
-    """
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.epoch_was_skipped:
-        guard.epoch_was_skipped = False
-        if guard.comparing is None:
-            guard.comparing = comparing_callbacks(model)
-        forget_nan_as_best(guard.comparing)
-
-
-def after_errors(model, work):
-    """Calls `work(error, batch)` after a step that raises, on torch.
-
-    Until `stop_watching`.
-
-    Args:
-        model: A watched `keras.Model`.
-        work: Function of an exception and a batch as `train_step` takes it,
-            which returns whether to take the step again.
-    """
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.function.on_error = work
+    guard_of(model).keep()
 
 
 def stop_watching(model):
     """Leaves the model as it is without being watched."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    if guard and guard.on:
-        guard.stop()
-
-
-def guarded_steps(model) -> contextlib.AbstractContextManager:
-    """Returns the context in which a step of the model is a guarded one."""
-    guard = vars(model).get(_GUARD_ATTRIBUTE)
-    on = guard and guard.on
-    return guard.in_steps() if on else contextlib.nullcontext()
+    guard_of(model).stop()
 
 
 def guard_of(model) -> MetricGuard:
@@ -322,10 +235,9 @@ def _knows_all(model):
 
 def _guard(model):
     guard = guard_of(model)
-    if not guard.fits:
+    if not guard.function.fits:
         guard = MetricGuard(model, guard.nonfinite_losses)
         vars(model)[_GUARD_ATTRIBUTE] = guard
-    guard.comparing = None
     guard.start()
 
 

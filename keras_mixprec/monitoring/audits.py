@@ -19,7 +19,7 @@ from keras_mixprec.diagnosis.verdict import (
     without_repeats,
 )
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.guards.train_function import DeferredCall
+from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
@@ -67,9 +67,8 @@ class Examiner:
         paused_until: Int. The step before which no other diagnosis is made,
             after what no precision repairs.
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
-        on_error: Function of an exception and a batch, as for `after_errors`,
-            called after a step that raises on a batch that was handed over
-            before, as that which compiles it is; `None` for none.
+        is_before_step: Boolean. Whether a step has begun that a diagnosis is
+            made before. On JAX it has taken the variables of `fit` with it.
         locate: Function of a `Verdict` of bad data and the step of its batch,
             `None` if that is not known, that returns it with what else is known
             of bad data; `None` for none.
@@ -94,13 +93,14 @@ class Examiner:
         self._collapse = None
         self._examined_trouble = self._found = False
         self.gave_up = False
-        self.on_error: Callable | None = None
         self.locate: Callable | None = None
         # Before a step: warnings that are true once that is taken.
-        self._unsaid: list | None = None
+        self._unsaid: list = []
+        self.is_before_step = False
+        self._step = 0
         self._validation: Any = None
         self._first_batch: Any = None
-        self._deferred_call = DeferredCall()
+        self._function: TrainFunction | None = None
         self._shared = 0
 
     def follow_schedule_of(self, model, new: bool = False):
@@ -138,7 +138,8 @@ class Examiner:
     @property
     def armed(self) -> bool:
         """Whether the next batch is going to be diagnosed."""
-        return self._deferred_call.armed
+        function = self._function
+        return function is not None and function.waits(self._examine_batch)
 
     def wants(
         self, trouble: bool, has_tuner: bool, taken: int, dtypes: dict
@@ -324,14 +325,6 @@ class Examiner:
         self._budget.add(DIAGNOSES, seconds, is_overhead=False)
         return loss
 
-    @property
-    def is_before_step(self) -> bool:
-        """Whether a step has begun that a diagnosis is made before.
-
-        On JAX it has taken the variables of `fit` with it.
-        """
-        return self._unsaid is not None
-
     def on_next_batch(self, model, step: int, work):
         """Calls `work(batch)` before the model trains on its next batch.
 
@@ -341,40 +334,33 @@ class Examiner:
             work: Function. If it fails, this examiner gives up. The batch is
                 `None` if only other workers have one.
         """
+        self._step = step
+        if not self.armed:
+            self._works = []
+            self._function = TrainFunction.of(model)
+            self._function.before_next(self._examine_batch)
         self._works.append(work)
-        if self.armed:
-            return
-        taken = None
 
-        def examine(batch):
-            nonlocal taken
-            taken, works = batch, self._works
-            if self._first_batch is None:
-                self._first_batch = batch
-            self.disarm()
-            self._unsaid = []
-            for work in works:
-                with self.errors_reported(step):
-                    work(batch)
+    def _examine_batch(self, batch):
+        works, self._works = self._works, []
+        if self._first_batch is None:
+            self._first_batch = batch
+        self.is_before_step = True
+        for work in works:
+            with self.errors_reported(self._step):
+                work(batch)
+        self.is_before_step = False
 
-        def train(*args):
-            unsaid, self._unsaid = self._unsaid or [], None
-            result = model.train_function(*args)
-            for said in unsaid:
-                warn_disabled(*said)
-            return result
-
-        def raised(error):
-            known = self.on_error is not None and taken is not None
-            return known and self.on_error(error, taken)
-
-        tapped = active.batches().tapped(model, train, examine, raised)
-        self._deferred_call.arm(model, tapped)
+    def warn(self):
+        """Says what is true only now that the step is taken."""
+        unsaid, self._unsaid = self._unsaid, []
+        for said in unsaid:
+            warn_disabled(*said)
 
     def disarm(self):
         """Diagnoses no batch after all: there may be none before `fit` ends."""
-        self._works = []
-        self._deferred_call.disarm()
+        if self._function:
+            self._function.cancel(self._examine_batch)
 
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""
@@ -486,10 +472,10 @@ class Examiner:
             self._warn(what, error)
 
     def _warn(self, what, reason):
-        if self._unsaid is None:
-            warn_disabled(what, reason, self.who)
-        else:
+        if self.is_before_step:
             self._unsaid.append((what, reason, self.who))
+        else:
+            warn_disabled(what, reason, self.who)
 
     def _report(self, verdicts, step):
         new = [*filter(self._is_new, verdicts)]

@@ -361,7 +361,7 @@ class CounterLog:
             lost = self._counters.only_mean_is_lost(loss)
             skipped = self._counters.skipped_steps()
         self._signs = skipped, sum(losses.values()), lost
-        session.state.performance.clock.waited(step, waited)
+        session.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
         self._unscaled.read(step, used, step > session.first_step)

@@ -187,8 +187,8 @@ class BadData:
             verdict: `Verdict`.
             step: Int. The step of the batch, `None` if that is not known.
         """
-        if not session.state.several_workers:
-            session.state.counter_log.read(session.step)
+        if not session.several_workers:
+            session.counter_log.read(session.step)
         numbers, own = dict(verdict.numbers), _numbers_of_samples(session.model)
         if own:
             numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}

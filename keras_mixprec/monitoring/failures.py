@@ -76,7 +76,7 @@ def explain_error(session, error: Exception, batch) -> bool:
     Returns:
         Whether that is repaired, so that the step can be taken again.
     """
-    session.state.counter_log.read(session.step)
+    session.counter_log.read(session.step)
     verdicts: list = []
     repaired = False
     # Precision is not the cause of what raises in float32 too.
@@ -111,7 +111,7 @@ def note_end(session, error: BaseException):
         event |= {"interrupted": True} if interrupted else {}
         session.log.event(session.step, event)
     if session.started:
-        session.state.counter_log.read(session.step)
+        session.counter_log.read(session.step)
 
 
 def _repaired(session, batch, verdicts):
@@ -122,7 +122,7 @@ def _repaired(session, batch, verdicts):
     verdicts += [finding.verdict for finding in found[0].findings]
     # Other workers wait for the gradients of this step, and what a
     # `train_step` of the user's own has done by now nobody knows.
-    alone = not (session.state.several_workers or has_own_step(model))
+    alone = not (session.several_workers or has_own_step(model))
     updated = session.counters.attempted() != step - session.first_step
     if session.on_diagnosis is None or not alone or updated:
         return False

@@ -40,29 +40,21 @@ class PerformanceLog:
     def wait(self):
         """Waits for all steps so far."""
         session = self._session
-        with session.state.counter_log.synchronized() as seconds:
+        with session.counter_log.synchronized() as seconds:
             self.clock.waited(session.step, seconds)
 
     def due_at(self) -> float:
-        """Returns the step at which `before_step` has something to do."""
-        update_freq = self._session.settings.update_freq
-        return self.clock.due_at(update_freq)
+        """Returns the step at which it is to wait for the steps so far."""
+        if self._session.prober.armed:  # A probe waits for them as well.
+            return 0
+        return self.clock.due_at(self._session.settings.update_freq)
 
-    def before_step(self, step: int):
-        """Waits for the steps so far, if that is due.
-
-        Args:
-            step: Int. The number of the next step.
-        """
-        session = self._session
-        affordable = session.budget.left(READINGS) > 0
-        # A probe waits for them as well.
-        waits_at = self.clock.due_at(session.settings.update_freq)
+    def wait_if_affordable(self):
+        """Waits for the steps so far, as far as the budget allows it."""
         # Once whatever it costs: short runs had no time of a step at all.
-        may_wait = affordable or self.clock.behind is None
-        if may_wait and (step >= waits_at or session.prober.armed):
+        never_waited = self.clock.behind is None
+        if never_waited or self._session.budget.left(READINGS) > 0:
             self.wait()
-        self.clock.go_on(step)
 
     def write(self, step: int, last: bool = False):
         """Logs what was measured since the last call.
@@ -124,7 +116,7 @@ class PerformanceLog:
             every = self._samples.is_of_all_workers
             return stretch.samples * (1 if every else self._workers)
         # TensorFlow's compiled step fetches by itself.
-        count = self._session.parts.ranges.samples
+        count = self._session.ranges.samples
         return stretch.steps * self._workers * count or math.nan
 
     def _peak_memory(self):

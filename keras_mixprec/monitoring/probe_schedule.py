@@ -3,15 +3,16 @@
 import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import ranges
 from keras_mixprec.diagnosis.forecasts import ProbeForecast
-from keras_mixprec.guards.train_function import DeferredCall
+from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring.attach import guarded_steps
+from keras_mixprec.monitoring.attach import guard_of
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.numerics.collector import accumulation_steps
@@ -66,13 +67,20 @@ class Prober:
         self._failed = False
         self._reported = set()
         self._trends = defaultdict(ProbeForecast)
-        self._deferred_call = DeferredCall()
+        self._function: TrainFunction | None = None
+        self._waiting: Callable | None = None
         self._begun = False
 
     @property
     def armed(self) -> bool:
         """Whether the next step is going to be probed."""
-        return self._deferred_call.armed
+        function = self._function
+        return function is not None and function.waits(self._waiting)
+
+    @property
+    def has_probed(self) -> bool:
+        """Whether there is something to collect."""
+        return self._pending is not None
 
     @property
     def due_at(self) -> float:
@@ -109,17 +117,17 @@ class Prober:
     def arm(self, model, step: int):
         """Lets the next call of the train function be a probed one."""
         self._next = step + _interval(self._every, model)
-        own = model.train_function
+        self._function = TrainFunction.of(model)
+        own = self._function.own
         first = not self._is_made(model)
         plain = self._budget.seconds_per_step(step)
 
         def train(*args):
-            self._deferred_call.disarm()
             started = self._budget.now()
             probed_args, args = active.probe().twice(args)
             probe = None
             try:
-                with guarded_steps(model):
+                with guard_of(model).in_steps():
                     if first:
                         vars(model)[_PROBE_ATTRIBUTE] = own, Probe(model)
                     _, probe = vars(model)[_PROBE_ATTRIBUTE]
@@ -138,7 +146,8 @@ class Prober:
             self._pending = probe, started, plain, first
             return result
 
-        self._deferred_call.arm(model, train)
+        self._waiting = train
+        self._function.instead_of_next(train)
 
     def collect(self, step: int):
         """Writes what the last probed step measured, if there was one.
@@ -210,11 +219,12 @@ class Prober:
 
     def disarm(self):
         """Probes no step any more."""
-        self._deferred_call.disarm()
+        if self._function:
+            self._function.cancel(self._waiting)
 
     def _is_made(self, model):
         known, _ = vars(model).get(_PROBE_ATTRIBUTE, (None, None))
-        return known is not None and known is model.train_function
+        return known is not None and known is TrainFunction.of(model).own
 
     def _write(self, readings, step):
         table = ranges.metrics_table(readings, self.limits)

@@ -77,16 +77,14 @@ class RangeReader:
         # The examiner itself goes by the first batch.
         examiner.on_next_batch(model, step, self._hold)
 
-    def read_if_due(self, model, step: int):
-        """Measures what is due before the next step.
+    def read(self, model, step: int):
+        """Measures what is due before the next step, if it may.
 
         Args:
             model: Function that returns the `keras.Model` with variables that
                 are synchronized.
             step: Int. The number of the next batch.
         """
-        if step < self.due_at:
-            return
         steps = step - self._first_step
         self._next = self._first_step + 2 * steps
         # Probes of steps make up for it, but for histograms.

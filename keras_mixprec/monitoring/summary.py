@@ -205,7 +205,7 @@ def summarize(session) -> TrainingSummary:
     # Not needed before a `fit` has ended.
     from keras_mixprec.reporting.performance import performance, sentence
 
-    measured = session.state.performance.rows
+    measured = session.performance.rows
     skips = [w.skipped() / max(w.attempted(), 1) for w in used.values()]
     skipped = max(skips, default=0.0)
     speed = performance(measured, rows, session.has_tuner, skipped)
@@ -228,7 +228,7 @@ def summarize(session) -> TrainingSummary:
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
         text=headline(facts, brief=True)["text"],
-        ranges=str(session.parts.ranges),
+        ranges=str(session.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),

@@ -17,6 +17,7 @@ from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import naming_exhaustion
 from keras_mixprec.keras_internals import (
+    better_end,
     flat_layers,
     global_seed_generator,
 )
@@ -99,7 +100,8 @@ class HeldBack:
                 f"Received: monitor={self.name!r}"
             )
         # Where nothing of `fit` is under way in the model's variables.
-        self._mode = self._known_mode(model)
+        if self._mode == "auto":
+            self._mode = better_end(model, self.name)
         return self._number(logs[self._metric])
 
     def worse_by(self, value: float, reference: float) -> float:
@@ -118,20 +120,6 @@ class HeldBack:
         sign = {"min": 1, "max": -1}.get(self._mode)
         difference = value - reference
         return abs(difference) if sign is None else sign * difference
-
-    def _known_mode(self, model):
-        """What `EarlyStopping` would make of the metric."""
-        if self._mode != "auto":
-            return self._mode
-        if self._metric.endswith("loss"):
-            return "min"
-        callback = keras.callbacks.EarlyStopping(self.name)
-        callback.set_model(model)
-        callback.on_train_begin()
-        with contextlib.suppress(ValueError):
-            callback.on_epoch_end(0, {self.name: 0.0})
-        known = {ops.less: "min", ops.greater: "max"}
-        return known.get(callback.monitor_op, "auto")
 
     def _number(self, value):
         with contextlib.suppress(TypeError, ValueError):

@@ -362,7 +362,7 @@ class Tuning:
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._session.parts.early_stop.fail(
+            self._session.early_stop.fail(
                 f"PrecisionTuner at step {step} {message}."
             )
         elif on_limit == "float32":
