@@ -14,7 +14,7 @@ from keras_mixprec.keras_internals import (
     variable_indices,
 )
 from keras_mixprec.loss_scaling.current_step import loss_kinds
-from keras_mixprec.loss_scaling.scaling import as_tensors
+from keras_mixprec.loss_scaling.stages import as_tensors
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
 # exceeds their norm at most 2**12 times, so below this share of the maximum
@@ -101,38 +101,40 @@ class CheckedGradients:
         return ops.scatter(np.array(order)[:, None], values, shape)
 
     def commit(self, finite):
-        """Applies the update if `finite`, and records the step."""
+        """Applies the update if `finite`, and records the step.
+
+        Args:
+            finite: Boolean, or a boolean scalar tensor.
+        """
         optimizer, window = self._optimizer, self._optimizer.window
         place = window.place(finite) if window else None
         applied = window.admits(finite, place) if window else finite
+
+        def record():
+            optimizer._advance(finite, self.norms)
+            if window:
+                window.advance(finite, place)
+
+        def remember(skipped):
+            if window:
+                window.discard(skipped, place)
+                # A micro-batch that is skipped only because another one in its
+                # window overflowed is not recorded as an overflow.
+                skipped = _where(finite, False, True)
+            if skipped is not False:
+                kinds, loss = self._kinds(skipped)
+                optimizer.history.remember(
+                    skipped, self.flags, kinds, self.scale, loss
+                )
+
         self._backend.commit(
             optimizer,
             applied,
             self._unscaled,
             self._variables,
-            lambda: self._count_step(finite, place),
-            # A micro-batch that is skipped only because another one in its
-            # window overflowed is not recorded as an overflow.
-            lambda skipped: self._note_skipped_step(
-                _negated(finite) if window else skipped, place
-            ),
+            record,
+            remember,
         )
-
-    def _count_step(self, finite, place):
-        optimizer = self._optimizer
-        optimizer._advance(finite, self.norms)
-        if optimizer.window:
-            optimizer.window.advance(finite, place)
-
-    def _note_skipped_step(self, skipped, place):
-        optimizer = self._optimizer
-        if optimizer.window:
-            optimizer.window.discard(skipped, place)
-        if skipped is not False:
-            kinds, loss = self._kinds(skipped)
-            optimizer.history.remember(
-                skipped, self.flags, kinds, self.scale, loss
-            )
 
     def _kinds(self, skipped):
         """What of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
@@ -151,7 +153,7 @@ class CheckedGradients:
         )
         first = next(i for i, g in enumerate(given) if g is not None)
         if unscaled[first] is given[first] and not self._keep[first]:
-            self._optimizer._stages.unscaled_in_place(given)
+            self._optimizer._stages.steps(given)
         return unscaled
 
 
@@ -163,8 +165,11 @@ def commit_together(steps):
         step.commit(finite)
 
 
-def _negated(finite):
-    return not finite if isinstance(finite, bool) else ops.logical_not(finite)
+def _where(condition, if_true, if_false):
+    """One of two values, by a Python boolean or a boolean tensor."""
+    if isinstance(condition, (bool, np.bool_)):
+        return if_true if condition else if_false
+    return ops.where(condition, if_true, if_false)
 
 
 def _dtype_name(variable):
@@ -200,7 +205,7 @@ class AccumulationWindow:
     def __init__(self, inner, history):
         self._inner, self._history = inner, history
 
-    def place(self, finite):
+    def place(self, finite) -> _Place:
         """Returns the position of the next micro-batch; before `discard`.
 
         Args:
@@ -209,66 +214,36 @@ class AccumulationWindow:
         step = active.step()
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
+        to_discard = get(self._history.to_discard)
         position = get(micro_batches(self._inner)) % steps
-        return _Place(
-            position, steps - 1 - position, get(self._history.to_discard)
-        )
-
-    def admits(self, finite, place):
-        """Returns whether the inner optimizer is given a micro-batch.
-
-        Args:
-            finite: As for `place`.
-            place: What `place` returned of it.
-        """
+        # Numbers, not the memory of a variable that `discard` writes to.
         if isinstance(finite, bool):
-            return finite and not place.to_discard
-        return ops.logical_and(finite, ops.equal(place.to_discard, 0))
+            position, to_discard = int(position), int(to_discard)
+        return _Place(position, steps - 1 - position, to_discard)
 
-    def discard(self, overflows, place):
-        """Makes the inner optimizer start the window over.
+    def admits(self, finite, place: _Place):
+        """Returns whether the inner optimizer is given a micro-batch."""
+        return _where(place.to_discard > 0, False, finite)
 
-        Args:
-            overflows: Boolean, or a boolean scalar tensor. Whether the
-                micro-batch does.
-            place: As for `admits`.
-        """
-        if isinstance(overflows, bool):
-            if overflows:
-                self._reset(lambda old, new: new, place)
-            return
-        self._reset(lambda old, new: ops.where(overflows, new, old), place)
-
-    def advance(self, finite, place):
-        """Counts a micro-batch.
-
-        Args:
-            finite: As for `place`.
-            place: As for `admits`.
-        """
-        to_discard, remaining = place.to_discard, place.remaining
-        if isinstance(finite, bool):
-            following = (
-                to_discard - 1 if to_discard else (0 if finite else remaining)
-            )
-        else:
-            following = ops.where(
-                to_discard > 0,
-                to_discard - 1,
-                ops.where(finite, 0, ops.cast(remaining, "int32")),
-            )
-        self._history.to_discard.assign(following)
-
-    def _reset(self, choose, place):
+    def discard(self, overflows, place: _Place):
+        """Makes the inner optimizer start the window over if it overflows."""
         for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
                 old = ops.convert_to_tensor(accumulated)
-                accumulated.assign(choose(old, ops.zeros_like(old)))
+                new = _where(overflows, ops.zeros_like(old), old)
+                accumulated.assign(new)
         # A window that is being discarded has begun already: position 0.
         iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
-        position = ops.cast(place.position, old.dtype)
-        iterations.assign(choose(old, old - position))
+        start = old - ops.cast(place.position, old.dtype)
+        iterations.assign(_where(overflows, start, old))
+
+    def advance(self, finite, place: _Place):
+        """Counts a micro-batch."""
+        left = _where(finite, 0, place.remaining)
+        to_discard = place.to_discard
+        left = _where(to_discard > 0, to_discard - 1, left)
+        self._history.to_discard.assign(left)
 
 
 def checked_variables(grads, variables) -> list:

@@ -9,7 +9,7 @@ from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.scaling import scaling_call
+from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
