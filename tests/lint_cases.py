@@ -234,10 +234,10 @@ def overflow_in_a_product():
 
 
 def one_large_sample_far_behind():
-    x = samples(200)
-    x[150] = 1e6
+    x = samples(600)
+    x[550] = 1e6
     model = compiled(mlp(8, 8), kmp.LossScaleOptimizer("sgd"))
-    return model, x, samples(200, 8)
+    return model, x, samples(600, 8)
 
 
 def attention_over_padded_ids():
@@ -252,6 +252,62 @@ def attention_over_padded_ids():
     return model, ids
 
 
+# What a layer of the user's own computes, on samples.
+
+
+class Own(layers.Layer):
+    """A layer of the user's own, whose `call` is a function."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(name="own", **kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def own(function, scale=1.0):
+    """A case of one such layer."""
+    x = samples(size=8, scale=scale)
+    return lambda: (between(Own(function), (8,)), x)
+
+
+def raises_in_16_bits_only(error="float32 only"):
+    def refuse(x):
+        if keras.backend.standardize_dtype(x.dtype) != "float32":
+            raise TypeError(error)
+        return x
+
+    layer = Own(lambda x: x)
+    model = between(layer)
+    layer.function = refuse
+    return model
+
+
+def mean_square(x):
+    return ops.mean(ops.square(x), axis=-1, keepdims=True)
+
+
+def variance_as_a_difference(x):
+    x = 30 + ops.tanh(x)
+    return ops.mean(x * x, 0) - ops.square(ops.mean(x, 0))
+
+
+def exponentials(x):
+    by_hand = ops.exp(x - ops.max(x, -1, keepdims=True))
+    return by_hand / ops.sum(by_hand, -1, keepdims=True)
+
+
+def kept_for_digits():
+    """A layer that a diagnosis has moved to float32 for its digits."""
+    model = mlp(64, 8)
+    rule = kmp.PrecisionRule("d0", reason="precision_loss")
+    kmp.apply_policy(model, "mixed_float16", rules=[rule])
+    return model
+
+
+# Products in float32 on a GPU.
+FLOAT32, TF32 = {"products": "float32"}, {"products": "tf32"}
 BETA = {"beta_2": 0.99}
 TINY = {"epsilon": 1e-8}
 DECAY = {"kernel_regularizer": "l2"}
@@ -261,7 +317,6 @@ FINDS = {
     "dimension_not_multiple_of_8 d1 low": [make(mlp, 256, 10, size=256)],
     "products_too_small": [make(mlp, 32, 32, size=32)],
     "no_16_bit_layers": [make(mlp, 8, policy="float32")],
-    "not_traced": [lambda: float16(Subclassed())],
     "little_work_in_16_bits": [make(mlp, 512, 8, wide=["d0"])],
     "casts_cost_more": [make(mlp, *[8] * 5, size=8, wide=["d0", "d2", "d4"])],
     "dtype_bounces scale": [make(with_rescaling, None)],
@@ -275,6 +330,7 @@ FINDS = {
     "normalization_statistics n": [make(normalization, 19706.0, 85.0)],
     "sensitive_layer norm": [unit_normalization],
     "output_in_16_bits d1 low": [make(mlp, 16, 8)],
+    "output_in_16_bits head low": [lambda: (subclassed(), samples(8, 4))],
     "activity_regularizer_in_16_bits d0": [make(mlp, 4096, **ACTIVITY)],
     "weight_regularizer_in_16_bits d0": [weight_decay_of_large_float16],
     "loss_in_16_bits": [loss_with_dtype],
@@ -315,6 +371,17 @@ FINDS = {
         overflow_in_a_product,
         one_large_sample_far_behind,
     ],
+    "wrong_on_the_data own": [
+        own(mean_square, 400),
+        own(lambda x: x * ops.rsqrt(ops.sum(x * x)), 1e-4),
+        own(variance_as_a_difference),
+        own(lambda x: ops.sin(x * 1024.0), 4),
+        own(lambda x: ops.log(ops.relu(x) + 1e-12)),
+    ],
+    # Days since 1970.
+    "rounded_inputs": [make(with_integers, 19700)],
+    "products_below_float32 d0": [lambda: (kept_for_digits(), TF32)],
+    "products_without_tf32": [lambda: (mlp(64, 8, policy="float32"), FLOAT32)],
 }
 PASSES = {
     "dimension_not_multiple_of_8": [make(mlp, 104, 8)],
@@ -325,9 +392,6 @@ PASSES = {
         make(mlp, 1024, 1024, 8, size=512)
     ],
     "no_16_bit_layers": [make(mlp, 8, policy="mixed_bfloat16")],
-    "not_traced wrong_on_the_data": [
-        lambda: (float16(Subclassed()), samples(8, 4))
-    ],
     "dtype_bounces": [make(with_rescaling, "mixed_float16")],
     "wrapper_dtype_ignored": [make(with_block, hands_on=True)],
     "argument_beyond_format": [
@@ -340,7 +404,9 @@ PASSES = {
     "sensitive_layer argument_beyond_format": [
         lambda: between(layers.LayerNormalization(epsilon=1e-12))
     ],
-    "output_in_16_bits": [make(subclassed, kmp.PrecisionRule("head"))],
+    "output_in_16_bits": [
+        lambda: (subclassed(kmp.PrecisionRule("head")), samples(8, 4))
+    ],
     "activity_regularizer_in_16_bits weight_regularizer_in_16_bits": [
         make(mlp, 16, **DECAY)
     ],
@@ -374,5 +440,17 @@ PASSES = {
     "targets_beyond_format": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 15.0))
     ],
-    "overflow_on_data": [attention_over_padded_ids],
+    "wrong_on_the_data": [
+        lambda: (float16(Subclassed()), samples(8, 4)),
+        attention_over_padded_ids,
+        own(lambda x: ops.log(1 + mean_square(x))),
+        own(exponentials),
+        own(ops.sin),
+    ],
+    # Years.
+    "rounded_inputs": [make(with_integers, 1990), make(mlp, 8)],
+    "products_below_float32 products_without_tf32": [
+        lambda: (kept_for_digits(), FLOAT32)
+    ],
+    "products_without_tf32": [lambda: (mlp(64, 4, wide=["d1"]), FLOAT32)],
 }

@@ -1,4 +1,4 @@
-"""What a comparison says: text, page, picture, files, its arguments.
+"""What a comparison says: text, page, files.
 
 Of records that are written down, from which what is shown must follow. The
 words stand in `golden`.
@@ -14,15 +14,11 @@ from comparison_records import arm, four_arms, record
 from diagnosis_models import Direction
 from test_golden import markup
 
-from keras_mixprec.analysis.comparison import sign_off
 from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.run import compare_precisions
 from keras_mixprec.policies.plan import PrecisionPlan
 
 pytestmark = pytest.mark.one_backend
-
-LAYERS = {"dense": "float32"}
-PLAN = {"default": "mixed_float16", "layers": LAYERS}
 
 
 def result_of(*arms, **more):
@@ -32,12 +28,6 @@ def result_of(*arms, **more):
 @pytest.fixture
 def result():
     return result_of(*four_arms())
-
-
-@pytest.fixture
-def signed(result, tmp_path):
-    result.sign_off(tmp_path / "signed.json")
-    return sign_off.read(tmp_path / "signed.json")
 
 
 def near_ties():
@@ -96,10 +86,9 @@ def test_speeds_are_of_blocks_of_the_same_turn():
 
 
 @pytest.mark.parametrize("arms", [four_arms, near_ties])
-@pytest.mark.parametrize("saved", ["save", "sign_off"])
-def test_a_file_has_all_of_it(saved, arms, tmp_path):
+def test_a_file_has_all_of_it(arms, tmp_path):
     path, result = tmp_path / "result.json", result_of(*arms())
-    getattr(result, saved)(path)
+    result.save(path)
     json.loads(path.read_text(), parse_constant=pytest.fail)
     loaded = ComparisonResult.load(path)
     np.testing.assert_equal(loaded.to_dict(), result.to_dict())
@@ -128,8 +117,6 @@ def test_a_wrong_file_is_named(name, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=expected):
         ComparisonResult.load(path)
-    with pytest.raises(ValueError, match="not JSON|writes?"):
-        sign_off.read(path)
 
 
 def test_a_diverging_curve_does_not_flatten_the_others():
@@ -138,51 +125,6 @@ def test_a_diverging_curve_does_not_flatten_the_others():
     first = re.search(r'<polyline points="([^"]+)"', page)[1]
     heights = [float(p.partition(",")[2]) for p in first.split()]
     assert max(heights) - min(heights) > 50
-
-
-def test_the_picture(result, tmp_path):
-    pytest.importorskip("matplotlib")
-    result.save_png(tmp_path / "new" / "x.png")
-    assert (tmp_path / "new" / "x.png").read_bytes()[:4] == b"\x89PNG"
-    speed, metric, curves = result.plot().get_axes()
-    assert [t.get_text() for t in speed.get_yticklabels()][4] == "broken"
-    assert len(curves.get_lines()) == 4
-
-
-def test_a_sign_off_can_be_checked(signed):
-    assert sign_off.problems(signed) == []
-    assert signed["check"] == "keras-mixprec compare --check signed.json"
-    assert signed["rerun"] == "keras-mixprec compare --rerun signed.json"
-    verdicts = {row["name"]: row["verdict"] for row in signed["verdicts"]}
-    assert verdicts["bad"] == "worse"
-    assert any("0.2%" in text for text in signed["statement"])
-
-
-def test_a_sign_off_that_was_changed_is_found(signed):
-    signed["verdicts"][2]["verdict"] = "within tolerance"
-    (found,) = sign_off.problems(signed)
-    assert re.search("^bad: .*'within tolerance'.*'worse'", found)
-    for seed in signed["record"]["arms"][2]["seeds"]:
-        seed["metric"] = 0.95
-    measured, best, *_ = sign_off.problems(signed)
-    assert "measurements" in measured
-    assert re.search("'mixed_bfloat16': bad", best)
-
-
-def test_the_arguments_of_a_comparison_follow_from_its_record():
-    arms = [
-        arm("float32+tf32", [0.9], policy="float32", settings=["tf32"]),
-        *(
-            arm(f"tuned, loss scale {scale}", [0.9], policy=PLAN)
-            for scale in ("torch", "128")
-        ),
-    ]
-    found = sign_off.arguments(record(arms))
-    tuned = PrecisionPlan(LAYERS, default=PLAN["default"])
-    policies = {"float32+tf32": ("float32", "tf32"), "tuned": (tuned,)}
-    assert found["policies"] == policies
-    assert found["loss_scales"] == ["torch", "128"]
-    assert (found["mode"], found["seeds"]) == ("max", [0, 1, 2])
 
 
 def build():
@@ -219,6 +161,6 @@ def test_a_real_comparison_finds_the_worse_plan(tmp_path):
     policy, reason = result.best()
     assert policy == "float32" or dict(policy) == good
     assert "bad trains at" not in reason
-    result.sign_off(tmp_path / "signed.json")
-    loaded = ComparisonResult.load(tmp_path / "signed.json")
+    result.save(tmp_path / "result.json")
+    loaded = ComparisonResult.load(tmp_path / "result.json")
     assert str(loaded) == str(result)

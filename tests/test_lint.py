@@ -14,12 +14,12 @@ from lint_cases import (
     mlp,
     overflow_in_a_product,
     plain_adam,
+    raises_in_16_bits_only,
     samples,
     scale_of_a_billionth,
     stepping,
     with_kernel,
 )
-from lint_traced_cases import raises_in_16_bits_only
 from policies_models import BUILDERS
 
 import keras_mixprec as kmp

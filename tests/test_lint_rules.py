@@ -5,7 +5,6 @@ import pathlib
 import re
 
 import lint_cases
-import lint_traced_cases
 import pytest
 
 import keras_mixprec as kmp
@@ -19,10 +18,9 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def cases(name):
-    for module in lint_cases, lint_traced_cases:
-        for key, builds in getattr(module, name).items():
-            for number, build in enumerate(builds):
-                yield pytest.param(key, build, id=f"{key}-{number}")
+    for key, builds in getattr(lint_cases, name).items():
+        for number, build in enumerate(builds):
+            yield pytest.param(key, build, id=f"{key}-{number}")
 
 
 FOUND, PASSED = [*cases("FINDS")], [*cases("PASSES")]

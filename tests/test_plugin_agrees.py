@@ -20,9 +20,8 @@ def opened(shared_page, told, request):
 
 
 def plain(text):
-    """Without what the page and Python write in ways of their own."""
-    text = text.translate(RAISED)
-    return "".join(c for c in text if c not in "\u202f*`")
+    """Without powers of two and names of code as the page has them."""
+    return "".join(c for c in text.translate(RAISED) if c not in "*`")
 
 
 def moment(event):

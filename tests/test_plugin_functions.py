@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from node_page import colours, installed
 
-from keras_mixprec.formats import format_bytes, format_share
+from keras_mixprec.formats import format_share
 from keras_mixprec.metrics import METRICS
 from keras_mixprec.reporting.format_limits import CHOICES, format_limits
 
 TESTS = pathlib.Path(__file__).with_name("page_functions.test.mjs")
 SHARES = [0, 1e-6, 1e-4, 0.0049, 0.0267, 0.5, 0.836, 0.985, 0.99974, 1]
-SIZES = [12, 2**20 - 1, 600 * 2**20, 1.72e9, 2**42]
 
 
 def cast_state(largest, low, dtype):
@@ -47,18 +46,13 @@ def some_casts():
                 yield {"dtype": dtype, "range": range_, "state": state}
 
 
-def as_written(texts):
-    return [text.replace(" ", "").replace(",", "") for text in texts]
-
-
 def test_the_functions_of_the_page():
     installed()
     known = {
         "formats": [format_limits(name) for name in CHOICES],
         "casts": list(some_casts()),
         "units": sorted({metric.unit for metric in METRICS.values()}),
-        "share": [SHARES, as_written(map(format_share, SHARES))],
-        "bytes": [SIZES, as_written(map(format_bytes, SIZES))],
+        "share": [SHARES, [*map(format_share, SHARES)]],
     }
     done = subprocess.run(
         ["node", "--test", TESTS],

@@ -15,6 +15,7 @@ from keras_mixprec.reporting.run_data import RunData
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.worth import with_partners
 from keras_mixprec.tensorboard_plugin import endpoints
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
@@ -180,7 +181,7 @@ def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
     assert seen[0] == [False, True, True]
     assert seen[2] == seen[3] == [False] * 3
     known = [data_of(tmp_path, f"{name}/mixprec").overview() for name in "abc"]
-    assert rows == [json.loads(to_json(summary(run))) for run in known]
+    assert rows == json.loads(to_json(with_partners([*map(summary, known)])))
 
 
 def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):

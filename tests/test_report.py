@@ -29,6 +29,7 @@ from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.worth import with_partners
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
@@ -109,7 +110,7 @@ def test_page_tab_and_dict_agree(name, canonical, reports):
             assert base64.b64decode(answer) == sent.body
             agrees_with(run["heat"], query["metric"], sent.body)
         elif route == "summaries":
-            assert answer == [json.loads(to_json(summary(run)))]
+            assert answer == json.loads(to_json(with_partners([summary(run)])))
         elif route == "runs":  # A report does not go by the files' own dates.
             (listed,) = json.loads(sent.body)
             assert answer == [listed | {"written": answer[0]["written"]}]

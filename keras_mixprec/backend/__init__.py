@@ -10,7 +10,6 @@ Files:
   agreement of workers.
 - `fused_ranges.py`: the range of many tensors in one reduction, for XLA.
 - `grouped_norms.py`: norms and products of many gradients in few operations.
-- `operations.py`: operations of a traced function, in names that all share.
 
 Files that one backend alone needs:
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Replay,
         Runtime,
         Step,
-        Trace,
         Undo,
     )
 
@@ -45,11 +44,6 @@ def replay() -> Replay:
 def undo() -> Undo:
     """Returns what undoes what a step writes."""
     return _module("undo")
-
-
-def trace() -> Trace:
-    """Returns what lists the operations of a function."""
-    return _module("trace")
 
 
 def batches() -> Batches:

@@ -305,32 +305,6 @@ class Undo(Protocol):
         """
 
 
-class Trace(Protocol):
-    """Listing the operations of a function."""
-
-    def call(self, run, scope, key, given):
-        """Returns `run()`, the operations of which are of this scope.
-
-        Calls of the same `key`, unless it is `None`, have the same operations,
-        of the tensors `given`: a backend may record those of the first again.
-        Within the function of `operations`.
-        """
-
-    def without_gradients(self) -> AbstractContextManager:
-        """Context in which functions run in place of their gradients.
-
-        On JAX, which records other operations for these.
-        """
-
-    def operations(self, function, inputs, runs):
-        """Returns the `Traced` of `function(inputs)`.
-
-        The inputs are tensors, or `KerasTensor`s. If it `runs`, the tensors'
-        numbers are computed, and each float `Value` has its `Range`; else
-        nothing is but shapes and dtypes.
-        """
-
-
 class Batches(Protocol):
     """The batches of a running `fit`."""
 

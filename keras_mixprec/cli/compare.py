@@ -1,7 +1,6 @@
 """`keras-mixprec compare`: the same training under several policies."""
 
 import argparse
-import importlib
 import os
 import sys
 from typing import Any
@@ -20,11 +19,9 @@ others are compared with.
 
 exit status:
   0  no policy is worse than tolerated
-  1  one is worse, or failed; of --check and --rerun: the verdicts are others
+  1  one is worse, or failed
   2  the command was called in a wrong way
 """
-
-_OUTPUTS = "html", "png", "sign_off", "logdir"
 
 # Options that are passed on as they are, when they are given.
 _PASSED: dict[str, dict[str, Any]] = {
@@ -71,13 +68,9 @@ def add_command(commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("build", help="function that returns a compiled model")
     parser.add_argument(
-        "build", nargs="?", help="function that returns a compiled model"
-    )
-    parser.add_argument(
-        "data",
-        nargs="?",
-        help="arrays, batches, or a function that returns them",
+        "data", help="arrays, batches, or a function that returns them"
     )
     parser.add_argument(
         "--policies",
@@ -91,7 +84,10 @@ def add_command(commands) -> None:
     parser.add_argument(
         "--isolate", action="store_true", help="a process for each policy"
     )
-    _add_outputs(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write the page to this file"
+    )
     parser.add_argument(
         "--backend",
         choices=["tensorflow", "jax", "torch"],
@@ -101,81 +97,22 @@ def add_command(commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def _add_outputs(parser):
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    for flag, text in (
-        ("--html", "also write the page to this file"),
-        ("--png", "also write a picture to this file (needs matplotlib)"),
-        ("--sign-off", "also write a record that a reviewer can check"),
-    ):
-        parser.add_argument(flag, metavar="FILE", help=text)
-    parser.add_argument(
-        "--logdir", help="also write a run per policy for TensorBoard"
-    )
-    parser.add_argument(
-        "--check",
-        metavar="FILE",
-        help="compute the verdicts of a sign-off again; trains nothing",
-    )
-    parser.add_argument(
-        "--rerun",
-        metavar="FILE",
-        help="run the comparison of a sign-off again, and compare the verdicts",
-    )
-
-
 def _run(arguments):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if "backend" in arguments:
         os.environ["KERAS_BACKEND"] = arguments.backend
-    _check_alone(arguments)
-    if arguments.check:
-        return _check(arguments)
     # As for `python -m`, modules of the folder that it is called in.
     sys.path.insert(0, os.getcwd())
-    _check_outputs(arguments)
-    if arguments.rerun:
-        return _rerun(arguments)
+    if arguments.html:
+        files.check_writable(arguments.html)
     result = _compare(_asked(arguments), arguments.json)
     _show(result, arguments)
     bad = {row["verdict"] for row in result.rows}
     return 1 if bad & {"failed", "worse"} else 0
 
 
-def _check_alone(arguments):
-    """Raises where a sign-off has to say what the command line says too."""
-    signed = {"check": arguments.check, "rerun": arguments.rerun}
-    flags = [f"--{name}" for name, given in signed.items() if given]
-    if not flags:
-        return
-    plain = ["build", "data", "policies", "isolate"]
-    if arguments.check:
-        plain += ["rerun", "json", *_OUTPUTS]
-    others = [name for name in plain if getattr(arguments, name)]
-    others += [name for name in _PASSED if name in arguments]
-    if others:
-        raise ValueError(
-            f"{flags[0]} takes what is compared from the file alone: leave "
-            f"out {', '.join(name.replace('_', '-') for name in others)}"
-        )
-
-
-def _check_outputs(arguments):
-    """Raises before training for what could not be written after it."""
-    if arguments.png:
-        importlib.import_module("matplotlib")
-    for name in _OUTPUTS:
-        if path := getattr(arguments, name):
-            files.check_writable(path, is_folder=name == "logdir")
-
-
 def _asked(arguments):
     """What `compare_precisions` is given."""
-    if arguments.build is None or arguments.data is None:
-        raise ValueError(
-            "BUILD and DATA are needed, such as: "
-            "keras-mixprec compare digits:build digits:data"
-        )
     asked = {n: v for n, v in vars(arguments).items() if n in _PASSED}
     asked |= {
         "build": arguments.build,
@@ -232,46 +169,7 @@ def _show(result, arguments):
     from keras_mixprec.reporting.text_formats import to_json
 
     print(to_json(result.to_dict()) if arguments.json else result)
-    for path, save in (
-        (arguments.html, result.save_html),
-        (arguments.png, result.save_png),
-        (arguments.sign_off, result.sign_off),
-        (arguments.logdir, result.log_hparams),
-    ):
-        if path:
-            save(path)
-            if not arguments.json:
-                print(f"Written: {path}")
-
-
-def _check(arguments):
-    from keras_mixprec.analysis.comparison import sign_off
-
-    found = sign_off.problems(sign_off.read(arguments.check))
-    return _say(found, "The verdicts follow from the measurements.")
-
-
-def _rerun(arguments):
-    from keras_mixprec.analysis.comparison import sign_off
-
-    signed = sign_off.read(arguments.rerun)
-    before = signed["record"]
-    if "backend" not in arguments:
-        # Keras chooses its backend when it is imported.
-        os.environ["KERAS_BACKEND"] = before["backend"]
-    result = _compare(sign_off.arguments(before), arguments.json)
-    _show(result, arguments)
-    for line in sign_off.circumstances(before, result.record):
-        files.say(f"note: {line}")
-    found = sign_off.changed_verdicts(signed["verdicts"], result.rows)
-    if before["batches_digest"] != result.record["batches_digest"]:
-        found.append("the batches are not those that were signed")
-    return _say(found, "The verdicts are those that were signed.")
-
-
-def _say(problems, fine):
-    for problem in problems:
-        files.say(f"keras-mixprec: {problem}")
-    if not problems:
-        print(fine)
-    return 1 if problems else 0
+    if arguments.html:
+        result.save_html(arguments.html)
+        if not arguments.json:
+            print(f"Written: {arguments.html}")

@@ -34,11 +34,7 @@ Files:
   while.
 - `layer_replay.py`: one layer call again, in another dtype, and what its
   operations do.
-- `tracing.py`: the operations inside a model's calls, in its dtypes and in
-  float32.
-- `call_key.py`: what the operations of a layer's call follow from.
 - `evaluation.py`: a metric on held-back data, with layers in other dtypes.
-- `bounds.py`: bounds of what operations make, as far as they follow from them.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.
 - `rounding.py`: weights and inputs as they might have been rounded as well.

@@ -114,13 +114,11 @@ def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
         rules: As for `apply_policy`.
     """
     if rules is None:
-        rules = current_rules() if is_16_bit(policy) else ()
-        rules = PrecisionRules(rules)
-    else:
-        rules = PrecisionRules(rules)
-        if not any(may_grow(layer) for layer in flat_layers(model)):
-            own = [rule for rule in rules if rule not in DEFAULT_RULES]
-            PrecisionRules(own).warn_unmatched(model)
+        return Matcher(current_rules() if is_16_bit(policy) else (), model)
+    rules = PrecisionRules(rules)
+    if not any(may_grow(layer) for layer in flat_layers(model)):
+        own = [rule for rule in rules if rule not in DEFAULT_RULES]
+        PrecisionRules(own).warn_unmatched(model)
     return Matcher(rules, model)
 
 

@@ -21,7 +21,7 @@ from keras_mixprec.keras_internals import (
     sublayers,
 )
 from keras_mixprec.policies.graph import casts_input, neighbours
-from keras_mixprec.policies.layers import LayerEntry, walk
+from keras_mixprec.policies.layers import LayerEntry, is_of_keras, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
@@ -121,9 +121,8 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
         Dict from the paths of the layers that were changed to the reason.
     """
     inputs = _inputs(model)
-    written = [e.layer for e in entries if _is_written(e.layer)]
-    if _is_written(model):
-        written.append(model)
+    layers = [*(entry.layer for entry in entries), model]
+    written = [layer for layer in layers if not is_of_keras(layer)]
     if inputs is None or not any(map(_is_partial, written)):
         return {}
     paths = {id(entry.layer): entry.path for entry in entries}
@@ -212,10 +211,6 @@ def _stack(error):
         if frame.f_code.co_name in ("call", "tf__call")
     ]
     return [x for x in layers if isinstance(x, keras.layers.Layer)]
-
-
-def _is_written(layer):
-    return not type(layer).__module__.startswith("keras.")
 
 
 def _is_partial(layer):

@@ -10,6 +10,7 @@ import math
 import keras
 from keras import layers
 
+from keras_mixprec.policies.layers import is_of_keras
 from keras_mixprec.policies.rules import (
     FEEDS_OPERATION,
     OUTPUT,
@@ -21,19 +22,47 @@ from keras_mixprec.policies.rules import (
 # AveragePooling2D(32) of the constant 3.0 was seen to return 3.33.
 _MANY_POSITIONS = 1024
 
-# So that the rules can be saved.
-_registered = keras.saving.register_keras_serializable("keras_mixprec")
+_found: list[PrecisionRule] = []
 
 
-@_registered
+def _keep(match, reason, **arguments):
+    _found.append(PrecisionRule(match, reason=reason, **arguments))
+
+
+def _keep_if(reason):
+    """Adds a rule for the layers that a function says yes to."""
+
+    def add(predicate):
+        # So that the rule can be saved.
+        register = keras.saving.register_keras_serializable("keras_mixprec")
+        _keep(register(predicate), reason)
+        return predicate
+
+    return add
+
+
+_keep(
+    OUTPUT,
+    "output of the model: probabilities below 3e-8 become 0, logits and "
+    "targets above 65504 overflow",
+)
+_keep(
+    FEEDS_OPERATION,
+    "feeds an operation (exp, log, pow, sum) that overflows or cancels in "
+    "float16 and takes its dtype from this layer",
+)
+
+
+@_keep_if(
+    "user-written normalization: x*x overflows above 255, an epsilon below "
+    "6e-8 is zero"
+)
 def is_user_written_norm(layer, path) -> bool:
     """Whether a layer from outside Keras calls itself a normalization."""
-    kind = type(layer)
-    own = not kind.__module__.startswith("keras.")
-    return own and "norm" in kind.__name__.lower()
+    return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 
-@_registered
+@_keep_if("exp(12) and squareplus(256) are above 65504")
 def has_explosive_activation(layer, path) -> bool:
     """Whether the activation leaves float16's range for everyday inputs."""
     return getattr(layer, "activation", None) in (
@@ -42,19 +71,34 @@ def has_explosive_activation(layer, path) -> bool:
     )
 
 
-@_registered
-def has_activity_regularizer(layer, path) -> bool:
-    """Whether the layer adds a loss computed from its output."""
-    return getattr(layer, "activity_regularizer", None) is not None
+@_keep_if("raw features and their statistics can lie outside float16's range")
+def reads_raw_features(layer, path) -> bool:
+    """Whether the layer brings raw features to scale."""
+    return isinstance(layer, (layers.Normalization, layers.Rescaling))
 
 
-@_registered
+@_keep_if(
+    "looks raw numbers up, which in TensorFlow's graphs are cast before: 2049 "
+    "becomes 2048"
+)
+def looks_numbers_up(layer, path) -> bool:
+    """Whether the layer finds the bin or the place of raw numbers."""
+    return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
+
+
+_keep(
+    layers.UnitNormalization,
+    "its epsilon of 1e-12 is zero in float16 and x*x overflows above 255",
+)
+
+
+@_keep_if("Dot(normalize=True) squares its inputs: above 255 the cosine is 0")
 def is_cosine(layer, path) -> bool:
     """Whether the layer is a `Dot` that normalizes its inputs."""
     return isinstance(layer, layers.Dot) and layer.normalize
 
 
-@_registered
+@_keep_if("Attention does not divide by sqrt(dim): scores above 65504 make NaN")
 def is_unscaled_attention(layer, path) -> bool:
     """Whether the layer takes dot products without dividing them."""
     # `AdditiveAttention` is a subclass that adds, inside a tanh.
@@ -65,7 +109,16 @@ def is_unscaled_attention(layer, path) -> bool:
     )
 
 
-@_registered
+@_keep_if(
+    "Keras computes the activity loss in the layer's compute dtype: above "
+    "65504 the loss is infinite"
+)
+def has_activity_regularizer(layer, path) -> bool:
+    """Whether the layer adds a loss computed from its output."""
+    return getattr(layer, "activity_regularizer", None) is not None
+
+
+@_keep_if("average pooling sums its window in float16 on some backends")
 def averages_many(layer, path) -> bool:
     """Whether the layer averages windows of very many positions."""
     pooling = (
@@ -79,79 +132,11 @@ def averages_many(layer, path) -> bool:
     )
 
 
-@_registered
-def reads_raw_features(layer, path) -> bool:
-    """Whether the layer brings raw features to scale."""
-    return isinstance(layer, (layers.Normalization, layers.Rescaling))
-
-
-@_registered
-def looks_numbers_up(layer, path) -> bool:
-    """Whether the layer finds the bin or the place of raw numbers."""
-    return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
-
-
-DEFAULT_RULES = PrecisionRules(
-    [
-        PrecisionRule(
-            OUTPUT,
-            reason="output of the model: probabilities below 3e-8 become 0, "
-            "logits and targets above 65504 overflow",
-        ),
-        PrecisionRule(
-            FEEDS_OPERATION,
-            reason="feeds an operation (exp, log, pow, sum) that overflows or "
-            "cancels in float16 and takes its dtype from this layer",
-        ),
-        PrecisionRule(
-            is_user_written_norm,
-            reason="user-written normalization: x*x overflows above 255, "
-            "an epsilon below 6e-8 is zero",
-        ),
-        PrecisionRule(
-            has_explosive_activation,
-            reason="exp(12) and squareplus(256) are above 65504",
-        ),
-        PrecisionRule(
-            reads_raw_features,
-            reason="raw features and their statistics can lie outside "
-            "float16's range",
-        ),
-        PrecisionRule(
-            looks_numbers_up,
-            reason="looks raw numbers up, which in TensorFlow's graphs are "
-            "cast before: 2049 becomes 2048",
-        ),
-        PrecisionRule(
-            layers.UnitNormalization,
-            reason="its epsilon of 1e-12 is zero in float16 and x*x "
-            "overflows above 255",
-        ),
-        PrecisionRule(
-            is_cosine,
-            reason="Dot(normalize=True) squares its inputs: above 255 the "
-            "cosine is 0",
-        ),
-        PrecisionRule(
-            is_unscaled_attention,
-            reason="Attention does not divide by sqrt(dim): scores above "
-            "65504 make NaN",
-        ),
-        PrecisionRule(
-            has_activity_regularizer,
-            reason="Keras computes the activity loss in the layer's compute "
-            "dtype: above 65504 the loss is infinite",
-        ),
-        PrecisionRule(
-            averages_many,
-            reason="average pooling sums its window in float16 on some "
-            "backends",
-        ),
-        PrecisionRule(
-            layers.SpectralNormalization,
-            reason="it writes the normalized kernel back in its compute "
-            "dtype, which rounds the float32 weights to float16",
-            sublayers=False,
-        ),
-    ]
+_keep(
+    layers.SpectralNormalization,
+    "it writes the normalized kernel back in its compute dtype, which rounds "
+    "the float32 weights to float16",
+    sublayers=False,
 )
+
+DEFAULT_RULES = PrecisionRules(_found)

@@ -13,6 +13,7 @@ from keras_mixprec.keras_internals import (
     producer,
     sublayers,
 )
+from keras_mixprec.policies.layers import is_of_keras
 
 # They hand numbers on unchanged, so the layer before them is the output too.
 _HANDS_ON = (
@@ -139,7 +140,7 @@ def _ids(layers):
     for layer in layers:
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
-        elif not (sublayers(layer) and _is_user_written(layer)):
+        elif is_of_keras(layer) or not sublayers(layer):
             # In a user's own block it is not known which part is last, and
             # the whole of it may be most of the model.
             ids.add(id(layer))
@@ -167,10 +168,6 @@ def _inputs(operation):
 
 def _is_layer(operation):
     return isinstance(operation, keras.layers.Layer)
-
-
-def _is_user_written(layer):
-    return not type(layer).__module__.startswith("keras.")
 
 
 def _ends_in_softmax(layer):

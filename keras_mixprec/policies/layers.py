@@ -116,6 +116,11 @@ def check_model(model):
     return model
 
 
+def is_of_keras(layer) -> bool:
+    """Whether a layer's class is one of Keras' own, not written by a user."""
+    return type(layer).__module__.startswith("keras.")
+
+
 def has_own_step(model) -> bool:
     """Whether the user has written the `train_step` of a model.
 

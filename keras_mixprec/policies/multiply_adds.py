@@ -10,7 +10,7 @@ import math
 from keras import layers
 
 from keras_mixprec.keras_internals import own_trainable
-from keras_mixprec.policies.layers import LayerEntry
+from keras_mixprec.policies.layers import LayerEntry, is_of_keras
 
 
 def multiply_adds(entry: LayerEntry) -> int | None:
@@ -46,8 +46,7 @@ def _own(entry):
     for kinds, estimate in _ESTIMATES:
         if isinstance(layer, kinds):
             return estimate(layer)
-    known = type(layer).__module__.startswith("keras.")
-    if known or not own_trainable(layer):
+    if is_of_keras(layer) or not own_trainable(layer):
         return 0
     raise _Unknown
 
@@ -99,18 +98,19 @@ def _separable_conv(layer):
     return sum(map(_size, kernels)) * _spatial(layer, shape)
 
 
-def _multi_head_attention(layer):
+def _scores(layer, per_pair):
+    """Products of queries and keys, and of scores and values."""
     shapes = _build_shapes(layer)
-    query, value = shapes["query_shape"], shapes["value_shape"]
-    per_pair = layer.num_heads * (layer.key_dim + layer.value_dim)
-    return per_pair * _size(query[1:-1]) * _size(value[1:-1])
+    pairs = (*shapes["query_shape"][1:-1], *shapes["value_shape"][1:-1])
+    return per_pair * _size(pairs)
+
+
+def _multi_head_attention(layer):
+    return _scores(layer, layer.num_heads * (layer.key_dim + layer.value_dim))
 
 
 def _grouped_query_attention(layer):
-    shapes = _build_shapes(layer)
-    query, value = shapes["query_shape"], shapes["value_shape"]
-    per_pair = 2 * layer.num_query_heads * layer.head_dim
-    return per_pair * _size(query[1:-1]) * _size(value[1:-1])
+    return _scores(layer, 2 * layer.num_query_heads * layer.head_dim)
 
 
 def _attention(layer):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import keras
 
+from keras_mixprec._console import print_message
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
 from keras_mixprec.policies.hardware import (
     find_capabilities,
@@ -68,7 +69,7 @@ def set_global_policy(
     name = resolve("policy", policy)
     rules = _check_rules(rules)
     if automatic:
-        _say(f"keras_mixprec: {recommend_policy()}")
+        print_message(f"keras_mixprec: {recommend_policy()}")
     else:
         _warn_if_slow(name)
     _set(keras.DTypePolicy(name), rules)
@@ -184,8 +185,3 @@ def _warn_if_slow(policy):
             UserWarning,
             stacklevel=3,
         )
-
-
-def _say(line):
-    if keras.config.is_interactive_logging_enabled():
-        print(line)

@@ -27,13 +27,15 @@ Files that read:
   the page asks for it; `grid.py`: one metric of all layers by step.
 - `bad_input.py`: readings of batches that were not finite; `skipped_steps.py`:
   how many steps were skipped, and at which loss scales.
-- `clock.py`: when steps were taken, by epochs and by time of training.
+- `clock.py`: when steps were taken, by time of training.
 - `run_ranges.py`, `format_limits.py`: the range of each layer's numbers, and
   those of formats.
 - `run_summary.py`: a run as a row of the table of runs; `runs_table.py`: that
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
+- `event_rows.py`, `figures.py`: what events say, and the key figures of a run;
+  `worth.py`: what two runs tell of each other.
 - `read_events.py`: events and rows of layers, checked as they are read.
 - `facts.py`, `headline.py`, `run_counts.py`: the run in one sentence: the
   cause, what was done about it, what it cost.

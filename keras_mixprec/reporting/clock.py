@@ -1,4 +1,4 @@
-"""When the steps of a run were taken, by epochs and by time of training."""
+"""When the steps of a run were taken, by time of training."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 _OF_FIT = {"train_begin", "epoch_end", "train_end"}
 
 
-def clock(ends: Sequence[tuple[float, float]], events: Iterable[dict]) -> dict:
-    """Returns what places the steps of a run on an axis by epoch or by time.
+def time_of_training(
+    ends: Sequence[tuple[float, float]], events: Iterable[dict]
+) -> dict | None:
+    """Returns the time of training until some of the steps of a run.
 
     Args:
         ends: List of the step and the time, in seconds since 1970, at which
@@ -16,23 +18,18 @@ def clock(ends: Sequence[tuple[float, float]], events: Iterable[dict]) -> dict:
         events: List of dicts of events.
 
     Returns:
-        Dict of `"epoch"` and `"time"`, each `None` if the log does not say, or
-        a dict of the lists `"steps"` and `"values"`, which both rise: epochs,
-        and seconds of training. Between two of them a step's is in proportion.
-        The time between two calls of `fit` does not count.
+        Dict of the lists `"steps"` and `"values"`, which both rise, `None` if
+        the log does not say. The time between two calls of `fit` does not
+        count.
 
     Example:
-    >>> from keras_mixprec.reporting.clock import clock
+    >>> from keras_mixprec.reporting.clock import time_of_training
     >>> begin = {"kind": "train_begin", "step": 0, "wall_time": 100.0}
-    >>> clock([(50, 102.0), (100, 103.0)], [begin])["time"]
+    >>> time_of_training([(50, 102.0), (100, 103.0)], [begin])
     {'steps': [0, 50, 100], 'values': [0.0, 2.0, 3.0]}
     """
-    events = [event for event in events if "wall_time" in event]
-    begins = [e["step"] for e in events if e["kind"] == "train_begin"]
-    start = min(begins, default=0)
-    epochs = [(start, 0)] if ends else []
-    epochs += [(int(step), n) for n, (step, _) in enumerate(ends, start=1)]
-    return {"epoch": _rising(epochs), "time": _rising(_trained(ends, events))}
+    dated = [event for event in events if "wall_time" in event]
+    return _rising(_trained(ends, dated))
 
 
 def _trained(ends, events):

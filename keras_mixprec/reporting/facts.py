@@ -94,6 +94,19 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
     return bool(repairs) and (fits or dtype in WIDE)
 
 
+def last_change(layer: Mapping) -> int:
+    """Returns after which step a layer's dtype last changed, -1 if never.
+
+    A demotion before the first step has no dtype before it.
+
+    Args:
+        layer: Dict, a row of the table of layers with its demotion.
+    """
+    changes = [step for step, _ in layer["dtypes"][1:]][-1:]
+    demoted = layer["demoted_at"]
+    return max([-1, *changes] + ([] if demoted is None else [demoted]))
+
+
 def asks_for_scale(verdict: Mapping) -> bool:
     """Whether another loss scale cures what a verdict says.
 

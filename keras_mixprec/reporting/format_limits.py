@@ -4,6 +4,10 @@ import math
 
 from keras_mixprec.formats import get_format
 
+# The next batch may be larger than any that was measured: `diagnose` leaves as
+# much.
+SPARE_BITS = 2
+
 # What a reader may ask about, the narrowest last.
 CHOICES = (
     "float32",

@@ -149,6 +149,38 @@ def add_lost(layers: list, events: list):
         layer["lost_because"] = because if is_lost else None
 
 
+def add_words(layers: list):
+    """Adds what is not a layer's own doing in words, as `"passed"`.
+
+    A dict of a `"long"` and a `"short"` form, `None` of other layers.
+
+    Args:
+        layers: List of dicts, as `add_lost` leaves them.
+    """
+    for layer in layers:
+        origin = {
+            "layer": layer["passed_from"],
+            "because": layer["lost_because"],
+        }
+        is_zero = _outputs(layer) == math.inf
+        is_passed = any(origin.values())
+        layer["passed"] = _in_words(origin, is_zero) if is_passed else None
+
+
+def _in_words(origin, is_zero):
+    if because := origin.get("because"):
+        return {
+            "long": f"infinite or NaN because {because}: no fault of the layer",
+            "short": f"not finite: {because}",
+        }
+    path = origin["layer"]
+    if is_zero:
+        short = f"all zero: comes from {path}"
+        return {"long": f"{short}, which has a verdict", "short": short}
+    short = f"passes on what {path} made"
+    return {"long": f"{short} infinite or NaN", "short": short}
+
+
 def _outputs(layer):
     """The least headroom of what it returns, whatever overflows inside."""
     inside = layer["inside"] or {}
@@ -172,7 +204,8 @@ class PassedCells(NamedTuple):
 
     Attributes:
         origins: List of dicts, `{"layer": path}` of the layer that made it, or
-            `{"because": clause}` where that is the run as a whole.
+            `{"because": clause}` where that is the run as a whole; of what is
+            all zero with `"zero"`.
         cells: Integer array `[layers, columns]`, the place of an origin in the
             list, or -1.
     """
@@ -184,8 +217,9 @@ class PassedCells(NamedTuple):
         """Returns the cells of each origin, ready for JSON.
 
         Returns:
-            List of dicts: `"from"`, an origin, `"rows"`, a list, and
-            `"columns"`, pairs of the first and the last of each stretch.
+            List of dicts: `"long"` and `"short"`, which say what made it,
+            `"rows"`, a list, and `"columns"`, pairs of the first and the last
+            of each stretch.
         """
         rows = collections.defaultdict(list)
         for place in range(len(self.origins)):
@@ -193,8 +227,8 @@ class PassedCells(NamedTuple):
             for row in np.flatnonzero(found.any(axis=1)).tolist():
                 rows[place, found[row].tobytes()].append(row)
         return [
-            {
-                "from": self.origins[place],
+            _in_words(self.origins[place], "zero" in self.origins[place])
+            | {
                 "rows": own,
                 "columns": _stretches(np.frombuffer(columns, bool)),
             }
@@ -234,8 +268,9 @@ def passed_cells(
         origin = by_path.get(path, {}).get("passes_on", {}).get(part)
         if origin in rows:
             before = rows[origin]
-            made = lost[before] & lost[row] | zero[before] & zero[row]
-            _mark(found, {"layer": origin}, row, made.any(axis=0))
+            for more, kind in ({}, lost), ({"zero": True}, zero):
+                made = (kind[before] & kind[row]).any(axis=0)
+                _mark(found, {"layer": origin} | more, row, made)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +30,12 @@ _MOST_SKIPPED = 0.5
 # 95 of 100 samples: the notch of a box plot (McGill, Tukey and Larsen, 1978).
 _NOTCH = 1.57
 
+# A mean that is so many times what half of the steps take at most is that of a
+# few slow ones.
+_FEW_SLOW = 1.1
+
 # What runs are compared by: the first of these that both have.
-_COMPARED = "samples_per_second", "step_time"
+COMPARED = "samples_per_second", "step_time"
 
 
 class Row(NamedTuple):
@@ -85,9 +89,10 @@ def performance(
 
     Returns:
         Dict with `"steps"`, the step of each row, `"figures"`, a list of
-        dicts: what `metrics.PERFORMANCE` says of each, with its `"value"` and
-        its `"values"` by row; and `"speed"`, what the run is compared by, as
-        `speed` returns it.
+        dicts: what `metrics.PERFORMANCE` says of each, with its `"value"`, the
+        same as `"text"`, and its `"values"` by row; `"speed"`, what the run is
+        compared by, as `speed` returns it; and `"notes"`, sentences on what is
+        to be known of the figures.
     """
     if not rows:
         return None
@@ -101,6 +106,7 @@ def performance(
     value["measured_steps"] = int(sum(weights))
     for name in "overhead_share", "output_bytes_saved":
         value[name] = values[name][-1]
+    compared = speed(rows, values, skipped)
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
     value["peak_memory"] = max(peaks, default=None)
     value["once_seconds"] = rows[-1].once_seconds
@@ -114,6 +120,9 @@ def performance(
             "kind": metric.unit,
             "worst": metric.worst,
             "value": value[name],
+            "text": "–"
+            if value[name] is None
+            else _WRITE[metric.unit](value[name]),
             "values": values.get(name, []),
         }
         for name, metric in PERFORMANCE.items()
@@ -121,8 +130,48 @@ def performance(
     return {
         "steps": [int(row.step) for row in rows],
         "figures": figures,
-        "speed": speed(rows, values, skipped),
+        "speed": compared,
+        "notes": [*_notes(value, compared["lacks"])],
     }
+
+
+def speed_notes(overview: dict) -> list[str]:
+    """Returns what is to be known of the speed of a run, in sentences.
+
+    Args:
+        overview: Dict, as `RunData.overview` returns it.
+    """
+    begins = [e for e in overview["events"] if e["kind"] == "train_begin"]
+    found = overview["performance"]
+    if found is None:
+        return [_NOT_TIMED] if begins else []
+    if len(begins) < 2:
+        return found["notes"]
+    first, last = begins[-1]["step"] + 1, overview["last_step"]
+    count = len(begins)
+    of = f"Of fit {count} of {count}, steps {first:,} to {last:,}."
+    return [of, *found["notes"]]
+
+
+_NOT_TIMED = (
+    "No step of this run was timed: it had too few steps without a probe or a "
+    "diagnosis (more steps, or a larger probe_every, leave some)."
+)
+
+
+def _notes(value, lacks):
+    """What is to be known of figures before they are taken for the speed."""
+    if lacks and lacks["what"] == "trained":
+        yield (
+            f"This run has {lacks['text']}, since a step that updates no "
+            "weights takes less time."
+        )
+    mean, half = value["step_time"], value["step_time_median"]
+    if half is not None and mean > _FEW_SLOW * half:
+        yield (
+            "The step time is the mean, which a few slow steps raise: half of "
+            f"the steps took at most {_time(half)}."
+        )
 
 
 def skipped_of_timed(rows: Sequence[Row], scale: list, first: int) -> float:
@@ -154,7 +203,7 @@ def speed(rows: Sequence[Row], values: dict, skipped: float) -> dict:
         `"off"`, how far off that may be.
     """
     steps = sum(row.steps for row in rows)
-    known = {n: [v for v in values[n] if v and v > 0] for n in _COMPARED}
+    known = {n: [v for v in values[n] if v and v > 0] for n in COMPARED}
     return {
         "skipped": skipped,
         "lacks": _lacks(steps, len(rows), skipped),
@@ -292,3 +341,12 @@ def _time(seconds):
     if seconds >= 1e-3:
         return f"{format_digits(seconds * 1e3)} ms"
     return f"{format_digits(seconds * 1e6)} µs"
+
+
+_WRITE: dict[str, Callable] = {
+    "bytes": format_bytes,
+    "seconds": _time,
+    "share": format_share,
+    "rate": format_digits,
+    "count": "{:,}".format,
+}

@@ -21,6 +21,7 @@ from keras_mixprec.formats import (
     format_share,
     printable,
 )
+from keras_mixprec.reporting.event_rows import with_advice
 from keras_mixprec.reporting.facts import dtype_now, low_scales
 from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.performance import sentence
@@ -165,9 +166,7 @@ def _scale(course):
 
 def _low_scales(events):
     for event in low_scales(events):
-        said = filter(None, (event["message"], event.get("harm")))
-        clauses = [f"{text[:1].upper()}{text[1:]}." for text in said]
-        yield " ".join([*clauses, event.get("advice", "")])
+        yield with_advice(event)
 
 
 def _nonfinite(events):

@@ -1,6 +1,7 @@
 """The page of the tab as one file with its data in it, and its colours."""
 
 import base64
+import itertools
 import json
 import re
 import zlib
@@ -14,10 +15,14 @@ from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.worth import comparison, with_partners
 
 # Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
+
+# Runs of which a page has what any two tell of each other.
+_MOST_COMPARED = 60
 
 # Steps of a layer's histogram: as many as a reader compares.
 _MOST_HISTOGRAMS = 32
@@ -89,10 +94,14 @@ def bundle() -> str:
 
 def _answers(runs, overviews):
     """What the server would answer to each question of the page."""
+    rows = [summary(overviews[run.name]) for run in runs]
     answers = {
         "./data/runs": [run.listed for run in runs],
-        "./data/summaries": [summary(overviews[run.name]) for run in runs],
+        "./data/summaries": with_partners(rows),
     }
+    for row, other in itertools.permutations(rows[:_MOST_COMPARED], 2):
+        url = _url("comparison", run=row["run"], other=other["run"])
+        answers[url] = comparison(row, other)
     low, high = _COLUMNS
     for run in runs:
         overview = overviews[run.name]

@@ -12,12 +12,14 @@ import numpy as np
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import passed_on, schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, mark_spoiled
-from keras_mixprec.reporting.clock import clock
+from keras_mixprec.reporting.clock import time_of_training
+from keras_mixprec.reporting.event_rows import counts_by_kind, rows_of_events
 from keras_mixprec.reporting.facts import (
     join_failing,
     last_of_falls,
     level_of,
 )
+from keras_mixprec.reporting.figures import add_gradients_left, key_figures
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
@@ -36,6 +38,7 @@ from keras_mixprec.reporting.performance import (
     Row,
     performance,
     skipped_of_timed,
+    speed_notes,
 )
 from keras_mixprec.reporting.read_events import read_events
 from keras_mixprec.reporting.run_layers import (
@@ -58,6 +61,7 @@ from keras_mixprec.reporting.run_summary import (
 from keras_mixprec.reporting.skipped_steps import batches_skipped
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import parse_json
+from keras_mixprec.reporting.worth import float32_run
 
 # The page shows fewer than this at once, and a picture element that wide
 # would be most of what a screen has.
@@ -96,7 +100,15 @@ class RunData:
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
         tables = self._tables(schema.HEAT), self._tables(schema.ERRORS)
-        return self._overview(*tables)
+        found = self._overview(*tables)
+        events = found["events"]
+        return found | {
+            "figures": key_figures(found),
+            "told": rows_of_events(events),
+            "kinds": counts_by_kind(events, found["skipped"]),
+            "speed_notes": speed_notes(found),
+            "float32_run": float32_run(found),
+        }
 
     def outline(self) -> dict:
         """Returns what `overview` does, with the headroom of the last reading.
@@ -128,6 +140,8 @@ class RunData:
         passed_on.add_passed_on(layers, events)
         passed_on.add_origins(layers, measured_against(layers))
         passed_on.add_lost(layers, events)
+        passed_on.add_words(layers)
+        add_gradients_left(layers)
         add_harm(events, layers, heat)
         tables = heat + errors
         metrics = {m: p for t in tables for m, p in t.metrics.items()}
@@ -144,7 +158,7 @@ class RunData:
             "performance": self._performance(events, layers, scale),
             "scale": scale,
             "loss": self.loss(),
-            "clock": clock(self._epoch_ends(), events),
+            "time": time_of_training(self._epoch_ends(), events),
             "events": events,
             "bad_input": sorted(bad_input_steps(events)),
             "heat": {

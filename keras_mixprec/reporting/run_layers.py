@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from keras_mixprec.formats import format_bits, format_digits, format_moment
+from keras_mixprec.reporting.event_rows import mark_of, words
 from keras_mixprec.reporting.facts import (
     WIDE,
     dtype_now,
@@ -15,7 +17,7 @@ from keras_mixprec.reporting.facts import (
     scale_set,
     severity_of,
 )
-from keras_mixprec.reporting.format_limits import format_limits
+from keras_mixprec.reporting.format_limits import format_limits, is_wider
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.read_events import is_layer
@@ -145,9 +147,9 @@ def add_inside(layers: list, events: list, limit: str):
     """Adds what overflows on the way to outputs that fit.
 
     `"inside"` is `None`, or a dict of the `"step"` at which a verdict said so,
-    of the `"largest"` number inside of the layer in float32, and of the
-    `"outputs"`, their least headroom. `"least_headroom"`, which is of outputs
-    otherwise, is used up then.
+    of the `"largest"` number inside of the layer in float32, of the
+    `"outputs"`, their least headroom, and of the same in words.
+    `"least_headroom"`, which is of outputs otherwise, is used up then.
 
     Args:
         layers: List of dicts, the table of layers.
@@ -164,6 +166,35 @@ def add_inside(layers: list, events: list, limit: str):
         layer, largest = known.get(event["layer"]), _largest_inside(event)
         if layer and largest > 0 and _still_holds(event, layer, limit):
             _use_up(layer, event, largest, maximum_bits)
+    for layer in layers:
+        if layer["inside"]:
+            layer["inside"] |= _inside_in_words(layer, limit, maximum_bits)
+
+
+def _inside_in_words(layer, limit, maximum_bits):
+    """What overflows inside of a layer, open until a wider dtype holds it."""
+    largest, dtype = layer["inside"]["largest"], layer["compute_dtype"]
+    bits = math.log2(largest) - maximum_bits
+    numbers, by = "", ""
+    if bits > 0:
+        most = format_digits(2**maximum_bits)
+        numbers = (
+            f": numbers up to {format_digits(largest)}, {limit} holds up to "
+            f"{most}"
+        )
+        by = f" by {format_bits(bits)}" * (bits < math.inf)
+    if is_wider(dtype, limit):
+        short, amount = f"beyond {limit} inside the layer", f"beyond {limit}"
+        more = f", computed in {dtype}"
+    else:
+        short, amount = "overflow inside the layer", "overflow"
+        more = f", found {format_moment(layer['inside']['step'])}"
+    return {
+        "long": f"{short}{numbers}{more}",
+        "short": short,
+        "amount": f"{amount} inside{by}",
+        "is_open": not is_wider(dtype, limit),
+    }
 
 
 def _largest_inside(verdict):
@@ -216,8 +247,8 @@ def add_repairs(layers: list, limit: str):
     """Adds what is no finding any more.
 
     `"repaired_verdicts"` are those of a layer that computes by now in what they
-    ask for, `"repaired"` whether these are all, `"verdict_levels"` how grave
-    each kind of verdict is, `"beyond"` the format whose range the activations
+    ask for, `"repaired"` whether these are all, `"marks"` each kind of verdict
+    in words with its level, `"beyond"` the format whose range the activations
     of a wider layer exceed.
 
     Args:
@@ -235,7 +266,10 @@ def add_repairs(layers: list, limit: str):
         layer |= {
             "repaired": bool(kinds) and repaired == kinds,
             "repaired_verdicts": repaired,
-            "verdict_levels": {k: level_of_verdict(k) for k in kinds},
+            "marks": [
+                mark_of(words(k), level_of_verdict(k), k in repaired)
+                for k in kinds
+            ],
             "beyond": limit if exceeds else None,
         }
 

@@ -3,6 +3,7 @@
 from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.reporting.facts import LEVELS, dtype_now, facts_of
+from keras_mixprec.reporting.figures import main_finding as found_in_words
 from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.headline import (
     STATES,
@@ -119,6 +120,22 @@ def _finding(overview):
     return own | {name: finding[name] for name in ("repaired", "level")}
 
 
+def _cause(overview):
+    """The main finding in words, and where it is."""
+    finding, text = overview["finding"], found_in_words(overview)["text"]
+    layer = finding and overview["events"][finding["event"]].get("layer")
+    return f"{text} in {layer}" if layer else text
+
+
+def _settings(overview):
+    """What was set for the last `fit`, as far as it is logged."""
+    begins = [e for e in overview["events"] if e["kind"] == "train_begin"]
+    begin = begins[-1] if begins else {}
+    tuner = "PrecisionTuner" if begin.get("tuner") else None
+    own = {"policy": overview["policy"], "tuner": tuner}
+    return begin.get("settings", {}) | own
+
+
 def gravity(overview: dict) -> int:
     """Returns the rank of a run, 0 of the gravest.
 
@@ -156,7 +173,8 @@ def summary(overview: dict) -> dict:
 
     Returns:
         Dict with the run's name, policy, steps, skipped steps, last loss
-        scales, last loss (`None` if none was logged), main finding, sentence,
+        scales, last loss (`None` if none was logged), main finding, the same in
+        words, settings, sentence,
         gravity (0 of the gravest), layers in float32, share of FLOPs in 16
         bits, what its speed is compared by (`None` if none was measured),
         samples a second (`None` if too few steps were timed, or most of them
@@ -183,6 +201,8 @@ def summary(overview: dict) -> dict:
         "scales": [c["scale"][-1] for c in overview["scale"] if c["scale"]],
         "last_loss": loss["values"][-1] if loss else None,
         "finding": _finding(overview),
+        "cause": _cause(overview),
+        "settings": _settings(overview),
         "gravity": gravity(overview),
         "speed": speed,
         # Of too few steps, or skipped ones, it is none of training.

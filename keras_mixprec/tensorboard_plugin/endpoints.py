@@ -4,6 +4,7 @@
 |---|---|
 | `data/runs` | the runs |
 | `data/summaries` | a row for each run, `unread` if it is to be read |
+| `data/comparison?run=&other=` | what two runs tell of each other |
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
@@ -24,6 +25,7 @@ from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.sized_cache import SizedCache
 from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.worth import comparison, with_partners
 
 # No name of a run or a layer is longer.
 _LONGEST = 4096
@@ -132,6 +134,13 @@ class Endpoints:
             return Answer(to_json(runs.listed()).encode(), _JSON)
         if name == "summaries":
             return self._summaries(runs)
+        if name == "comparison":
+            found = (
+                self.data(runs, "summary", {"run": _argument(query, which)})
+                for which in ("run", "other")
+            )
+            pair = (json.loads(answer.body) for answer in found)
+            return Answer(json.dumps(comparison(*pair)).encode(), _JSON)
         if name not in self._answers:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
@@ -176,7 +185,7 @@ class Endpoints:
                 row = json.loads(answer.body)
                 self._rows[run] = known, row = written, row
             rows.append(row if known == written else row | {"unread": True})
-        return Answer(json.dumps(rows).encode(), _JSON)
+        return Answer(json.dumps(with_partners(rows)).encode(), _JSON)
 
 
 def _overview(data, query):

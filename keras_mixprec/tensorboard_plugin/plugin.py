@@ -39,7 +39,8 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
 
     def get_plugin_apps(self):
         """The routes; what they answer is in `endpoints.py`."""
-        names = ("runs", "summaries", "run", "heat", "histogram", "ranges")
+        names = ("runs", "summaries", "comparison", "run", "heat")
+        names += ("histogram", "ranges")
         data = {f"/data/{name}": self._app(self._data, name) for name in names}
         return {"/static/*": self._app(self._static), **data}
 

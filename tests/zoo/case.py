@@ -102,7 +102,9 @@ class Case:
         loss = self.loss
         if loss == "sparse_categorical_crossentropy_from_logits":
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        if not getattr(model, "compiled", False):
+        if getattr(model, "compiled", False):
+            model.jit_compile = jit_compile
+        else:
             model.compile(
                 optimizer,
                 loss=loss,

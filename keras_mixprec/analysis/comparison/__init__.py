@@ -23,12 +23,9 @@ And of what is made of that:
 - `result.py`: `ComparisonResult`.
 - `intervals.py`: confidence intervals of means and medians.
 - `verdicts.py`: within tolerance, worse, or not told apart.
-- `rows.py`: one row per policy, which all of these show:
+- `rows.py`: one row per policy, which text and page show:
 - `best.py`: the policy to take, and why.
 - `result_text.py`: the table as text.
-- `curves.py`: its loss curves, as page and picture draw them.
+- `curves.py`: its loss curves.
 - `result_page.py`: the page.
-- `result_picture.py`: the picture.
-- `hparams.py`: runs for TensorBoard.
-- `sign_off.py`: the record that a reviewer checks.
 """

@@ -1,4 +1,4 @@
-"""The loss curves of a comparison, as page and picture draw them."""
+"""The loss curves of a comparison, as its page draws them."""
 
 import math
 from typing import NamedTuple

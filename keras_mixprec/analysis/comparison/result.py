@@ -4,13 +4,11 @@ import os
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_number
-from keras_mixprec._files import write_bytes, write_json
+from keras_mixprec._files import write_json
 from keras_mixprec._html import HtmlReport
 from keras_mixprec.analysis.comparison import (
     result_page,
-    result_picture,
     result_text,
-    sign_off,
 )
 from keras_mixprec.analysis.comparison.best import Best, pick
 from keras_mixprec.analysis.comparison.record import (
@@ -91,7 +89,7 @@ class ComparisonResult(HtmlReport):
         """Returns the result in a file.
 
         Args:
-            path: String or path-like. What `save`, `sign_off` or
+            path: String or path-like. What `save` or
                 `compare_precisions(resume=path)` wrote.
 
         Raises:
@@ -126,67 +124,9 @@ class ComparisonResult(HtmlReport):
         record: Any = {**self._record, "tolerance": tolerance}
         return pick(record, rows(record))
 
-    def sign_off(self, path: str | os.PathLike) -> None:
-        """Writes a record that a reviewer can check.
-
-        It says what was compared, on what, with which versions and seeds, the
-        tolerance and the verdicts; has the measurements that these follow
-        from; and the commands that compute the verdicts again and that run
-        the comparison again: `keras-mixprec compare --check FILE` and
-        `--rerun FILE`.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there.
-
-        Raises:
-            OSError: If it cannot be written; the old file is left as it was.
-        """
-        content = sign_off.content(self._record, self._rows, path)
-        write_json(path, to_json(content))
-
-    def log_hparams(self, log_dir: str | os.PathLike) -> None:
-        """Writes a run per policy for TensorBoard's HParams tab.
-
-        What distinguishes them are policy, settings and loss scale; the
-        metrics are speed, step time, memory, and the metric with its
-        difference from the first policy's. The loss curves, means over seeds,
-        are in the Scalars tab.
-
-        Args:
-            log_dir: String or path-like. A local folder, made if it is missing;
-                each policy has a folder in it.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
-        from keras_mixprec.analysis.comparison.hparams import write_runs
-
-        write_runs(log_dir, self._record, self._rows)
-
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
         return result_page.page(self._record, self._rows)
-
-    def plot(self) -> Any:
-        """Returns a matplotlib figure: speed, metric and loss curves.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed.
-        """
-        return result_picture.draw(self._record, self._rows)
-
-    def save_png(self, path: str | os.PathLike) -> None:
-        """Writes the figure that `plot` returns.
-
-        Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed.
-            OSError: If it cannot be written.
-        """
-        write_bytes(path, result_picture.png(self._record, self._rows))
 
     def __str__(self):
         return printable(result_text.text(self._record, self._rows))

@@ -1,4 +1,4 @@
-"""One row per arm: what text, page, picture, log and sign-off show."""
+"""One row per arm: what text and page show."""
 
 from keras_mixprec.analysis.comparison.intervals import (
     CONFIDENCE,

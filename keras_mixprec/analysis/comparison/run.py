@@ -135,7 +135,7 @@ def compare_precisions(
 
     Returns:
         A `ComparisonResult`: `print` it, show it in a notebook, take its
-        `best()`, or write its `sign_off(path)`.
+        `best()`, or `save(path)` it.
 
     Raises:
         TypeError: If an argument has the wrong type.

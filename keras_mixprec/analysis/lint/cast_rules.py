@@ -33,22 +33,6 @@ def no_16_bit_layers(view):
 
 
 @rule("low")
-def not_traced(view):
-    """Where a model cannot be called, operations inside it are not checked."""
-    error = view.flow.trace.untraced
-    if error is not None:
-        line = str(error).strip().partition("\n")[0][:160]
-        yield Finding(
-            "low",
-            None,
-            "The operations inside of layers could not be listed, so rules on "
-            f"them found nothing: {line}",
-            "Hand over x, on which the model is built and called.",
-            numbers={"error": line},
-        )
-
-
-@rule("low")
 def little_work_in_16_bits(view):
     """Time is saved only in what computes in 16 bits."""
     share = sum(view.share(entry) for entry in view.low)

@@ -12,6 +12,9 @@ from keras_mixprec.keras_internals import inbound_nodes, producer
 # Numbers that are cast at a time.
 _PIECE = 1 << 16
 
+# Rounding that is more than this share of a standard deviation is a loss.
+_LOST = 0.05
+
 
 @rule("high")
 def ids_as_floats(view):
@@ -118,6 +121,32 @@ def inputs_beyond_format(view):
                 f"{form.name}, which ends at {form.maximum:g}.",
                 "Bring it to scale before, or in a float32 layer.",
                 numbers={"input": name, "largest": largest},
+            )
+
+
+@rule("high")
+def rounded_inputs(view):
+    """A cast to 16 bits rounds by more than what the numbers differ by."""
+    dtype = _narrowest(view)
+    for name, array in view.inputs.items() if dtype else ():
+        if "float" not in str(array.dtype):
+            continue
+        flat = array.ravel(order="K")
+        exact = flat[:: 1 + flat.size // _PIECE].astype("float64")
+        with np.errstate(all="ignore"):
+            off = exact.astype(dtype).astype("float64") - exact
+        known = np.isfinite(off)
+        if not known.any():
+            continue
+        error, spread = float(off[known].std()), float(exact[known].std())
+        if error > _LOST * spread:
+            yield Finding(
+                "high",
+                None,
+                f"{name} reaches {np.abs(exact[known]).max():,.6g} and varies "
+                f"by {spread:.2g}; in {dtype} it is off by {error:.2g}.",
+                "Take off the mean in float32 or before training.",
+                numbers={"input": name, "rounding": error, "deviation": spread},
             )
 
 

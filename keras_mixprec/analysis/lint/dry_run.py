@@ -21,14 +21,13 @@ from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.numerics.arrays import as_numpy, is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
-from keras_mixprec.numerics.layer_hooks import in_float32
+from keras_mixprec.numerics.layer_hooks import in_float32, with_sublayers
 from keras_mixprec.numerics.random_numbers import same_draws
-from keras_mixprec.numerics.tracing import is_built
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 
 # A batch is run as it is: a `train_step` may need so many samples. Of more,
 # the first ones are; for each input the one with the largest number follows.
-_BATCH, _ROWS = 128, 32
+_BATCH, _ROWS = 512, 32
 
 
 class DryRun:
@@ -41,10 +40,15 @@ class DryRun:
         model: A `keras.Model`, which is built if it is not.
         x: Arrays of samples, as `fit` takes them.
         y: Arrays of targets, or `None`.
+
+    Attributes:
+        called: List of the layers that `exact` has called, in order, without
+            those that call others.
     """
 
     def __init__(self, model: keras.Model, x, y=None):
         self._model = model
+        self.called: list = []
         rows = (*_some_rows(x, y), None)
         self._x, self._y, _ = to_tensors(rows, as_in_fit=True)
         self._trains = getattr(model, "compiled", False) and (
@@ -56,15 +60,18 @@ class DryRun:
         )
         if self._trains:
             build_for(model, (self._x, self._y, None))
-        elif not is_built(model):
+        elif not _is_built(model):
             model(self._x)
 
     def exact(self) -> DryStep:
         """Runs it with every layer in float32."""
         if self._trains:
-            return exact_step(self._model, self._batch)
-        with in_float32(self._model):
-            return self._call()
+            step = exact_step(self._model, self._batch)
+        else:
+            with in_float32(self._model):
+                step = self._call()
+        self.called = [c.layer for c in step.calls if not c.nested]
+        return step
 
     def step(self) -> DryStep:
         """Runs it as it is."""
@@ -140,6 +147,11 @@ def steady(model: keras.Model):
         np.errstate(all="ignore"),
     ):
         yield
+
+
+def _is_built(model):
+    # `build(input_shape)` of a subclassed model builds no layer in it.
+    return model.built and all(layer.built for layer in with_sublayers(model))
 
 
 def _some_rows(x, y):

@@ -2,7 +2,7 @@
 
 import math
 
-from keras_mixprec.analysis.lint.dry_run import DryRun, steady
+from keras_mixprec.analysis.lint.dry_run import steady
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.backend import active
@@ -19,7 +19,7 @@ def wrong_on_the_data(view):
     if view.x is None:
         return
     with steady(view.model):
-        run = DryRun(view.model, view.x, view.y)
+        run = view.dry_run
         # In any case: data that do not fit the model raise here.
         exact = run.exact()
         low = any(computes_low(entry.layer) for entry in view.low)

@@ -110,12 +110,14 @@ class Findings(Sequence):
         findings: Iterable[Finding],
         model: keras.Model,
         policy: str | None = None,
+        ran: bool = True,
     ):
         self._findings = sorted(
             findings, key=lambda f: SEVERITIES.index(f.severity)
         )
         self._model = model
         self._policy = policy
+        self._ran = ran
 
     def at_least(self, severity: str) -> list[Finding]:
         """Returns the findings of this severity, and of higher ones.
@@ -187,7 +189,8 @@ class Findings(Sequence):
         counts = self.to_dict()["counts"]
         listing = ", ".join(f"{n} {severity}" for severity, n in counts.items())
         policy = f" under {self._policy}" if self._policy else ""
-        return f"Lint of {self._model.name!r}{policy}: {listing}."
+        ran = "" if self._ran else " (no samples, nothing was run)"
+        return f"Lint of {self._model.name!r}{policy}{ran}: {listing}."
 
     def __str__(self):
         return printable("\n".join([self._title(), *map(str, self)]))

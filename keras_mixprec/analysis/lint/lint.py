@@ -29,8 +29,8 @@ def lint(
 
     Rules look at the shapes, dtypes, arguments, weights and graph of its
     layers, at its optimizer and `train_step`. With `x` they look at the data
-    as well, and a forward pass of some samples runs in float32 and in 16 bits.
-    Nothing is changed in the model.
+    as well, and a forward pass of some samples runs in float32 and in 16 bits:
+    only that shows what layers compute. Nothing is changed in the model.
 
     Args:
         model: A `keras.Model`, compiled or not. One that is not built is built
@@ -69,7 +69,7 @@ def lint(
     with _as_if(model, name):
         view = ModelView(model, x, y, callbacks, supposed=name is not None)
         found = [finding for rule in RULES for finding in rule.findings(view)]
-    return Findings(found, model, name)
+    return Findings(found, model, name, ran=x is not None)
 
 
 def _as_if(model, policy):

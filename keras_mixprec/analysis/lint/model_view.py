@@ -5,12 +5,9 @@ import functools
 import keras
 import numpy as np
 
-from keras_mixprec._checks import raise_if_strict
 from keras_mixprec.analysis.lint.dry_run import DryRun
-from keras_mixprec.analysis.lint.flow import Flow
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import as_numpy
-from keras_mixprec.numerics.tracing import ModelTrace, is_built, trace_model
 from keras_mixprec.policies.graph import (
     fed_by_inputs,
     neighbours,
@@ -49,20 +46,11 @@ class ModelView:
         self.entries = walk_with_model(model)
 
     @functools.cached_property
-    def flow(self) -> Flow:
-        """The operations inside of all layers, in their dtypes.
-
-        None in float32, unless its products can be in less than that.
-        """
-        if not self.low and not self.matmul_precision.available[1:]:
-            return Flow(ModelTrace([]))
-        if self.x is not None and not is_built(self.model):
-            DryRun(self.model, self.x, self.y)  # Builds it.
-        try:
-            return Flow(trace_model(self.model, self.x, self.y))
-        except Exception as error:  # What others write cannot be foreseen.
-            raise_if_strict(error)
-            return Flow(ModelTrace([], untraced=error))
+    def dry_run(self) -> DryRun | None:
+        """What runs the samples, `None` without; the model is built then."""
+        if self.x is None:
+            return None
+        return DryRun(self.model, self.x, self.y)
 
     @functools.cached_property
     def matmul_precision(self) -> MatmulPrecision:

@@ -10,7 +10,6 @@ from keras_mixprec.analysis.lint.rule import rule, to_float32
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import compiled_loss, own_trainable
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.tracing import path_of
 from keras_mixprec.policies.default_rules import (
     DEFAULT_RULES,
     has_activity_regularizer,
@@ -75,9 +74,8 @@ def output_in_16_bits(view):
 
 def _computes_last(view):
     """The layer that does, by its id: a subclassed model has no graph."""
-    layers = {entry.path: id(entry.layer) for entry in view.entries[:-1]}
-    paths = map(path_of, reversed(view.flow.trace.operations))
-    return [layers[path] for path in paths if path in layers][:1]
+    called = view.dry_run.called if view.dry_run else []
+    return [id(layer) for layer in called[-1:]]
 
 
 @rule("high")

@@ -9,18 +9,12 @@ from keras_mixprec.analysis.lint import (
     optimizer_rules,
     sensitive_rules,
     shape_rules,
-    traced_constant_rules,
-    traced_data_rules,
-    traced_rules,
 )
 from keras_mixprec.analysis.lint.rule import Rule
 
 _FILES = (
     dry_run_rules,
     data_rules,
-    traced_data_rules,
-    traced_constant_rules,
-    traced_rules,
     constant_rules,
     sensitive_rules,
     optimizer_rules,

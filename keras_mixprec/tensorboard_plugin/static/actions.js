@@ -1,4 +1,3 @@
-import { eventKey, layersOf, momentOf } from "./event_text.js";
 import { foldersOf } from "./names.js";
 
 export const NOTHING_CHOSEN = { layer: null, step: null, event: null };
@@ -12,25 +11,22 @@ export function compareWith(store, run) {
   store.set({ compare: run, missing: { ...store.state.missing, compare: null } });
 }
 
-/** Another run is shown, and the one that was shown compared with it. */
-export function showBeside(store, run, shown) {
-  store.set({ swapped: { run, shown } });
-  chooseRun(store, run);
-  compareWith(store, shown);
-}
-
-export function chooseEvent(store, event) {
-  const layer = layersOf(event)[0] ?? store.state.layer;
-  store.set({ layer, step: momentOf(event), event: eventKey(event) });
-  showInZoom(store, momentOf(event));
+/**
+ * @param {any} store
+ * @param {any} row Of the list of events.
+ * @param {number} [step] Which of its steps.
+ */
+export function chooseEvent(store, row, step = row.steps[0]) {
+  store.set({ layer: row.layers[0] ?? store.state.layer, step, event: row.key });
+  showInZoom(store, step);
 }
 
 // An alarm far above must lead to what it is about, not only mark it.
-export function bringEvent(store, event) {
+export function bringEvent(store, row) {
   const hiddenKinds = new Set(store.state.hiddenKinds);
-  hiddenKinds.delete(event.kind);
+  hiddenKinds.delete(row.kind);
   store.set({ hiddenKinds, onlyLayer: false });
-  chooseEvent(store, event);
+  chooseEvent(store, row);
   store.set({ brought: { panel: "events" } });
 }
 

@@ -122,12 +122,12 @@ function hatchTile(level) {
 }
 
 /**
- * The axis below a picture, whose steps are placed by their number or by another axis.
+ * The axis of steps below a picture.
  * @param {number[]} domain The first and the last step.
  * @param {number} count About how many ticks.
  */
 export function drawStepAxis(context, scale, axis, domain, count, { start, y, top = null }) {
-  drawAxisName(context, axis.name, start - 24, y + 12);
+  drawAxisName(context, "step", start - 24, y + 12);
   context.textAlign = "center";
   const [from, until] = domain.map(axis.of);
   for (const tick of axis.ticks(Math.max(0, from), until, count)) {

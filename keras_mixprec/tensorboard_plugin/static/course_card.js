@@ -1,5 +1,4 @@
 import { chooseLayer, chooseStep } from "./actions.js";
-import { BY_STEP } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis, pointerIn,
 } from "./canvas.js";
@@ -11,6 +10,7 @@ import { leftOut, NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { clamp, exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
+import { BY_STEP } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
@@ -116,24 +116,22 @@ export function createCourse(store) {
       formatInteger(forecast.until)}.`;
   }
 
-  /** @returns {[string[], any[][]]} */
+  /** @returns {[any[], any[][]]} */
   function rowsOf() {
     const { largest, median, smallest, nonfinite, forecast, format } = shown;
-    const steps = new Map(nonfinite.map((step) => [step, [NOT_FINITE, "–", "–"]]));
+    const steps = new Map(nonfinite.map((step) => [step, [Infinity, null, null]]));
     [largest, median, smallest].forEach((points, place) => {
       for (const [step, bits] of points) {
-        if (!steps.has(step)) steps.set(step, ["–", "–", "–"]);
+        if (!steps.has(step)) steps.set(step, [null, null, null]);
         const cells = steps.get(step);
-        if (cells[place] === "–") cells[place] = inPowers(bits);
+        cells[place] ??= bits;
       }
     });
     const rows = [...steps].sort(([one], [other]) => one - other)
-      .map(([step, cells]) => [formatInteger(step), ...cells]);
-    if (forecast) {
-      const at = `${formatInteger(forecast.until)} (expected)`;
-      rows.push([at, inPowers(format.maximum_bits), "–", "–"]);
-    }
-    return [["Step", "Largest", "Median", "Smallest"], rows];
+      .map(([step, cells]) => [step, ...cells]);
+    if (forecast) rows.push([`${formatInteger(forecast.until)} (expected)`, format.maximum_bits, null, null]);
+    const write = (bits) => (bits === Infinity ? NOT_FINITE : inPowers(bits));
+    return [["Step", ["Largest (log2)", write], ["Median (log2)", write], ["Smallest (log2)", write]], rows];
   }
 
   function draw(context, width) {

@@ -4,8 +4,8 @@ import { card, element } from "./dom.js";
 import { dtypeBars } from "./dtype_bars.js";
 import { formatInteger, readable } from "./format.js";
 import { seenFirst } from "./frames.js";
+import { shortType } from "./layer_cells.js";
 import { shortNames } from "./names.js";
-import { shortType } from "./summary.js";
 
 const NO_CHANGE = "No layer has changed its dtype in this run.";
 const NO_TUNER = " PrecisionTuner changes them where a layer is unstable: " +
@@ -59,11 +59,11 @@ export function createDtypes(store) {
     return node;
   }
 
-  /** @returns {[string[], any[][]]} */
+  /** @returns {[any[], any[][]]} */
   function rowsOf() {
-    return [["Layer", "From step", "To step", "Dtype", "Because"],
+    return [["Layer", ["From step", formatInteger], ["To step", formatInteger], "Dtype", "Because"],
       shown.flatMap(({ path, bars }) => bars.map(({ from, until, dtype, reason }) => {
-        return [path, formatInteger(from), formatInteger(until), dtype, readable(reason ?? "")];
+        return [path, from, until, dtype, readable(reason ?? "")];
       }))];
   }
 

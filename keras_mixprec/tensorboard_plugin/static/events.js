@@ -3,20 +3,12 @@ import { copyButton } from "./copy.js";
 import {
   breakable, bringIntoView, card, element, revealIn, walkRows,
 } from "./dom.js";
-import { countsByKind, groupEvents, isChosenEvent, lastMomentOf } from "./event_groups.js";
-import {
-  describeEvent, eventDetails, eventTitle, kindTitle, layersOf, LEVELS,
-  momentOf,
-} from "./event_text.js";
-import { formatInteger, momentInWords, plural } from "./format.js";
+import { formatInteger, momentInWords, plural, readable } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
+import { LEVELS } from "./levels.js";
 import { labelOfRun } from "./names.js";
 
 const PAGE = 100;
-const FIXES = {
-  training: "Fix for training", plan: "Fix for all next runs: save these dtypes as plan.json", inference: "Fix for inference",
-  data: "Rows to drop", diagnosis: "Code that finds the cause",
-};
 
 // Made once: a page of rows takes 50 ms where each makes its own.
 const clock = new Intl.DateTimeFormat(undefined, {
@@ -58,7 +50,7 @@ export function createEvents(store) {
   function runLabel(event) {
     const { runData, compareData } = store.state;
     if (!compareData) return null;
-    const compared = !runData.events.includes(event.members?.[0] ?? event);
+    const compared = !runData.told.includes(event);
     const [of, other] = compared ? [compareData, runData] : [runData, compareData];
     return element("span", {
       class: compared ? "of-run compared" : "of-run", title: of.run,
@@ -69,7 +61,7 @@ export function createEvents(store) {
     const { layer } = store.state;
     if (layer === null) return false;
     const path = pathOfCall(layer, paths);
-    return layersOf(event).some((name) => pathOfCall(name, paths) === path);
+    return event.layers.some((name) => pathOfCall(name, paths) === path);
   }
 
   function turn(direction) {
@@ -81,32 +73,30 @@ export function createEvents(store) {
   }
 
   function row(event, paths) {
-    const { level } = event;
-    const chosen = isChosenEvent(event, store.state.event);
-    const moment = momentOf(event);
-    const details = chosen ? eventDetails(event) : [];
-    const badge = element("span", { class: `badge ${level}` },
-      `${LEVELS[level].glyph} ${eventTitle(event)}`);
-    const noticed = moment === event.step ? "" : `, noticed at step ${event.step}`;
-    const time = event.wall_time ? clock.format(event.wall_time * 1000) : "";
+    const { level, steps: [moment], noticed, wall_time: date } = event;
+    const chosen = event.key === store.state.event;
+    const details = chosen ? event.details : [];
+    const badge = element("span", { class: `badge ${level}` }, `${LEVELS[level].glyph} ${event.title}`);
+    const late = moment === noticed ? "" : `, noticed at step ${formatInteger(noticed)}`;
+    const time = date ? clock.format(date * 1000) : "";
     return element("li", {
       "data-kind": event.kind, "data-step": moment, tabindex: "-1",
-      "data-layer": layersOf(event)[0] ?? "", "aria-current": chosen ? "true" : null,
+      "data-layer": event.layers[0] ?? "", "aria-current": chosen ? "true" : null,
       class: [chosen && "chosen", isAbout(event, paths) && "about"]
         .filter(Boolean).join(" "),
-      title: [time + noticed, moment === 0 ? momentInWords(moment) : ""].filter(Boolean).join(", "), onclick: () => chooseEvent(store, event),
+      title: [time + late, moment === 0 ? momentInWords(moment) : ""].filter(Boolean).join(", "), onclick: () => chooseEvent(store, event),
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
     // What repairs it before what was measured, of which there may be more than fits.
-    element("span", { class: "what" }, ...breakable(describeEvent(event)),
+    element("span", { class: "what" }, ...breakable(readable(event.text)),
       ...chosen ? fixesOf(event) : [],
-      ...details.map((line) => element("span", { class: "detail" }, ...breakable(line)))));
+      ...details.map((line) => element("span", { class: "detail" }, ...breakable(readable(line))))));
   }
 
   // What repairs it, to be copied; what is open stays so when the run has gone on.
-  function fixesOf({ fix }) {
-    return Object.entries(fix ?? {}).map(([use, code]) => element("div", { class: "fix" },
+  function fixesOf({ fixes }) {
+    return Object.entries(fixes).map(([title, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
       element("details", {
         open: openFixes.has(code) ? "" : null,
@@ -116,14 +106,26 @@ export function createEvents(store) {
           else openFixes.delete(code);
         },
       },
-        element("summary", {}, FIXES[use] ?? use),
+        element("summary", {}, title),
         element("pre", {}, element("code", {}, code)))));
   }
 
   function drawChips() {
-    const { hiddenKinds } = store.state;
     const focused = chips.querySelector(":focus")?.dataset.filter;
-    chips.replaceChildren(...countsByKind(runsOf(store.state)).map(({ kind, count, rows }) => element("button", {
+    const runs = runsOf(store.state);
+    const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+    const titles = Object.assign({}, ...runs.map(({ kinds }) => kinds));
+    chips.replaceChildren(...Object.entries(titles).map(([kind, { title }]) => {
+      const count = sum(runs.map(({ kinds }) => kinds[kind]?.count ?? 0));
+      const rows = sum(runs.map(({ told }) => told.filter((row) => row.kind === kind).length));
+      return chip(kind, `${title} ${formatInteger(count)}${rows === count ? "" : ` in ${plural(rows, "row")}`}`);
+    }));
+    [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
+  }
+
+  function chip(kind, text) {
+    const { hiddenKinds } = store.state;
+    return element("button", {
       type: "button", class: "chip", "data-filter": kind,
       "aria-pressed": String(!hiddenKinds.has(kind)),
       onclick() {
@@ -131,18 +133,17 @@ export function createEvents(store) {
         if (!hidden.delete(kind)) hidden.add(kind);
         store.set({ hiddenKinds: hidden });
       },
-    }, `${kindTitle(kind)} ${formatInteger(count)}${rows === count ? "" : ` in ${plural(rows, "row")}`}`)));
-    [...chips.children].find((chip) => chip.dataset.filter === focused)?.focus();
+    }, text);
   }
 
   function filterEvents() {
     const { hiddenKinds, onlyLayer, layer } = store.state;
     const paths = pathsOf();
     only.checked = onlyLayer;
-    shown = runsOf(store.state).flatMap(({ events }) => groupEvents(events)).filter((event) => {
+    shown = runsOf(store.state).flatMap(({ told }) => told).filter((event) => {
       if (hiddenKinds.has(event.kind)) return false;
       return !onlyLayer || layer === null || isAbout(event, paths);
-    }).sort((one, other) => momentOf(one) - momentOf(other));
+    }).sort((one, other) => one.steps[0] - other.steps[0]);
     onlyLabel.hidden = layer === null;
   }
 
@@ -188,8 +189,8 @@ export function createEvents(store) {
   function follow(state, changed) {
     filterEvents();
     const index = shown.findIndex((event) => {
-      if (state.event !== null) return isChosenEvent(event, state.event);
-      return state.step !== null && lastMomentOf(event) >= state.step;
+      if (state.event !== null) return event.key === state.event;
+      return state.step !== null && event.steps.at(-1) >= state.step;
     });
     const turns = index >= 0 && (index < first || index >= last);
     if (turns) {

@@ -22,8 +22,7 @@ export function readable(text) {
 
 export function formatScale(value) {
   const exponent = Math.log2(toNumber(value));
-  if (Number.isInteger(exponent)) return formatPower(exponent);
-  return formatNumber(value);
+  return Number.isInteger(exponent) ? formatPower(exponent) : formatNumber(value);
 }
 
 export function formatNumber(value) {
@@ -37,38 +36,22 @@ export function formatNumber(value) {
 }
 
 export function formatInteger(value) {
-  return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+  return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 export function formatShare(share) {
   if (!Number.isFinite(share)) return "–";
-  if (share === 0) return "0\u202f%";
-  if (share < 0.0001) return "<\u202f0.01\u202f%";
+  if (share === 0) return "0%";
+  if (share < 0.0001) return "<0.01%";
   // What is not all of it is not shown as all of it.
-  const percent = share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2));
-  return `${percent}\u202f%`;
+  return `${share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2))}%`;
 }
 
-const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-
-function formatBytes(count) {
-  const place = Math.min(Math.floor(Math.log2(Math.max(count, 1)) / 10), 4);
-  return `${formatNumber(count / 1024 ** place)}\u202f${UNITS[place]}`;
-}
-
-function formatSeconds(seconds) {
-  const [factor, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-  return `${formatNumber(seconds * factor)}\u202f${unit}`;
-}
-
-const AMOUNTS = {
-  bytes: formatBytes, seconds: formatSeconds, share: formatShare, rate: formatNumber,
-  count: formatInteger,
-};
-
-// A figure of a run by its unit, a dash if it is not known.
-export function formatAmount(value, kind) {
-  return value === null ? "–" : AMOUNTS[kind](value);
+export function formatSeconds(seconds) {
+  if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
+  const [factor, unit] = seconds >= 60 ? [1 / 60, "min"] : seconds >= 1 ? [1, "s"] :
+    seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+  return `${formatNumber(Number((seconds * factor).toPrecision(3)))} ${unit}`;
 }
 
 /** When something was found or read: steps count from 1, and 0 is before the first. */
@@ -78,10 +61,6 @@ export function momentInWords(step, at = "at") {
 
 export function plural(count, noun) {
   return `${formatInteger(count)} ${noun}${count === 1 ? "" : "s"}`;
-}
-
-export function words(name) {
-  return String(name).replaceAll("_", " ");
 }
 
 export function listSome(names, limit) {

@@ -36,7 +36,7 @@ export function stepGestures(surface, plot, { onClick, onHover, onZoom, limits }
     if (pressed === null) return;
     if (!dragged) onClick(pointerIn(canvas, event));
     else {
-      const range = dragged.map((plot.scale.base ?? plot.scale).invert);
+      const range = dragged.map(plot.scale.invert);
       if (range[1] - range[0] >= 1) onZoom(range);
     }
     pressed = dragged = null;
@@ -46,7 +46,7 @@ export function stepGestures(surface, plot, { onClick, onHover, onZoom, limits }
   canvas.addEventListener("keydown", (event) => {
     const factor = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
     if (!factor || !plot.scale) return;
-    const domain = [plot.left, plot.right].map((plot.scale.base ?? plot.scale).invert);
+    const domain = [plot.left, plot.right].map(plot.scale.invert);
     const center = plot.cursor ?? (domain[0] + domain[1]) / 2;
     onZoom(zoomedDomain(domain, center, factor, limits()));
   });

@@ -1,13 +1,23 @@
 import { bringEvent, bringLayer, chooseRun, compareWith, NOTHING_CHOSEN } from "./actions.js";
-import { speedAgainstFloat32 } from "./comparison.js";
 import { copyButton } from "./copy.js";
 import { breakable, element, fillSelect } from "./dom.js";
-import { mainFinding } from "./event_text.js";
 import { momentInWords, plural, readable } from "./format.js";
+import { rowOfEvent, STATES } from "./levels.js";
 import { callName, shortRun } from "./names.js";
-import { setupDifference } from "./run_setup.js";
-import { graverRun, keyFigures, STATES } from "./summary.js";
-import { worthInWords } from "./worth.js";
+
+const URGENCY = { fine: 0, unknown: 0, warning: 1, bad: 2 };
+
+const urgencyOf = (row) => URGENCY[STATES[row?.headline?.state]?.level] ?? 0;
+
+// The gravest run of a folder that is more urgent than the one that is shown, and how many others are.
+function graverRun({ summaries, run }) {
+  const rows = summaries ?? [];
+  const own = urgencyOf(rows.find((row) => row.run === run));
+  const graver = rows.filter((row) => urgencyOf(row) > own);
+  if (!graver.length) return null;
+  const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
+  return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
+}
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -22,7 +32,7 @@ export function createHeader(store, { offline, copyLink }) {
   const graver = element("button", {
     type: "button", class: "graver", hidden: true,
     title: "Show that run",
-    onclick: () => chooseRun(store, graverRun(store.state.summaries, store.state.run).run),
+    onclick: () => chooseRun(store, graverRun(store.state).run),
   });
   const chips = element("div", { class: "figures" });
   const copy = copyLink ? element("button", {
@@ -51,49 +61,45 @@ export function createHeader(store, { offline, copyLink }) {
     run.disabled = !runs.length;
   }
 
-  /** @param {{ event?: object, layer?: { path: string } }} entry */
-  function actionOf({ event, layer }) {
-    if (event) return () => bringEvent(store, event);
-    return layer ? () => bringLayer(store, layer.path) : null;
+  // What a figure of a run leads to: an event by its place, or a layer.
+  function actionOf(data, { event = null, layer = null }) {
+    const row = event === null ? null : rowOfEvent(data, event);
+    if (row) return () => bringEvent(store, row);
+    return layer === null ? null : () => bringLayer(store, layer);
   }
 
-  // The whole run in a sentence; logs of older versions have none.
+  // The whole run in a sentence.
   function drawSentences() {
     const { runData, compareData } = store.state;
-    const known = [runData, compareData].filter((data) => data?.headline);
+    const known = [runData, compareData].filter(Boolean);
     sentences.replaceChildren(...known.flatMap((data) => {
       const { glyph, word, level } = STATES[data.headline.state] ?? STATES.warning;
-      const action = actionOf({ event: mainFinding(data) });
-      const speed = data === runData ? speedAgainstFloat32(runData, compareData) : null;
+      const action = actionOf(data, data.finding ?? {});
       const sentence = element(action ? "button" : "div", {
         class: `sentence ${level}`, type: action ? "button" : null,
         title: action ? "Show its main finding below" : null, onclick: action,
       },
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
-      element("span", {}, readable(data.headline.text) + (speed ? ` ${speed}` : "")));
+      element("span", {}, readable(data.headline.text)));
       const notes = data === runData && compareData ? comparedNotes() : [];
       return [sentence, ...notes, ...notesOf(data)];
     }));
   }
 
-  // Which of two runs is which, and what else than the precision makes them differ.
+  // What two runs tell of each other, and what else than the precision makes them differ.
   function comparedNotes() {
-    const { runData, compareData, swapped } = store.state;
-    const isSwapped = swapped?.run === runData.run && swapped.shown === compareData.run;
-    const [own, its] = [nameOf(runData), nameOf(compareData)];
-    return [
-      isSwapped ? `Shown now: ${own}, which computes in 16 bits; ${its}, shown before, is compared with it.` : "",
-      setupDifference(runData, compareData),
-    ].filter(Boolean).map((text) => element("p", { class: "note setup" }, ...breakable(readable(text))));
+    const { text, setup } = store.state.comparison ?? {};
+    return [text, setup].filter(Boolean)
+      .map((said) => element("p", { class: "note setup" }, ...breakable(readable(said))));
   }
 
   // What a tuner did, an observation of a run that may be sound, and what is left to do.
   function notesOf(data) {
     const { tuner, flat_loss: flat, next } = data;
-    // Of two runs that are shown, the first line says it.
+    // Of two runs that are compared, the first line says it.
     const { compareData, summaries } = store.state;
-    const worth = compareData ? null : worthInWords(summaries, data);
+    const worth = compareData ? null : summaries?.find(({ run }) => run === data.run)?.worth;
     const texts = [worth, tuner, flat].filter(Boolean).map(readable);
     const code = next?.code;
     return [
@@ -105,7 +111,7 @@ export function createHeader(store, { offline, copyLink }) {
 
   // A sound run that is shown first would hide that another one of the folder is not.
   function drawGraver() {
-    const found = graverRun(store.state.summaries, store.state.run);
+    const found = graverRun(store.state);
     // What it is compared with has its own sentence above.
     graver.hidden = !found || found.run === store.state.compare;
     if (graver.hidden) return;
@@ -122,10 +128,10 @@ export function createHeader(store, { offline, copyLink }) {
 
   function drawChips() {
     const { runData, compareData } = store.state;
-    const others = compareData ? keyFigures(compareData) : [];
-    const entries = runData ? keyFigures(runData) : [];
+    const others = compareData?.figures ?? [];
+    const entries = runData?.figures ?? [];
     chips.replaceChildren(...entries.map((entry) => {
-      const action = actionOf(entry);
+      const action = actionOf(runData, entry);
       const same = others.find((other) => other.name === entry.name);
       const other = same ? `${nameOf(compareData)}: ${same.text}` : null;
       return element(action ? "button" : "div", {
@@ -160,7 +166,7 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   store.on(["runs", "run", "compare"], fill);
-  store.on(["runData", "compareData", "summaries"], drawSentences);
+  store.on(["runData", "compareData", "summaries", "comparison"], drawSentences);
   store.on(["runData", "compareData"], drawChips);
   store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);

@@ -7,9 +7,8 @@ import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
-import { passedInWords } from "./passed_on.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
-import { canBeByReading, isByReading } from "./reading_axis.js";
+import { isByReading } from "./step_axis.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -42,13 +41,6 @@ export function createHeatCard(store) {
     onchange: () => store.set({ fit: fit.checked }),
   });
   const fitLabel = element("label", { class: "check" }, fit, "fit all rows");
-  const scale = element("input", {
-    type: "checkbox", id: "to-scale",
-    onchange: () => store.set({ toScale: scale.checked }),
-  });
-  const scaleLabel = element("label", {
-    class: "check", title: "Steps as far from each other as they are; otherwise a column for each reading",
-  }, scale, "steps to scale");
   const meaning = element("p", { id: "metric-meaning", class: "hint" });
   const withheld = element("p", { class: "withheld", hidden: true });
   const missing = element("p", { class: "nothing", hidden: true });
@@ -126,8 +118,6 @@ export function createHeatCard(store) {
     if (metric && select.value !== metric) select.value = metric;
     const { explanation = "", kind } = metricOf(runData, metric) ?? {};
     meaning.textContent = explanation + (kind === "headroom" ? formatInWords() : "") + readingsInWords();
-    scaleLabel.hidden = !canBeByReading(store.state, heat);
-    scale.checked = !isByReading(store.state, heat);
     const measured = Boolean(runData?.heat);
     withheld.textContent = readable([endOfMeasuring(), runData?.withheld].filter(Boolean).join(" "));
     withheld.hidden = !withheld.textContent;
@@ -151,22 +141,20 @@ export function createHeatCard(store) {
     const metric = metricOf(runData, heat?.metric);
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
-    table.fill(() => [["layer", metric.title, "after step"],
+    table.fill(() => [["layer", metric.title, ["after step", formatInteger]],
       rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
-        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? passedInWords(origin, value).short :
+        name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? origin.short :
           valueInWords(metric.kind, value, wider, formatOf()),
-        step === null ? "–" : formatInteger(step),
+        step,
       ])]);
   }
 
   store.on(["runData"], fillMetrics);
   store.on(["runData", "heat", "filter", "onlyProblems", "folded"], updateTable);
-  store.on(
-    ["runData", "heat", "compare", "compareData", "compareHeat", "metric", "axis", "toScale"], update,
-  );
-  store.on(["runData", "metric", "theme", "heat", "compareHeat", "axis", "toScale"], legend.redraw);
+  store.on(["runData", "heat", "compare", "compareData", "compareHeat", "metric"], update);
+  store.on(["runData", "metric", "theme", "heat", "compareHeat"], legend.redraw);
   const root = card(
-    "heatmap", "Layers over time", [scaleLabel, fitLabel, select], meaning, withheld, missing, body,
+    "heatmap", "Layers over time", [fitLabel, select], meaning, withheld, missing, body,
     table.root,
   );
   store.on(["awaited"], ({ awaited }) => {

@@ -61,15 +61,15 @@ export function stretchesOf({ ranks, unread }, level) {
 /**
  * What overflowed inside of a layer, along the lower edge of its row: from the step at which
  * it was found, in another hatching once a wider dtype holds it.
- * @param {{amount: string, isOpen: boolean}} inside What `insideInWords` returned.
+ * @param {{amount: string, is_open: boolean, step: number}} inside What the layer has.
  * @param {{left: number, right: number, scale: (step: number) => number}} plot
  * @param {{top: number, height: number}} place The row's.
  */
 export function drawInside(context, layer, inside, plot, place) {
   const { top, height } = place;
   const inView = (x) => Math.min(Math.max(x, plot.left), plot.right);
-  const found = inView(plot.scale(layer.inside.step));
-  const held = inside.isOpen ? plot.right : inView(plot.scale(changedAt(layer)));
+  const found = inView(plot.scale(inside.step));
+  const held = inside.is_open ? plot.right : inView(plot.scale(changedAt(layer)));
   const strip = Math.max(2, Math.round(height * STRIP));
   /** @type {[string, number, number][]} */
   const stretches = [["bad", found, held], ["beyond", Math.max(found, held), plot.right]];

@@ -2,7 +2,6 @@ import {
   clamp, labelStride, linearScale, stepDomain,
 } from "./scales.js";
 import { chooseStep } from "./actions.js";
-import { alignedScale, axisOf, lastStepOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
@@ -15,13 +14,12 @@ import {
 } from "./heat_data.js";
 import { drawInside, pictureOfCells, stretchesOf } from "./heat_cells.js";
 import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
-import { insideInWords } from "./inside.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { originsIn, passedInWords } from "./passed_on.js";
+import { originsIn } from "./passed_on.js";
 import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
-import { heatAxis, isByReading } from "./reading_axis.js";
+import { heatAxis, isByReading, lastStepOf, stepInWords, stepScale } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -65,14 +63,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     onHover: hover,
     onClick(at) {
       const cell = cellAt(at);
-      if (cell) chooseStep(store, shownStep(cell.step), cell.layer);
+      if (cell) chooseStep(store, cell.step, cell.layer);
     },
   });
-
-  // What is chosen is a step of the shown run.
-  const shownStep = (step) => (step === null ? null : Math.round(plot.scale.toShown(step)));
-
-  const ownStep = () => (store.state.step === null ? null : Math.round(plot.scale.toOwn(store.state.step)));
 
   const formatName = () => store.state[dataSlot]?.format?.name ?? "float16";
 
@@ -92,8 +85,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // What the outputs, which the heatmap of headroom is of, do not show.
   function insideOf(layer) {
     const { metric } = heatOf();
-    return layer && metric === "activation_headroom_bits" ?
-      insideInWords(layer, store.state[dataSlot].format) : null;
+    return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
   }
 
   // The columns under each pixel, and whether it lies between two of them.
@@ -128,8 +120,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   // Pooled again only if what is under the pixels is another.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
-    const { axis } = store.state;
-    const of = [...ends, size, axis, isByReading(store.state, heatOf())].join();
+    const of = [...ends, size, isByReading(store.state, heatOf())].join();
     if (pooled.of !== of) pooled = { of, rows: new Map() };
   }
 
@@ -167,7 +158,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (row < 0 || !plot.scale) return null;
     const { name, calls } = rows[row];
     if (x < plot.left) {
-      return { name, layer: heat.layers[calls[0]], step: ownStep(), value: NaN };
+      return { name, layer: heat.layers[calls[0]], step: store.state.step, value: NaN };
     }
     const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
     const reach = { invert: (pixel) => near(pixel) };
@@ -190,15 +181,15 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
-    const axis = axisOf(store.state, store.state[dataSlot]);
-    const steps = cell.from === cell.until ? stepInWords(axis, cell.from, "after") :
+    const data = store.state[dataSlot];
+    const steps = cell.from === cell.until ? stepInWords(data, cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
-    const words = cell.isBad ? BAD_INPUT : cell.origin ? passedInWords(cell.origin, cell.value, spell).long :
+    const words = cell.isBad ? BAD_INPUT : cell.origin ? cell.origin.long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
     const unread = cell.between === null ? [] :
-      [`${stepInWords(axis, cell.between)}: not measured. The nearest reading:`];
+      [`${stepInWords(data, cell.between)}: not measured. The nearest reading:`];
     return showTooltip(event, [
       ...block, spell(cell.layer), ...unread, steps, metric.title, words,
       ...inside ? [inside.long] : [],
@@ -213,7 +204,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.right = width - 22;
     const domain = stepDomain(lastStepOf(store.state), store.state.zoom);
     const axis = heatAxis(store.state, heatOf(), domain);
-    plot.scale = alignedScale(store.state, store.state[dataSlot], stepScale(axis, domain, [plot.left, plot.right]));
+    plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
     const size = Math.floor(plot.right - plot.left);
@@ -237,7 +228,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
     context.restore();
-    drawStepAxis(context, plot.scale.base, axis, domain, size / 100, { start: plot.left, y: bottom });
+    drawStepAxis(context, plot.scale, axis, domain, size / 100, { start: plot.left, y: bottom });
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -301,7 +292,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     for (const found of seen) {
       const { row } = found;
       const y = Math.max(topOf(row) + rowHeight / 2, row ? -Infinity : 6);
-      const bad = insideOf(found.layer)?.isOpen || isBadSince(found, heat, repairedAt);
+      const bad = insideOf(found.layer)?.is_open || isBadSince(found, heat, repairedAt);
       const chosen = row === chosenRow;
       const crowded = chosenRow >= 0 && Math.abs(row - chosenRow) < stride;
       if (bad && rowHeight >= 6) {
@@ -330,7 +321,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const { step, layer } = store.state;
     const heat = heatOf();
     if (step !== null) {
-      const x = plot.scale.base(step);
+      const x = plot.scale(step);
       if (x >= plot.left && x <= plot.right) {
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--card"), 3);
         drawLine(context, [[x, 0], [x, bottom]], themeColor("--cursor"), 1.5);
@@ -360,7 +351,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const heat = heatOf();
     if (!heat || !rows.length || !event.key.startsWith("Arrow")) return;
     event.preventDefault();
-    const [layer, step] = [store.state.layer, ownStep()];
+    const [layer, step] = [store.state.layer, store.state.step];
     const size = event.shiftKey ? 10 : 1;
     const down = { ArrowDown: size, ArrowUp: -size }[event.key] ?? 0;
     const right = { ArrowRight: size, ArrowLeft: -size }[event.key] ?? 0;
@@ -370,7 +361,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const at = step === null ? columns - 1 : Math.max(0, columnAt(edges, step));
     const column = clamp(at + right, 0, columns - 1);
     const newStep = right || step === null ? heat.from[column] : step;
-    chooseStep(store, shownStep(newStep), down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);
+    chooseStep(store, newStep, down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);
   });
   scroller.addEventListener("scroll", surface.redraw);
 
@@ -393,7 +384,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }));
   store.on(["layer"], unlessOld(reveal));
   store.on(
-    ["runData", "compareData", "zoom", "axis", "toScale", "step", "layer", "theme"],
+    ["runData", "compareData", "zoom", "step", "layer", "theme"],
     unlessOld(surface.redraw),
   );
   return scroller;

@@ -13,9 +13,7 @@ import {
   exponentDomain, histogramAt, partInWordsOf, shareByZone, unscaled, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
-import { insideInWords } from "./inside.js";
 import { BAD_INPUT, NO_RANGE } from "./metrics.js";
-import { gradientHeadroomInWords } from "./least_headroom.js";
 import { cutMiddle, shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
@@ -234,8 +232,9 @@ export function createHistogram(store) {
         `those of outputs fit loss scales ${formatPower(lowest)} to ${formatPower(highest)}` :
         "no loss scale fits: the gradients span more than the format holds";
       const alarm = off && !wider;
+      const left = shown.layer?.gradients_left ?? "";
       words.classList.toggle("alarm", alarm);
-      return `${alarm ? "▲ " : ""}${gradientHeadroomInWords(shown.layer)}${fits}${use}${off && wider ? computed : ""}`;
+      return `${alarm ? "▲ " : ""}${left && `${left}; `}${fits}${use}${off && wider ? computed : ""}`;
     }
     const shares = shareByZone(bars, format);
     words.classList.toggle("alarm", shares.overflow > 0 && !wider);
@@ -249,7 +248,7 @@ export function createHistogram(store) {
 
   // Its outputs look sound where it overflows on the way to them.
   function insideOfOutputs() {
-    const inside = shown.layer ? insideInWords(shown.layer, shown.format) : null;
+    const inside = shown.layer?.inside;
     return inside ? `. These are outputs: ${inside.long}` : "";
   }
 
@@ -274,9 +273,9 @@ export function createHistogram(store) {
     words.title = shown?.range ?
       `Loss scales with ${SPARE_BITS} bits to spare for the reading ${momentInWords(shown.step, "after")}, of the gradients of outputs; "What if" has those of weights, too` : "";
     if (!shown) offerOthers(runData?.histograms?.[part] ?? [], name);
-    table.fill(shown && (() => [["magnitude", "elements", "range of the format"],
+    table.fill(shown && (() => [["magnitude", ["elements", formatInteger], "range of the format"],
       shown.bars.map(({ exponent, count }) => [
-        `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, formatInteger(count),
+        `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, count,
         zoneInWords(exponent + (shown.shift ?? 0)),
       ])]));
     surface.canvas.setAttribute(

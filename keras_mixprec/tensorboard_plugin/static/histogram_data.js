@@ -44,7 +44,7 @@ export function shareByZone(bars, format, shift = 0) {
  */
 export function partInWordsOf(share) {
   const hundredths = Math.floor(share * 1e4) / 100;
-  return hundredths > 99 && share < 1 ? `${hundredths}\u202f%` : formatShare(share);
+  return hundredths > 99 && share < 1 ? `${hundredths}%` : formatShare(share);
 }
 
 export function exponentDomain(bars, format, shift) {

@@ -3,10 +3,8 @@ import { isInline } from "./api.js";
 import { copyText } from "./copy.js";
 import { element } from "./dom.js";
 import { createCourse } from "./course_card.js";
-import { createDifference } from "./difference_card.js";
 import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
-import { addExports } from "./exports.js";
 import { drawLater, drawSoon } from "./frames.js";
 import { connectHost } from "./guest.js";
 import { createEmpty, createHeader, createSelection } from "./header.js";
@@ -32,12 +30,12 @@ const POLL = 30000;
 const INITIAL = {
   runs: null, run: null, compare: null, metric: null, part: "activation",
   ...NOTHING_CHOSEN,
-  zoom: null, axis: "step", toScale: null, fit: false, filter: "", onlyProblems: false, folded: new Set(),
+  zoom: null, fit: false, filter: "", onlyProblems: false, folded: new Set(),
   onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  partHeat: null, ranges: null, compareRanges: null, wantsRanges: false, summaries: null,
-  awaited: {}, missing: { run: null, compare: null }, swapped: null, brought: null, failures: {}, refreshed: null,
+  partHeat: null, comparison: null, ranges: null, wantsRanges: false, summaries: null,
+  awaited: {}, missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };
 
@@ -132,9 +130,7 @@ export async function render() {
     element("div", { class: "column" }, createHeatCard(store), createLayers(store)),
     element("div", { class: "column side" }, createHistogram(store), createEvents(store)),
     element("div", { class: "pair" }, createMap(store), createCourse(store)),
-    createDtypes(store), createWhatIf(store), createDifference(store),
-    createPareto(store));
-  addExports(main, store);
+    createDtypes(store), createWhatIf(store), createPareto(store));
   nameShownRun(main, store);
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";

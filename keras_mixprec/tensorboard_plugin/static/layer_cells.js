@@ -1,14 +1,26 @@
 import { breakable, element } from "./dom.js";
-import { formatInteger, formatShare, momentInWords, plural, toNumber } from "./format.js";
-import { insideInWords } from "./inside.js";
+import { formatInteger, formatNumber, formatShare, momentInWords, plural, toNumber } from "./format.js";
 import { worstLayer } from "./layer_columns.js";
 import { valueInWords } from "./metrics.js";
-import { originOf, passedInWords } from "./passed_on.js";
 import { isWider, ownHeadroom } from "./precision.js";
 import { clamp } from "./scales.js";
-import { countBy, describeHeadroom, describeVerdict, shortType } from "./summary.js";
+import { alarmLevel } from "./palette.js";
 
 const FULL_HEADROOM = 24;
+
+function countBy(items, keyOf) {
+  const counts = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  return counts;
+}
+
+export function shortType(dtype) {
+  const short = { float16: "fp16", bfloat16: "bf16", float32: "fp32" };
+  return short[dtype] ?? dtype ?? "–";
+}
 
 function typeBadge(dtype, count = 1) {
   if (!dtype) return "–";
@@ -26,10 +38,7 @@ function typeBadges(layers) {
 
 // Findings that read alike are one, with how many there are.
 function verdictBadges(layers) {
-  const found = layers.flatMap((layer) => (layer.verdicts ?? []).map((verdict) => {
-    const level = layer.verdict_levels[verdict];
-    return describeVerdict({ verdict, level, layer: layer.path }, [layer]);
-  }));
+  const found = layers.flatMap(({ marks }) => marks);
   const counts = countBy(found, ({ text }) => text);
   const order = ["bad", "warning", "info", "fine"];
   const kinds = [...counts.keys()].map((text) => found.find((one) => one.text === text));
@@ -52,17 +61,19 @@ function headroomBar(layer, data, step) {
   const { format } = data;
   const bits = toNumber(layer.least_headroom ?? null);
   if (Number.isNaN(bits)) return "–";
-  const type = layer.compute_dtype;
-  const inside = insideInWords(layer, format);
-  const { level, text: ofOutputs } = describeHeadroom(bits, type, format.name);
-  const text = inside?.short ?? ofOutputs;
-  const origin = originOf(layer);
-  if (origin) {
-    const { long, short } = passedInWords(origin, bits);
-    return element("span", { class: "headroom passed", title: long },
+  const { compute_dtype: type, inside, passed } = layer;
+  if (passed) {
+    return element("span", { class: "headroom passed", title: passed.long },
       element("span", { class: "bar" }, element("span", { class: "fill passed" })),
-      element("span", {}, ...breakable(short)));
+      element("span", {}, ...breakable(passed.short)));
   }
+  // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
+  const level = alarmLevel("headroom", bits, isWider(type, format.name));
+  const own = `${formatNumber(Number(ownHeadroom(bits, type, format.name).toFixed(1)))} bits`;
+  const texts = {
+    zero: "all zero", beyond: `beyond ${format.name}`, bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
+  };
+  const text = inside ? (inside.is_open ? "▲ " : "") + inside.short : texts[level] ?? own;
   const fill = element("span", { class: `fill ${level}` });
   // A full bar would say that all is well with zeros.
   const full = level === "zero" ? 0 :

@@ -1,7 +1,6 @@
 import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
 import { alarmLevel } from "./palette.js";
-import { originOf } from "./passed_on.js";
 import { isWider, ownHeadroom } from "./precision.js";
 
 /**
@@ -104,7 +103,7 @@ const LEVEL_ORDER = ["bad", "passed", "warning", "quiet", "roomy", "beyond", "ze
 
 function rankOf(layer, formatName) {
   const bits = toNumber(layer.least_headroom ?? null);
-  const level = originOf(layer) ? "passed" :
+  const level = layer.passed ? "passed" :
     alarmLevel("headroom", bits, isWider(layer.compute_dtype, formatName));
   return [LEVEL_ORDER.indexOf(level), Number.isNaN(bits) ? Infinity : bits];
 }

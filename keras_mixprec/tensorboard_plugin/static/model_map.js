@@ -1,9 +1,8 @@
 import { momentInWords } from "./format.js";
 import { GRAVEST } from "./heat_rows.js";
-import { insideInWords } from "./inside.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { alarmLevel, levelColor, valueColor } from "./palette.js";
-import { originsIn, passedInWords } from "./passed_on.js";
+import { originsIn } from "./passed_on.js";
 import { changedAt, widerAt } from "./precision.js";
 
 const parentOf = (path) => (path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : null);
@@ -160,17 +159,16 @@ export function beforeInWords(layer, step) {
  *   where there is room for a few words.
  */
 export function describeReading({ value, step, isBefore, isBad, origin }, layer, { name, kind }, format, asIf) {
-  const inside = name === "activation_headroom_bits" && layer ? insideInWords(layer, format) : null;
+  const inside = name === "activation_headroom_bits" && layer ? layer.inside : null;
   if (inside && value !== -Infinity) {
-    const level = inside.isOpen ? "bad" : "beyond";
+    const level = inside.is_open ? "bad" : "beyond";
     return { words: inside.long, short: inside.short, level, color: levelColor(level) };
   }
   if (Number.isNaN(value) && isBad) {
     return { words: BAD_INPUT, level: "input", color: levelColor("input") };
   }
   if (origin && !isBefore) {
-    const { long: words, short } = passedInWords(origin, value);
-    return { words, short, level: "passed", color: levelColor("passed") };
+    return { words: origin.long, short: origin.short, level: "passed", color: levelColor("passed") };
   }
   const wider = step === null ? null : widerAt(layer, step, format.name);
   const words = valueInWords(kind, value, wider, format.name);

@@ -44,11 +44,11 @@ export function createPareto(store) {
     surface.setHeight(AREA.top + AREA.height + AREA.axis);
   }
 
-  /** @returns {[string[], any[][]]} */
+  /** @returns {[any[], any[][]]} */
   function rowsOf() {
-    return [["FLOPs in 16 bits", "Error", "Pareto-optimal", "In float32"],
+    return [[["FLOPs in 16 bits", formatShare], ["Error", errorInWords], "Pareto-optimal", "In float32"],
       trials.map(({ share, error, optimal, float32 }) => {
-        return [formatShare(share), errorInWords(error), optimal ? "yes" : "no",
+        return [share, error, optimal ? "yes" : "no",
           float32.join(", ") || "nothing"];
       })];
   }

@@ -2,18 +2,12 @@ import { chooseRun, compareWith } from "./actions.js";
 import { breakable, card, element, revealIn } from "./dom.js";
 import { formatInteger, formatNumber, formatScale, formatShare, readable, toNumber } from "./format.js";
 import { sortLayers } from "./layer_columns.js";
-import { describeFinding, STATES, UNKNOWN } from "./summary.js";
-
-function causeOf({ finding, headline }) {
-  if (!finding) return UNKNOWN[headline.state] ?? "none";
-  const where = finding.layer ? ` in ${finding.layer}` : "";
-  return describeFinding(finding, finding.repaired, where).text;
-}
+import { STATES } from "./levels.js";
 
 const RUN_COLUMNS = [
   { id: "run", label: "Run", of: (row) => row.run },
   { id: "state", label: "State", of: (row) => row.gravity },
-  { id: "cause", label: "Worst cause", of: causeOf, text: causeOf },
+  { id: "cause", label: "Worst cause", of: (row) => row.cause, text: (row) => row.cause },
   {
     id: "steps", label: "Steps", number: true, of: (row) => row.last_step,
     text: (row) => formatInteger(row.last_step),

@@ -2,25 +2,23 @@ import {
   clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
-import { alignedSteps, axesOf, axisOf, lastStepOf, stepInWords, stepScale } from "./axis.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawStepAxis,
 } from "./canvas.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  describeEvent, eventKey, eventTitle, laneOf, LEVELS, momentOf,
-} from "./event_text.js";
-import {
-  formatInteger, formatPower, formatScale, momentInWords, toNumber,
+  formatInteger, formatNumber, formatPower, formatScale, momentInWords, readable, toNumber,
 } from "./format.js";
 import { stepGestures } from "./gestures.js";
+import { LEVELS } from "./levels.js";
 import {
   drawLossAxis, drawLosses, finiteStretches, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
   WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { skippedInWords } from "./skips.js";
+import { BY_STEP, lastStepOf, stepInWords } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -31,8 +29,7 @@ const TOP = 10;
 // Of the curves, which take the room that a taller card beside this one leaves.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
-const LANES = ["skipped", "verdicts", "precision"];
-const LANE_NAMES = ["skipped", "verdicts", "changes"];
+const LANES = ["skipped", "verdicts", "changes"];
 const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
 
 function legendItem(mark, color, label) {
@@ -52,21 +49,16 @@ export function createTimeline(store) {
     type: "button", class: "quiet", hidden: true,
     onclick: () => store.set({ zoom: null }),
   }, "Reset zoom");
-  const by = element("select", {
-    id: "axis", onchange: () => store.set({ axis: by.value }),
-  });
-  const byLabel = element("label", { class: "field" }, "by", by);
   const body = element("div", { class: "canvas-box" });
   const table = dataTable("Loss scale");
   const losses = dataTable("Loss");
-  const root = card("timeline", "Loss scale and events", [legend, reset, byLabel], body, table.root, losses.root);
+  const root = card("timeline", "Loss scale and events", [legend, reset], body, table.root, losses.root);
   const surface = createSurface(body, {
     tabindex: "0", role: "slider", "aria-valuemin": "0",
     "aria-label": "Timeline: arrow keys move the step, Enter selects the event, " +
       "plus and minus zoom",
   }, draw);
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
-  const toShown = (data, steps) => steps.map(alignedSteps(store.state, data).toShown);
   // Each run has a row of marks in each lane.
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
   let plotHeight = PLOT_HEIGHTS[0];
@@ -89,13 +81,13 @@ export function createTimeline(store) {
     onHover: hover,
     onClick(at) {
       const mark = markAt(at);
-      if (mark) chooseEvent(store, mark.event);
+      if (mark) chooseEvent(store, mark.row, mark.step);
       else if (at.x >= plot.left) chooseStep(store, stepAt(at.x));
     },
   });
 
-  function runOf(event) {
-    return runsOf(store.state).find((data) => data.events.includes(event)).run;
+  function runOf(row) {
+    return runsOf(store.state).find((data) => data.told.includes(row)).run;
   }
 
   function markAt(at) {
@@ -116,22 +108,20 @@ export function createTimeline(store) {
     const mark = markAt(at);
     if (mark) {
       return showTooltip(event, [
-        `${eventTitle(mark.event)} · ${momentInWords(momentOf(mark.event), "")}` +
-          (compareData ? ` · ${runOf(mark.event)}` : ""),
-        describeEvent(mark.event),
+        `${mark.row.title} · ${momentInWords(mark.step, "")}` + (compareData ? ` · ${runOf(mark.row)}` : ""),
+        readable(mark.row.text),
       ]);
     }
     const step = stepAt(at.x);
-    const lines = [stepInWords(axisOf(store.state), step)];
+    const lines = [stepInWords(runData, step)];
     for (const data of runsOf(store.state)) {
-      const own = Math.round(alignedSteps(store.state, data).toOwn(step));
       for (const line of data.scale) {
-        const scale = valueAtStep(line.steps, line.scale, own);
+        const scale = valueAtStep(line.steps, line.scale, step);
         const other = data === runData ? compareData : runData;
         lines.push(`${nameOfLine(line, data, other)}: ` +
-          `${formatScale(scale)}, ${skippedInWords(line, own)}`);
+          `${formatScale(scale)}, ${skippedInWords(line, step)}`);
       }
-      const loss = lossInWords(data.loss, own);
+      const loss = lossInWords(data.loss, step);
       if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
     }
     return showTooltip(event, lines);
@@ -143,12 +133,10 @@ export function createTimeline(store) {
     const last = lastStepOf(store.state);
     const hasLoss = runsOf(store.state).some((data) => finiteStretches(data.loss).length);
     plot.right = width - (hasLoss ? LOSS_AXIS : RIGHT);
-    const axis = axisOf(store.state);
-    plot.scale = stepScale(axis, stepDomain(last, zoom), [LEFT, plot.right]);
+    plot.scale = linearScale(stepDomain(last, zoom), [LEFT, plot.right]);
     plot.cursor = step;
     const lines = runsOf(store.state).flatMap((data) => data.scale.map((line) => {
-      const [until, ...steps] = toShown(data, [data.last_step, ...line.steps]);
-      return { ...line, steps, until, dashed: data !== runData };
+      return { ...line, until: data.last_step, dashed: data !== runData };
     }));
     const logs = lines.flatMap((line) => line.scale.map((scale) => {
       return Math.log2(toNumber(scale));
@@ -174,21 +162,18 @@ export function createTimeline(store) {
       context.fillStyle = themeColor(index % 2 ? "--card" : "--stripe");
       context.fillRect(LEFT, top, plot.right - LEFT, laneHeight());
       context.fillStyle = themeColor("--muted");
-      context.fillText(LANE_NAMES[index], LEFT - 8, top + LANE_HEIGHT / 2);
+      context.fillText(lane, LEFT - 8, top + LANE_HEIGHT / 2);
       if (!compareData) return;
       const middle = top + 1.5 * LANE_HEIGHT;
       drawLine(context, [[LEFT, middle], [plot.right, middle]], themeColor("--compare"),
         0.5, [5, 3]);
     });
     const domain = [LEFT, plot.right].map(plot.scale.invert);
-    drawStepAxis(context, plot.scale, axis, domain, width / 110, {
+    drawStepAxis(context, plot.scale, BY_STEP, domain, width / 110, {
       start: LEFT, y: axisY(), top: TOP,
     });
     if (logs.length) drawAxisName(context, "loss scale", 8, TOP + plotHeight / 2, true);
-    const placed = runsOf(store.state).map((data) => ({
-      loss: data.loss && { ...data.loss, steps: toShown(data, data.loss.steps) },
-    }));
-    const losses = placeLosses(placed, {
+    const losses = placeLosses(runsOf(store.state), {
       scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + plotHeight,
     });
     if (losses) drawLossAxis(context, losses);
@@ -225,7 +210,7 @@ export function createTimeline(store) {
       const x = plot.scale(step);
       drawLine(context, [[x, TOP - 6], [x, axisY()]], themeColor("--cursor"), 1.5);
     }
-    const selected = [...plot.marks, ...plot.blocks].find((mark) => eventKey(mark.event) === chosen);
+    const selected = [...plot.marks, ...plot.blocks].find((mark) => mark.row.key === chosen);
     if (selected) {
       context.beginPath();
       context.arc(selected.x, selected.y, 9, 0, 2 * Math.PI);
@@ -261,17 +246,16 @@ export function createTimeline(store) {
   }
 
   function drawBlocksOf(context, data, domain, place) {
-    for (const event of data.events) {
-      if (event.kind !== "skipped_steps_not_kept" || event.first_step === undefined) continue;
-      const { count } = event;
-      const [first, last] = toShown(data, [event.first_step, event.last_step]);
+    for (const row of data.told) {
+      const { count, first_step: first, last_step: last } = data.events[row.events[0]];
+      if (row.kind !== "skipped_steps_not_kept" || first === undefined) continue;
       if (last < domain[0] || first > domain[1]) continue;
       const [start, end] = [first, last].map(plot.scale);
       const left = Math.max(Math.min(start, end - 2), LEFT);
       const right = Math.min(end, plot.right);
       const lane = lanesTop() + LANES.indexOf("skipped") * laneHeight();
       const y = lane + (place + 0.5) * LANE_HEIGHT;
-      plot.blocks.push({ event, left, right, x: (left + right) / 2, y });
+      plot.blocks.push({ row, step: first, left, right, x: (left + right) / 2, y });
       context.fillStyle = themeColor("--skip");
       context.fillRect(left, y - 6, right - left, 12);
       const label = `${formatInteger(count)} skipped`;
@@ -292,21 +276,20 @@ export function createTimeline(store) {
   function drawMarksOf(context, data, domain, place) {
     const taken = new Set();
     const drawn = [];
-    const align = alignedSteps(store.state, data).toShown;
-    for (const event of data.events) {
-      const lane = LANES.indexOf(laneOf(event));
-      const moment = align(momentOf(event));
-      // Blocks have been drawn; in a log of an earlier version they have no steps.
-      if (lane < 0 || event.first_step !== undefined) continue;
-      if (moment < domain[0] || moment > domain[1]) continue;
-      const x = plot.scale(moment);
-      const { shape, color } = LEVELS[event.level];
+    const steps = data.told.flatMap((row) => row.steps.map((step) => ({ row, step })));
+    for (const { row, step } of steps) {
+      const lane = LANES.indexOf(row.lane);
+      // Blocks have been drawn.
+      if (lane < 0 || row.kind === "skipped_steps_not_kept") continue;
+      if (step < domain[0] || step > domain[1]) continue;
+      const x = plot.scale(step);
+      const { shape, color } = LEVELS[row.level];
       // Thousands of skips share a few hundred pixels.
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
       taken.add(spot);
       const y = lanesTop() + lane * laneHeight() + (place + 0.5) * LANE_HEIGHT;
-      const mark = { event, x, y, shape, color };
+      const mark = { row, step, x, y, shape, color };
       plot.marks.push(mark);
       if (shape === "triangle" && !place) {
         drawLine(context, [[x, TOP], [x, mark.y]], themeColor(color), 1, [2, 3]);
@@ -319,18 +302,12 @@ export function createTimeline(store) {
   }
 
   function updateTable() {
-    const heads = ["run", "optimizer", "step", "loss scale", "skipped so far"];
+    const step = ["step", formatInteger];
+    const heads = ["run", "optimizer", step, ["loss scale", formatScale], ["skipped so far", formatInteger]];
     table.fill(runsOf(store.state).some((data) => data.scale.length) ?
       () => [heads, rowsOfScale(runsOf(store.state))] : null);
     losses.fill(runsOf(store.state).some((data) => data.loss) ?
-      () => [["run", "step", "loss"], rowsOfLoss(runsOf(store.state))] : null);
-  }
-
-  function updateAxes() {
-    by.replaceChildren(...axesOf(store.state).map(({ name, why }) => element("option", {
-      value: name, disabled: why !== null,
-    }, why ? `${name} (${why})` : name)));
-    by.value = axisOf(store.state).name;
+      () => [["run", step, ["loss", formatNumber]], rowsOfLoss(runsOf(store.state))] : null);
   }
 
   function updateLegend() {
@@ -353,10 +330,9 @@ export function createTimeline(store) {
       item.title = WHY_READINGS;
       items.push(item);
     });
-    const events = runsOf(store.state).flatMap((data) => data.events);
+    const rows = runsOf(store.state).flatMap(({ told }) => told);
     /** @type {Set<string>} */
-    const present = new Set(events
-      .filter(laneOf).map((event) => event.level));
+    const present = new Set(rows.filter(({ lane }) => lane).map(({ level }) => level));
     for (const [level, { glyph, color, label }] of Object.entries(LEVELS)) {
       if (present.has(level)) items.push(legendItem(glyph, color, label));
     }
@@ -379,21 +355,19 @@ export function createTimeline(store) {
       event.preventDefault();
       chooseStep(store, clamp(targets[event.key], 0, runData.last_step));
     } else if (event.key === "Enter" && plot.marks.length) {
-      const away = (mark) => Math.abs(momentOf(mark.event) - from);
-      chooseEvent(store, plot.marks.reduce((best, mark) => {
-        return away(mark) < away(best) ? mark : best;
-      }).event);
+      const away = (mark) => Math.abs(mark.step - from);
+      const { row, step: at } = plot.marks.reduce((best, mark) => (away(mark) < away(best) ? mark : best));
+      chooseEvent(store, row, at);
     }
   });
 
   store.on(["runData", "compareData", "zoom"], updateLegend);
-  store.on(["runData", "compareData", "axis"], updateAxes);
   store.on(["runData", "compareData"], () => {
     resize(body.clientHeight);
     updateTable();
   });
   store.on(
-    ["runData", "compareData", "zoom", "axis", "step", "event", "theme"], surface.redraw,
+    ["runData", "compareData", "zoom", "step", "event", "theme"], surface.redraw,
   );
   return root;
 }

@@ -1,17 +1,10 @@
-import { formatInteger, formatNumber, formatScale } from "./format.js";
-
 // What the lines of loss scales show: a row for each change.
 export function rowsOfScale(runs) {
-  return runs.flatMap((data) => data.scale.flatMap((line) => {
-    return line.steps.map((step, index) => [
-      data.run, line.optimizer, formatInteger(step), formatScale(line.scale[index]),
-      formatInteger(line.skipped[index]),
-    ]);
-  }));
+  return runs.flatMap((data) => data.scale.flatMap((line) => line.steps.map((step, index) => {
+    return [data.run, line.optimizer, step, line.scale[index], line.skipped[index]];
+  })));
 }
 
 export function rowsOfLoss(runs) {
-  return runs.flatMap(({ run, loss }) => (loss?.steps ?? []).map((step, index) => {
-    return [run, formatInteger(step), formatNumber(loss.values[index])];
-  }));
+  return runs.flatMap(({ run, loss }) => (loss?.steps ?? []).map((step, index) => [run, step, loss.values[index]]));
 }

@@ -1,6 +1,6 @@
 import { dataUrl } from "./api.js";
-import { mainFinding } from "./event_text.js";
 import { worstLayer } from "./layer_columns.js";
+import { mainEvent } from "./levels.js";
 import { isWider } from "./precision.js";
 import { toNumber } from "./format.js";
 
@@ -32,7 +32,7 @@ export function histogramLayer(state) {
   const { layers = [], histograms } = state.runData ?? {};
   const listed = new Set(histograms?.[state.part] ?? []);
   if (state.layer !== null) return listed.has(state.layer) ? state.layer : null;
-  const culprit = state.runData && mainFinding(state.runData)?.layer;
+  const culprit = state.runData && mainEvent(state.runData)?.layer;
   if (listed.has(culprit)) return culprit;
   const [first] = listed;
   const known = layers.filter((layer) => listed.has(layer.path));
@@ -46,7 +46,7 @@ export function whyShown(state) {
   const { layers, format } = state.runData;
   const layer = layers.find(({ path }) => path === name);
   const asIf = isWider(layer?.compute_dtype, format?.name) ? `, if they were ${format.name}` : "";
-  const why = name === mainFinding(state.runData)?.layer ? "the layer of the main finding" :
+  const why = name === mainEvent(state.runData)?.layer ? "the layer of the main finding" :
     toNumber(layer?.least_headroom ?? null) < Infinity ?
       `the least headroom of the layers with a histogram${asIf}` : "the first layer";
   return ` (${why}; click another one to see it here)`;
@@ -67,10 +67,6 @@ export function wantedPaths(state) {
   const runPath = (name) => {
     return isReadable(runs, name) ? dataUrl("run", { run: name }) : null;
   };
-  // Reading them takes long where there are many layers: when they are to be seen.
-  const rangesPath = (name) => {
-    return wantsRanges && isReadable(runs, name) ? dataUrl("ranges", { run: name }) : null;
-  };
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
@@ -78,12 +74,14 @@ export function wantedPaths(state) {
     compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
+    comparison: runData && compare && isReadable(runs, compare) ?
+      dataUrl("comparison", { run, other: compare }) : null,
     // After what is looked at first: all runs have to be read for it.
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
-    ranges: rangesPath(run),
-    compareRanges: rangesPath(compare),
+    // Reading them takes long where there are many layers: when they are to be seen.
+    ranges: wantsRanges && isReadable(runs, run) ? dataUrl("ranges", { run }) : null,
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }

@@ -1,7 +1,6 @@
-import { mainFinding } from "./event_text.js";
-import { formatNumber, formatPower, momentInWords, toNumber, words } from "./format.js";
+import { formatNumber, formatPower, momentInWords, toNumber } from "./format.js";
 import { pathOfCall } from "./heat_data.js";
-import { originOf } from "./passed_on.js";
+import { mainEvent } from "./levels.js";
 import { dtypeAt } from "./precision.js";
 
 // The next batch may be larger than any that was measured: what `diagnose` leaves too.
@@ -9,6 +8,8 @@ export const SPARE_BITS = 2;
 // The loss scales to choose from, as powers of two, and the one that Keras starts at.
 const SCALES = [-14, 126];
 const USUAL_SCALE = 15;
+const words = (name) => name.replaceAll("_", " ");
+
 // What a plan can hold; the others are set by Keras' `quantize`.
 export const PLANNED = ["float16", "bfloat16"];
 
@@ -289,7 +290,7 @@ export function scaleInWords({ name, scale, isTight, overflowing, blamed }) {
  * what a format would do.
  */
 export function whyNoPlan(run) {
-  const { verdict } = mainFinding(run) ?? {};
+  const { verdict } = mainEvent(run) ?? {};
   return NO_MATTER[run.finding?.repaired ? null : verdict] ?? null;
 }
 
@@ -307,7 +308,7 @@ const NO_MATTER = {
  */
 export function withLost(ranges, layer) {
   if (layer.lost_because) return { ...ranges, nonfinite: undefined };
-  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !originOf(layer);
+  const isLost = toNumber(layer.least_headroom ?? null) === -Infinity && !layer.passed;
   if (!isLost || ranges?.nonfinite) return ranges;
   const step = layer.worst_step;
   return { ...ranges, nonfinite: { step, dtype: dtypeAt(layer, step) } };

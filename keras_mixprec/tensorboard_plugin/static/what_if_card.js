@@ -1,12 +1,11 @@
 import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import {
-  formatInteger, formatNumber, formatPower, formatShare, listSome, momentInWords, plural, readable, words,
+  formatInteger, formatNumber, formatPower, formatShare, listSome, momentInWords, plural, readable,
 } from "./format.js";
 import { seenFirst } from "./frames.js";
 import { pathOfCall } from "./heat_data.js";
 import { ALL_ZERO, leftOut } from "./metrics.js";
-import { originOf, passedInWords } from "./passed_on.js";
 import {
   GRAVE, MOMENTS, PLANNED, SPARE_BITS, foundElsewhere, foundInWords, judgeLayer, planFile,
   isAllZero, scaleInWords, smallestPlan, whyNoPlan, withLost,
@@ -44,8 +43,8 @@ function isOf(path, chosen) {
 }
 
 function partInWords({ state, bits, step, lost, origin }, name) {
-  if (state === "passed") return `${passedInWords(origin, -Infinity).short}: not known`;
-  if (state === "zero") return origin ? passedInWords(origin, Infinity).short : ALL_ZERO;
+  if (state === "passed") return `${origin.short}: not known`;
+  if (state === "zero") return origin?.short ?? ALL_ZERO;
   const at = step === null ? "" : `, ${momentInWords(step, "after")}`;
   if (lost) return state === "overflows" ? `not finite${at}` : `not finite in ${lost}${at}: not known`;
   if (state === "unknown") return "not measured";
@@ -145,7 +144,7 @@ export function createWhatIf(store) {
       .map((layer) => {
         const known = withLost(ranges.layers[layer.path], layer);
         const own = judgeLayer(known, format, ranges.formats, when.value);
-        const origin = originOf(layer);
+        const origin = layer.passed;
         const why = own.activation.state !== "unknown" ? null :
           isAllZero(layer) ? "zero" : origin ? "passed" : null;
         const activation = why ? { ...own.activation, state: why, origin } : own.activation;
@@ -219,7 +218,7 @@ export function createWhatIf(store) {
     const known = foundElsewhere(store.state.summaries, runData, found);
     caution.hidden = !known.length;
     caution.textContent = `◆ Of layers that this plan keeps in ${type.value}, other runs found: ${
-      listSome(known.map((one) => `${words(one.verdict)} in ${one.layer} (${one.run})`), 4)}.`;
+      listSome(known.map((one) => `${one.verdict.replaceAll("_", " ")} in ${one.layer} (${one.run})`), 4)}.`;
     download.href = `data:application/json,${
       encodeURIComponent(JSON.stringify(planFile(layers, found), null, 2))}`;
   }

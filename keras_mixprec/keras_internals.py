@@ -1,8 +1,7 @@
 """Everything in Keras that is not public and that this package relies on.
 
-No other module names it. `reasons.py` says why each attribute is needed, the
-comments below why each import is; `tests/test_keras_internals.py` names what a
-new version of Keras no longer has.
+No other module names it. Comments say why the public API does not do;
+`tests/test_keras_internals.py` names what a new version of Keras no longer has.
 """
 
 # ruff: noqa: F401 -- what is imported here is imported from here.
@@ -62,11 +61,13 @@ _CALL_CONTEXT = "current_call_ctx"
 
 def flat_layers(layer, include_self: bool = True) -> list:
     """Returns a layer and all that is inside it, at any depth."""
+    # Only models list all that is inside of their layers.
     return layer._flatten_layers(include_self=include_self)
 
 
 def sublayers(layer) -> list:
     """Returns the layers that a layer holds itself."""
+    # Only models list their layers.
     return layer._layers
 
 
@@ -82,6 +83,7 @@ def own_non_trainable(layer) -> list:
 
 def seed_generators(layer) -> list:
     """Returns a layer's own seed generators."""
+    # A layer saves this random state, and shows it to nobody.
     return layer._seed_generators
 
 
@@ -92,11 +94,13 @@ def loss_ids(layer) -> set:
 
 def policy_object(layer) -> keras.DTypePolicy:
     """Returns the policy or the map of policies that a layer refers to."""
+    # `dtype_policy` is another object for a layer of a map.
     return layer._dtype_policy
 
 
 def set_policy_object(layer, policy: keras.DTypePolicy):
     """Lets a layer refer to another policy, whatever it is built of."""
+    # The public setter changes a map that layers share.
     layer._dtype_policy = policy
 
 
@@ -134,18 +138,21 @@ def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
     Which the layer casts in its call then, as it does under a mixed policy.
     It is saved as the policy that it was.
     """
+    # No public policy is float32 with 16-bit variables.
     policy._variable_dtype = dtype
     return policy
 
 
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
     """Lets an input of a model hand on what it is given in another dtype."""
+    # What models cast their inputs to has no setter.
     entrance._dtype = dtype
     entrance.output._dtype = dtype
 
 
 def inbound_nodes(operation) -> list:
     """Returns the calls of a layer or operation that graphs are made of."""
+    # The public `input` is of the first call only.
     return operation._inbound_nodes
 
 
@@ -192,11 +199,13 @@ def functional_of(layer) -> Functional | None:
 
 def inputs_of(functional: Functional):
     """Returns the structure of the inputs of a functional model."""
+    # `inputs` is a list.
     return functional._inputs_struct
 
 
 def outputs_of(functional: Functional):
     """Returns the structure of the outputs of a functional model."""
+    # `outputs` is a list.
     return functional._outputs_struct
 
 
@@ -207,6 +216,7 @@ def only_runs_graph(layer) -> bool:
 
 def build_symbolically(model: keras.Model, data):
     """Builds a compiled model, its loss and metrics, on one batch."""
+    # As `fit` does, running nothing.
     model._symbolic_build(data_batch=data)
 
 
@@ -217,11 +227,13 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
 
 def compiled_loss(model: keras.Model):
     """Returns what computes the losses, `None` before `compile`."""
+    # It makes the metrics of several losses when it is built.
     return getattr(model, "_compile_loss", None)
 
 
 def set_saved_optimizer(model: keras.Model, optimizer):
     """Lets `model.save` store another optimizer than the model has."""
+    # `model.save` stores the optimizer of this configuration.
     model._compile_config.config["optimizer"] = optimizer
 
 
@@ -245,6 +257,7 @@ def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
 
 def callback_model(callback: keras.callbacks.Callback):
     """Returns the model of a callback as it was set."""
+    # `model` writes the state of a JAX model back each time.
     return callback._model
 
 
@@ -284,6 +297,7 @@ def _epochs_in(method, model):
 
 def stored_value(variable: keras.Variable):
     """Returns the array of the backend that a variable holds, not a copy."""
+    # `value` casts it in the call of a layer.
     return variable._value
 
 
@@ -343,6 +357,7 @@ def widened(variables, dtypes):
 
 def metric_variables(metric: keras.metrics.Metric) -> list:
     """Returns the list of a metric's own variables; may be changed."""
+    # `variables` is a copy, from which none can be removed.
     return metric._variables
 
 
@@ -358,11 +373,13 @@ def variable_indices(optimizer, variables) -> list:
 
 def micro_batches(optimizer) -> keras.Variable:
     """Returns the variable that counts the calls of `apply`."""
+    # `iterations` counts windows of accumulated gradients.
     return optimizer._iterations
 
 
 def learning_rate_object(optimizer):
     """Returns the variable, schedule or function; 1 if there is none."""
+    # `learning_rate` calls a schedule.
     return getattr(optimizer, "_learning_rate", 1.0)
 
 
@@ -380,6 +397,7 @@ def accumulated_gradients(optimizer) -> list:
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to those of an optimizer."""
+    # One that was set, not added, has to be.
     optimizer._track_variable(variable)
 
 
