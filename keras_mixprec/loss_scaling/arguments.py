@@ -53,7 +53,7 @@ def check_window(discard_window, inner):
         )
 
 
-def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
+def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic) -> LossScale:
     """Returns the update rule that the arguments ask for together."""
     given = {
         "initial_scale": initial_scale,
@@ -69,8 +69,18 @@ def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
                 f"initial_scale={initial_scale!r}, "
                 f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
             )
-        return get_rule(loss_scale)
-    get_rule(loss_scale)
+        if isinstance(loss_scale, LossScale):
+            return loss_scale
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        if isinstance(loss_scale, (dict, schedule)):
+            return ScheduledLossScale(loss_scale)
+        return FixedLossScale(check_scale("loss_scale", loss_scale))
+    if loss_scale != "dynamic":
+        raise ValueError(
+            "`loss_scale` must be 'dynamic', a number, a schedule, or a "
+            "rule such as `DynamicLossScale.preset('torch')`. "
+            f"Received: loss_scale={loss_scale!r}"
+        )
     if dynamic:
         return DynamicLossScale(**given)
     if list(given) != ["initial_scale"]:
@@ -83,25 +93,3 @@ def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic):
             f"dynamic_growth_steps={growth_steps!r}"
         )
     return FixedLossScale(initial_scale)
-
-
-def get_rule(loss_scale) -> LossScale:
-    """Returns the rule that a `loss_scale` argument stands for.
-
-    Args:
-        loss_scale: `"dynamic"`, a number, a `LearningRateSchedule` or a rule.
-    """
-    if isinstance(loss_scale, LossScale):
-        return loss_scale
-    if isinstance(loss_scale, str):
-        if loss_scale != "dynamic":
-            raise ValueError(
-                "`loss_scale` must be 'dynamic', a number, a schedule, or a "
-                "rule such as `DynamicLossScale.preset('torch')`. "
-                f"Received: loss_scale={loss_scale!r}"
-            )
-        return DynamicLossScale()
-    schedules = keras.optimizers.schedules
-    if isinstance(loss_scale, (dict, schedules.LearningRateSchedule)):
-        return ScheduledLossScale(loss_scale)
-    return FixedLossScale(check_scale("loss_scale", loss_scale))

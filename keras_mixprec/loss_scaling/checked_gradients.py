@@ -45,55 +45,51 @@ class CheckedGradients:
         self._keep = [
             getattr(v, "overwrite_with_gradient", False) for v in variables
         ]
+        self._present = [
+            i for i, g in enumerate(self._gradients) if g is not None
+        ]
+        self._given = [self._gradients[i] for i in self._present]
         self.finite, self.norms, self.flags = self._examine()
 
     def _examine(self):
         """Whether all is finite; norms and flags, in the order of `build`."""
-        present = [i for i, g in enumerate(self._gradients) if g is not None]
-        gradients = [self._gradients[i] for i in present]
-        maxima = [self._maximum(self._variables[i]) for i in present]
-        norms = self._over_replicas(
-            self._backend.gradient_norms(gradients), present
-        )
+        gradients, backend = self._given, self._backend
+        maxima = [self._maximum(self._variables[i]) for i in self._present]
+        shares = [
+            _SPARSE_SHARE if backend.is_sparse(g) else 1.0 for g in gradients
+        ]
+        limits = np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
+        norms = self._over_replicas(backend.gradient_norms(gradients))
         # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
         # graph optimizer turns that into `greater`, which NaN fails as well.
-        fits = ops.less_equal(norms, self._norm_limits(gradients))
+        fits = ops.less_equal(norms, limits)
         if min(maxima) < _FLOAT32_MAX * _SPARSE_SHARE:
             # A small norm says that a number fits float16, a large one not
             # that it does not. As well, because XLA's maximum loses NaN.
-            magnitudes = self._over_replicas(
-                self._backend.gradient_maxima(gradients), present
-            )
-            narrow = ops.less_equal(magnitudes, np.array(maxima, "float32"))
+            largest = self._over_replicas(backend.gradient_maxima(gradients))
+            narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         flags = ops.where(fits, 0, 1)
-        in_order = [self._in_build_order(v, present) for v in (norms, flags)]
+        in_order = [self._in_build_order(v) for v in (norms, flags)]
         return ops.all(fits), *in_order
 
-    def _over_replicas(self, magnitudes, present):
+    def _over_replicas(self, magnitudes):
         # Replicas add their gradients up after this: the sum of the norms
         # bounds the norm of the sum, so what fits here fits there.
-        keep = [self._keep[i] for i in present]
+        keep = [self._keep[i] for i in self._present]
         factor = self._inverse
         if any(keep):
             factor = ops.where(np.array(keep), 1.0, factor)
         return self._backend.sum_over_replicas(magnitudes * factor)
 
-    def _norm_limits(self, gradients):
-        shares = [
-            _SPARSE_SHARE if self._backend.is_sparse(g) else 1.0
-            for g in gradients
-        ]
-        return np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
-
     @staticmethod
     def _maximum(variable):
-        return min(get_format(_dtype_name(variable)).maximum, _FLOAT32_MAX)
+        dtype = getattr(variable.dtype, "name", variable.dtype)
+        return min(get_format(dtype).maximum, _FLOAT32_MAX)
 
-    def _in_build_order(self, values, present):
-        order = variable_indices(
-            self._optimizer, [self._variables[i] for i in present]
-        )
+    def _in_build_order(self, values):
+        given = [self._variables[i] for i in self._present]
+        order = variable_indices(self._optimizer, given)
         count = len(updated_variables(self._optimizer))
         if order == list(range(count)):
             return values
@@ -138,20 +134,17 @@ class CheckedGradients:
 
     def _kinds(self, skipped):
         """What of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
-        present = [i for i, g in enumerate(self._gradients) if g is not None]
-        kinds = self._backend.nonfinite_kinds(
-            [self._gradients[i] for i in present], skipped
-        )
+        kinds = self._backend.nonfinite_kinds(self._given, skipped)
         together = ops.concatenate([kinds, loss_kinds()[None]])
         together = self._backend.sum_over_replicas(together)
-        return self._in_build_order(together[:-1], present), together[-1]
+        return self._in_build_order(together[:-1]), together[-1]
 
     def _unscaled(self):
         given = self._gradients
         unscaled = self._backend.unscale(
             given, self._inverse, self._keep, self._variables
         )
-        first = next(i for i, g in enumerate(given) if g is not None)
+        first = self._present[0]
         if unscaled[first] is given[first] and not self._keep[first]:
             self._optimizer._stages.steps(given)
         return unscaled
@@ -170,10 +163,6 @@ def _where(condition, if_true, if_false):
     if isinstance(condition, (bool, np.bool_)):
         return if_true if condition else if_false
     return ops.where(condition, if_true, if_false)
-
-
-def _dtype_name(variable):
-    return getattr(variable.dtype, "name", variable.dtype)
 
 
 class _Place(NamedTuple):

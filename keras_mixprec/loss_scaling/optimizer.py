@@ -627,7 +627,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns attempted, skipped and consecutive skipped steps."""
         return self.history.read_counts()[:3]
 
-    # What the wrapper has not is the inner optimizer's.
+    # Attributes that the wrapper lacks are the inner optimizer's.
 
     def exclude_from_weight_decay(
         self, var_list: list | None = None, var_names: list | None = None
