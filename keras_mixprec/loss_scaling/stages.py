@@ -10,7 +10,6 @@ As in `torch.amp.GradScaler`. But `unscale` returns new tensors, so `apply` has
 to know the ones that it was given, which are still scaled.
 """
 
-import enum
 import math
 import sys
 import weakref
@@ -21,14 +20,14 @@ from keras import ops
 
 from keras_mixprec.backend import active
 
-Stage = enum.Enum("Stage", "READY SCALED UNSCALED STEPPED")
+READY, SCALED, UNSCALED, STEPPED = "ready", "scaled", "unscaled", "stepped"
 
 
 class _Step(NamedTuple):
     """What is known of a step.
 
     Attributes:
-        stage: `Stage`.
+        stage: String, one of the four.
         given: Marks of the gradients that `unscale` was given.
         unscaled: Marks of those that it returned, or that `apply` has taken as
             unscaled or has written unscaled ones over.
@@ -36,7 +35,7 @@ class _Step(NamedTuple):
         trace: Reference to the trace that it was called in, or `None`.
     """
 
-    stage: Stage = Stage.READY
+    stage: str = READY
     given: dict = {}
     unscaled: dict = {}
     numbers: float = 0
@@ -64,7 +63,7 @@ class StepStages:
     def scales(self):
         """The loss is multiplied by the loss scale, which begins a step."""
         self.scaling = True
-        self._set(_Step(Stage.SCALED))
+        self._set(_Step(SCALED))
 
     def unscales(self, gradients: list, unscaled: list, scale):
         """`unscale` returns what it has made of gradients.
@@ -77,7 +76,7 @@ class StepStages:
         step = self._get()
         self._set(
             _Step(
-                Stage.UNSCALED,
+                UNSCALED,
                 step.given | _marks(gradients),
                 step.unscaled | _marks(unscaled),
                 step.numbers + _count(unscaled),
@@ -92,7 +91,7 @@ class StepStages:
             unscaled: List of those that it took as unscaled, or has written
                 unscaled ones over.
         """
-        self._set(_Step(Stage.STEPPED, unscaled=_marks(unscaled)))
+        self._set(_Step(STEPPED, unscaled=_marks(unscaled)))
 
     def check_unscale(self, gradients: list):
         """Raises if any of the gradients is unscaled already."""
@@ -122,7 +121,7 @@ class StepStages:
         if all(unscaled):
             return True
         given = any(_is_marked(step.given, g, written=True) for g in gradients)
-        new = step.stage is Stage.UNSCALED and not given
+        new = step.stage is UNSCALED and not given
         if new and step.numbers >= _count(gradients):
             if step.trace != _trace([scale, *gradients]):
                 raise ValueError(_OTHER_FUNCTION)
