@@ -96,13 +96,15 @@ def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 70:
                 self.model.optimizer.dynamic_scale.assign(2.0**5)
+            if batch == 110:
+                self.model.optimizer.set_loss_scale(2.0**6)
 
     run = watched(tmp_path, good(120), one_weight(wrapped(2.0**10)), Set())
     (event,) = run.told("loss_scale_not_known")
     assert (event["first_step"], event["last_step"]) == (51, 100)
     points = run.scalars("loss_scale")
     assert points[50] == 2.0**10
-    assert points[100] == points[120] == 2.0**5
+    assert (points[100], points[110], points[120]) == (2**5, 2**6, 2**6)
 
 
 # y = w * x with w = 1: the gradient at the output is 2 * y / rows, and sums

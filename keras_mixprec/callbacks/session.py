@@ -546,7 +546,8 @@ class Session:
         And how many were skipped since the last one applied.
         """
         with self.counter_log.synchronized():
-            return self.counters.nonfinite_steps(), self.counters.in_a_row()
+            now = self.counters.now()
+        return now.nonfinite, now.in_a_row
 
     # Reading, probing, diagnosing.
 

@@ -5,7 +5,7 @@ import re
 import types
 
 from keras_mixprec.diagnosis.thresholds import BITS_ABOVE
-from keras_mixprec.loss_scaling.scaling import scaling_call
+from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.policies.layers import (
     MODEL_PATH,
     has_own_loss,

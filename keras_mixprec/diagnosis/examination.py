@@ -45,7 +45,7 @@ from keras_mixprec.diagnosis.weights import lost_constant, lost_weights
 from keras_mixprec.diagnosis.whole_step import WholeStep
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import is_normalization, updated_variables
-from keras_mixprec.loss_scaling.wrapper import lost_constants
+from keras_mixprec.loss_scaling.constants import lost_constants
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.dry_step import (
     compiled_step,

@@ -13,18 +13,17 @@ optimizer.
 
 Files:
 
-- `optimizer.py`: `LossScaleOptimizer`.
-- `wrapper.py`: what its constructor takes and hands to the inner optimizer.
+- `optimizer.py`: `LossScaleOptimizer`, from its constructor to its files.
+- `arguments.py`: what its constructor takes.
+- `stages.py`: the stage of a step, and which calls are wrong in it.
 - `checked_gradients.py`: whether a step is skipped: all gradients are checked,
   then applied everywhere or nowhere; windows of accumulated gradients.
 - `rules.py`: update rules, state in, state out: fixed and scheduled scales.
 - `dynamic.py`: the dynamic loss scale.
 - `presets.py`: the rules of other systems, as arguments of ours.
 - `history.py`: what the optimizer remembers of its steps, in its variables.
-- `step_report.py`: what it says about them, such as `skipped_steps`.
 - `current_step.py`: batch and loss of the step being taken: which rows are not
   finite.
-- `scaling.py`: scaling the loss and unscaling gradients, in `fit` and by hand.
-- `saving.py`: how the state lies in a file: once, and as Keras reads it.
+- `constants.py`: constants of an optimizer that are lost in 16-bit variables.
 - `ensure.py`: loss scaling for models that have none, or Keras' own.
 """

@@ -14,7 +14,7 @@ from keras_mixprec.keras_internals import (
     variable_indices,
 )
 from keras_mixprec.loss_scaling.current_step import loss_kinds
-from keras_mixprec.loss_scaling.scaling import as_tensors
+from keras_mixprec.loss_scaling.stages import as_tensors
 
 # Rows of a sparse gradient may name the same index. The sum of 2**24 of them
 # exceeds their norm at most 2**12 times, so below this share of the maximum
@@ -45,55 +45,51 @@ class CheckedGradients:
         self._keep = [
             getattr(v, "overwrite_with_gradient", False) for v in variables
         ]
+        self._present = [
+            i for i, g in enumerate(self._gradients) if g is not None
+        ]
+        self._given = [self._gradients[i] for i in self._present]
         self.finite, self.norms, self.flags = self._examine()
 
     def _examine(self):
         """Whether all is finite; norms and flags, in the order of `build`."""
-        present = [i for i, g in enumerate(self._gradients) if g is not None]
-        gradients = [self._gradients[i] for i in present]
-        maxima = [self._maximum(self._variables[i]) for i in present]
-        norms = self._over_replicas(
-            self._backend.gradient_norms(gradients), present
-        )
+        gradients, backend = self._given, self._backend
+        maxima = [self._maximum(self._variables[i]) for i in self._present]
+        shares = [
+            _SPARSE_SHARE if backend.is_sparse(g) else 1.0 for g in gradients
+        ]
+        limits = np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
+        norms = self._over_replicas(backend.gradient_norms(gradients))
         # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
         # graph optimizer turns that into `greater`, which NaN fails as well.
-        fits = ops.less_equal(norms, self._norm_limits(gradients))
+        fits = ops.less_equal(norms, limits)
         if min(maxima) < _FLOAT32_MAX * _SPARSE_SHARE:
             # A small norm says that a number fits float16, a large one not
             # that it does not. As well, because XLA's maximum loses NaN.
-            magnitudes = self._over_replicas(
-                self._backend.gradient_maxima(gradients), present
-            )
-            narrow = ops.less_equal(magnitudes, np.array(maxima, "float32"))
+            largest = self._over_replicas(backend.gradient_maxima(gradients))
+            narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         flags = ops.where(fits, 0, 1)
-        in_order = [self._in_build_order(v, present) for v in (norms, flags)]
+        in_order = [self._in_build_order(v) for v in (norms, flags)]
         return ops.all(fits), *in_order
 
-    def _over_replicas(self, magnitudes, present):
+    def _over_replicas(self, magnitudes):
         # Replicas add their gradients up after this: the sum of the norms
         # bounds the norm of the sum, so what fits here fits there.
-        keep = [self._keep[i] for i in present]
+        keep = [self._keep[i] for i in self._present]
         factor = self._inverse
         if any(keep):
             factor = ops.where(np.array(keep), 1.0, factor)
         return self._backend.sum_over_replicas(magnitudes * factor)
 
-    def _norm_limits(self, gradients):
-        shares = [
-            _SPARSE_SHARE if self._backend.is_sparse(g) else 1.0
-            for g in gradients
-        ]
-        return np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
-
     @staticmethod
     def _maximum(variable):
-        return min(get_format(_dtype_name(variable)).maximum, _FLOAT32_MAX)
+        dtype = getattr(variable.dtype, "name", variable.dtype)
+        return min(get_format(dtype).maximum, _FLOAT32_MAX)
 
-    def _in_build_order(self, values, present):
-        order = variable_indices(
-            self._optimizer, [self._variables[i] for i in present]
-        )
+    def _in_build_order(self, values):
+        given = [self._variables[i] for i in self._present]
+        order = variable_indices(self._optimizer, given)
         count = len(updated_variables(self._optimizer))
         if order == list(range(count)):
             return values
@@ -101,57 +97,56 @@ class CheckedGradients:
         return ops.scatter(np.array(order)[:, None], values, shape)
 
     def commit(self, finite):
-        """Applies the update if `finite`, and records the step."""
+        """Applies the update if `finite`, and records the step.
+
+        Args:
+            finite: Boolean, or a boolean scalar tensor.
+        """
         optimizer, window = self._optimizer, self._optimizer.window
         place = window.place(finite) if window else None
         applied = window.admits(finite, place) if window else finite
+
+        def record():
+            optimizer._advance(finite, self.norms)
+            if window:
+                window.advance(finite, place)
+
+        def remember(skipped):
+            if window:
+                window.discard(skipped, place)
+                # A micro-batch that is skipped only because another one in its
+                # window overflowed is not recorded as an overflow.
+                skipped = _where(finite, False, True)
+            if skipped is not False:
+                kinds, loss = self._kinds(skipped)
+                optimizer.history.remember(
+                    skipped, self.flags, kinds, self.scale, loss
+                )
+
         self._backend.commit(
             optimizer,
             applied,
             self._unscaled,
             self._variables,
-            lambda: self._count_step(finite, place),
-            # A micro-batch that is skipped only because another one in its
-            # window overflowed is not recorded as an overflow.
-            lambda skipped: self._note_skipped_step(
-                _negated(finite) if window else skipped, place
-            ),
+            record,
+            remember,
         )
-
-    def _count_step(self, finite, place):
-        optimizer = self._optimizer
-        optimizer._advance(finite, self.norms)
-        if optimizer.window:
-            optimizer.window.advance(finite, place)
-
-    def _note_skipped_step(self, skipped, place):
-        optimizer = self._optimizer
-        if optimizer.window:
-            optimizer.window.discard(skipped, place)
-        if skipped is not False:
-            kinds, loss = self._kinds(skipped)
-            optimizer.history.remember(
-                skipped, self.flags, kinds, self.scale, loss
-            )
 
     def _kinds(self, skipped):
         """What of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
-        present = [i for i, g in enumerate(self._gradients) if g is not None]
-        kinds = self._backend.nonfinite_kinds(
-            [self._gradients[i] for i in present], skipped
-        )
+        kinds = self._backend.nonfinite_kinds(self._given, skipped)
         together = ops.concatenate([kinds, loss_kinds()[None]])
         together = self._backend.sum_over_replicas(together)
-        return self._in_build_order(together[:-1], present), together[-1]
+        return self._in_build_order(together[:-1]), together[-1]
 
     def _unscaled(self):
         given = self._gradients
         unscaled = self._backend.unscale(
             given, self._inverse, self._keep, self._variables
         )
-        first = next(i for i, g in enumerate(given) if g is not None)
+        first = self._present[0]
         if unscaled[first] is given[first] and not self._keep[first]:
-            self._optimizer._stages.unscaled_in_place(given)
+            self._optimizer._stages.steps(given)
         return unscaled
 
 
@@ -163,12 +158,11 @@ def commit_together(steps):
         step.commit(finite)
 
 
-def _negated(finite):
-    return not finite if isinstance(finite, bool) else ops.logical_not(finite)
-
-
-def _dtype_name(variable):
-    return getattr(variable.dtype, "name", variable.dtype)
+def _where(condition, if_true, if_false):
+    """One of two values, by a Python boolean or a boolean tensor."""
+    if isinstance(condition, (bool, np.bool_)):
+        return if_true if condition else if_false
+    return ops.where(condition, if_true, if_false)
 
 
 class _Place(NamedTuple):
@@ -200,7 +194,7 @@ class AccumulationWindow:
     def __init__(self, inner, history):
         self._inner, self._history = inner, history
 
-    def place(self, finite):
+    def place(self, finite) -> _Place:
         """Returns the position of the next micro-batch; before `discard`.
 
         Args:
@@ -209,66 +203,36 @@ class AccumulationWindow:
         step = active.step()
         get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
+        to_discard = get(self._history.to_discard)
         position = get(micro_batches(self._inner)) % steps
-        return _Place(
-            position, steps - 1 - position, get(self._history.to_discard)
-        )
-
-    def admits(self, finite, place):
-        """Returns whether the inner optimizer is given a micro-batch.
-
-        Args:
-            finite: As for `place`.
-            place: What `place` returned of it.
-        """
+        # Numbers, not the memory of a variable that `discard` writes to.
         if isinstance(finite, bool):
-            return finite and not place.to_discard
-        return ops.logical_and(finite, ops.equal(place.to_discard, 0))
+            position, to_discard = int(position), int(to_discard)
+        return _Place(position, steps - 1 - position, to_discard)
 
-    def discard(self, overflows, place):
-        """Makes the inner optimizer start the window over.
+    def admits(self, finite, place: _Place):
+        """Returns whether the inner optimizer is given a micro-batch."""
+        return _where(place.to_discard > 0, False, finite)
 
-        Args:
-            overflows: Boolean, or a boolean scalar tensor. Whether the
-                micro-batch does.
-            place: As for `admits`.
-        """
-        if isinstance(overflows, bool):
-            if overflows:
-                self._reset(lambda old, new: new, place)
-            return
-        self._reset(lambda old, new: ops.where(overflows, new, old), place)
-
-    def advance(self, finite, place):
-        """Counts a micro-batch.
-
-        Args:
-            finite: As for `place`.
-            place: As for `admits`.
-        """
-        to_discard, remaining = place.to_discard, place.remaining
-        if isinstance(finite, bool):
-            following = (
-                to_discard - 1 if to_discard else (0 if finite else remaining)
-            )
-        else:
-            following = ops.where(
-                to_discard > 0,
-                to_discard - 1,
-                ops.where(finite, 0, ops.cast(remaining, "int32")),
-            )
-        self._history.to_discard.assign(following)
-
-    def _reset(self, choose, place):
+    def discard(self, overflows, place: _Place):
+        """Makes the inner optimizer start the window over if it overflows."""
         for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
                 old = ops.convert_to_tensor(accumulated)
-                accumulated.assign(choose(old, ops.zeros_like(old)))
+                new = _where(overflows, ops.zeros_like(old), old)
+                accumulated.assign(new)
         # A window that is being discarded has begun already: position 0.
         iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
-        position = ops.cast(place.position, old.dtype)
-        iterations.assign(choose(old, old - position))
+        start = old - ops.cast(place.position, old.dtype)
+        iterations.assign(_where(overflows, start, old))
+
+    def advance(self, finite, place: _Place):
+        """Counts a micro-batch."""
+        left = _where(finite, 0, place.remaining)
+        to_discard = place.to_discard
+        left = _where(to_discard > 0, to_discard - 1, left)
+        self._history.to_discard.assign(left)
 
 
 def checked_variables(grads, variables) -> list:

@@ -7,9 +7,9 @@ from keras_mixprec.keras_internals import (
     set_saved_optimizer,
     updated_variables,
 )
+from keras_mixprec.loss_scaling.constants import check_constants
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.wrapper import check_constants
 
 
 class _Adopted(LossScaleOptimizer):

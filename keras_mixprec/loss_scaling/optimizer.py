@@ -1,15 +1,26 @@
 """The loss scale optimizer."""
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any, Self
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.formats import count_kinds
 from keras_mixprec.keras_internals import (
     no_automatic_dependency_tracking,
+    track_variable,
     updated_variables,
+)
+from keras_mixprec.loss_scaling.arguments import (
+    check_inner,
+    check_window,
+    resolve_rule,
 )
 from keras_mixprec.loss_scaling.checked_gradients import (
     AccumulationWindow,
@@ -17,30 +28,44 @@ from keras_mixprec.loss_scaling.checked_gradients import (
     checked_variables,
     commit_together,
 )
+from keras_mixprec.loss_scaling.constants import check_constants
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
-from keras_mixprec.loss_scaling.history import HYSTERESIS, STEPS, StepHistory
-from keras_mixprec.loss_scaling.rules import LossScaleState, safe_scale
-from keras_mixprec.loss_scaling.saving import SavesOnce
-from keras_mixprec.loss_scaling.scaling import ScalesByHand, StepStages
-from keras_mixprec.loss_scaling.step_report import ReportsSteps
-from keras_mixprec.loss_scaling.wrapper import (
-    DelegatesToInner,
-    build_inner,
-    check_constants,
-    check_inner,
-    check_window,
-    resolve_rule,
+from keras_mixprec.loss_scaling.history import (
+    HYSTERESIS,
+    STEPS,
+    StepHistory,
+    copy_store,
+)
+from keras_mixprec.loss_scaling.rules import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    FixedLossScale,
+    LossScaleState,
+    check_scale,
+    safe_scale,
+)
+from keras_mixprec.loss_scaling.stages import (
+    StepStages,
+    as_tensors,
+    forgotten,
+    training_model,
+)
+
+# Arguments of the inner optimizer: Keras' constructor sets them on the wrapper.
+_OF_INNER = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "gradient_accumulation_steps",
 )
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
-class LossScaleOptimizer(
-    DelegatesToInner,
-    ReportsSteps,
-    SavesOnce,
-    ScalesByHand,
-    keras.optimizers.LossScaleOptimizer,
-):
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Scales the loss, so that float16 gradients survive, and skips steps.
 
     A drop-in for `keras.optimizers.LossScaleOptimizer`, and a subclass of it.
@@ -99,6 +124,13 @@ class LossScaleOptimizer(
         - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
+    built: bool
+    # Whether a `train_step` has applied gradients of a loss that it did not
+    # multiply by the loss scale.
+    loss_not_scaled = False
+    # What was read from a file before `build`.
+    _unread_state: dict | None = None
+
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer | str | dict,
@@ -118,17 +150,19 @@ class LossScaleOptimizer(
             kwargs.pop("dynamic", True),
         )
         super().__init__(inner_optimizer, name=name, **kwargs)
+        for argument in _OF_INNER:
+            self.__dict__.pop(argument, None)
         self.rule = rule
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
-        self._stages = StepStages()
-        self._scale_variable: Any = None
-        self._growth_variable: Any = None
         self.window = (
             AccumulationWindow(inner_optimizer, self.history)
             if discard_window
             else None
         )
+        self._stages = StepStages()
+        self._scale_variable: Any = None
+        self._growth_variable: Any = None
 
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
@@ -174,7 +208,7 @@ class LossScaleOptimizer(
         with active.step().outside_graph():
             windows = self.window is not None
             self.history.build(self._add_state, paths, state, windows)
-        build_inner(self.inner_optimizer, var_list)
+        self._build_inner(var_list)
         self.built = True
         if self._unread_state is not None:
             with active.step().outside_graph():
@@ -192,9 +226,28 @@ class LossScaleOptimizer(
             name=name,
         )
 
+    def _build_inner(self, variables):
+        inner = self.inner_optimizer
+        if not inner.built:
+            inner.build(variables)
+        # Those that Keras tracks as they are set (Nadam's product), which it
+        # leaves out while a wrapper is being built: a jitted step on JAX would
+        # lose them.
+        for variable in list(vars(inner).values()):
+            known = any(variable is v for v in inner.variables)
+            if isinstance(variable, keras.Variable) and not known:
+                track_variable(inner, variable)
+
     def _initial_scale(self):
         scale = self.rule.initial_state().scale
         return float(safe_scale(scale, scale))
+
+    def _check_built(self, method):
+        if not self.built:
+            raise ValueError(
+                f"`{method}` needs an optimizer that has been built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
 
     @property
     def variables(self) -> list:
@@ -205,6 +258,91 @@ class LossScaleOptimizer(
     def counters(self) -> list:
         """The wrapper's own variables: loss scale, counters, history."""
         return list(self._variables)
+
+    # Before a step: the loss is scaled, gradients may be unscaled.
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns the loss in float32, multiplied by the loss scale.
+
+        A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
+        in float16.
+        """
+        self._stages.scales()
+        return ops.cast(loss, "float32") * self.loss_scale
+
+    def stateless_scale_loss(self, optimizer_variables: list, loss: Any) -> Any:
+        """The stateless form of `scale_loss`, for custom loops on JAX.
+
+        Inside a jitted function `scale_loss` would take the scale for a
+        constant of the moment of compilation.
+
+        Args:
+            optimizer_variables: List of tensors, values of `self.variables`.
+            loss: Scalar tensor.
+
+        Returns:
+            float32 scalar tensor.
+        """
+        self._check_built("stateless_scale_loss")
+        mapping = list(zip(self.variables, optimizer_variables, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            return self.scale_loss(loss)
+
+    def unscale(self, gradients: Iterable) -> list:
+        """Returns gradients divided by the loss scale, in float32.
+
+        For what has to see true gradients before `apply`, such as clipping
+        by hand. `apply` takes the gradients that this returns, and what is
+        computed from them, as unscaled. It divides those that were given here,
+        so you may look at a norm and apply these. It still checks all of them
+        and moves the scale. The next `scale_loss` begins a new step.
+
+        It divides the gradients of a loss that was never scaled too, so call
+        `scale_loss` first.
+
+        A step may unscale the gradients of several backward passes.
+        Sharpness-aware minimization, for one, unscales those of both of its
+        passes and applies the second.
+
+        Args:
+            gradients: List of gradients of the scaled loss, or `None`.
+
+        Returns:
+            List of float32 gradients.
+
+        Raises:
+            ValueError: If they are what `unscale` returned.
+        """
+        gradients = list(gradients)
+        self._stages.check_unscale(gradients)
+        scale = self._scale_in_use()
+        keep = [False] * len(gradients)
+        inverse = 1.0 / scale
+        unscaled = active.step().unscale(as_tensors(gradients), inverse, keep)
+        self._stages.unscales(gradients, unscaled, scale)
+        return unscaled
+
+    def scale_of(self, gradients: list) -> Any:
+        """Returns what gradients are scaled by that `apply` would be given.
+
+        Args:
+            gradients: List of gradients, or `None`.
+        """
+        scale = self._scale_in_use()
+        unscaled = gradients and self._stages.are_unscaled(gradients, scale)
+        return ops.ones_like(scale) if unscaled else scale
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """`scale_loss` under its Keras 2 name; a function is wrapped."""
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        return self.scale_loss(loss)
+
+    def get_unscaled_gradients(self, grads: Iterable) -> list:
+        """`unscale` under its Keras 2 name."""
+        return self.unscale(grads)
+
+    # A step: all gradients are checked, then applied or not.
 
     def apply(
         self, grads: list, trainable_variables: list | None = None
@@ -300,7 +438,11 @@ class LossScaleOptimizer(
 
     def _check_gradients(self, grads, variables):
         grads = list(grads)
-        variables = self._check_variables(grads, variables)
+        if variables is None and self.built:
+            variables = self._trainable_variables
+        variables = checked_variables(grads, variables)
+        self.build(variables)
+        self._check_variables_are_known(variables)
         if self.inner_optimizer.loss_scale_factor is not None:
             raise ValueError(
                 "The inner optimizer scales the loss as well, so gradients "
@@ -310,16 +452,31 @@ class LossScaleOptimizer(
             )
         self._check_loss_was_scaled()
         scale = active.step().value(self._scale_variable)
-        unscaled = self._stages.take(grads, scale)
+        unscaled = self._stages.are_unscaled(grads, scale)
+        self._stages.steps(grads if unscaled else ())
         return CheckedGradients(self, grads, variables, scale, unscaled)
 
-    def _check_variables(self, grads, variables):
-        if variables is None and self.built:
-            variables = self._trainable_variables
-        variables = checked_variables(grads, variables)
-        self.build(variables)
-        self._check_variables_are_known(variables)
-        return variables
+    def _check_loss_was_scaled(self):
+        """Detects a `train_step` whose loss is not scaled, and warns of it.
+
+        Its gradients are not divided either, so that training goes right.
+        Outside of a `train_step` the loss may have been scaled in any way.
+        """
+        stages = self._stages
+        if stages.scaling is not None:
+            return
+        model = training_model()
+        if model is None:
+            return
+        # What another optimizer has scaled may be the loss of this one too.
+        stages.scaling = any(
+            other._stages.scaling
+            for other in optimizers_of(model).values()
+            if isinstance(other, LossScaleOptimizer)
+        )
+        self.loss_not_scaled = not stages.scaling
+        message = forgotten(model, self, self.loss_not_scaled)
+        warnings.warn(message, stacklevel=4)
 
     def _advance(self, finite, norms):
         """Moves the scale on and records the step."""
@@ -342,11 +499,36 @@ class LossScaleOptimizer(
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
 
+    # The loss scale, and what the step has recorded.
+
+    @property
+    def loss_scale(self) -> Any:
+        """The loss scale in use now: a float32 scalar, `float()` of it works.
+
+        Inside a compiled step, the value of that step.
+        """
+        self._may_scale()
+        return self._scale_in_use()
+
     @property
     def dynamic_scale(self) -> keras.Variable:
         """The variable that holds the loss scale, as in Keras."""
         self._may_scale()
         return self._scale_variable
+
+    def _may_scale(self):
+        """The loss scale is read; a `train_step` may multiply by it.
+
+        Not if it has applied gradients before it read the scale.
+        """
+        if self._stages.scaling is None and training_model() is not None:
+            self._stages.scaling = True
+
+    def _scale_in_use(self):
+        # The first `apply` builds the optimizer, after the loss was scaled.
+        if not self.built:
+            return self._initial_scale()
+        return active.step().value(self._scale_variable)
 
     @property
     def dynamic_growth_steps(self) -> int | None:
@@ -365,6 +547,182 @@ class LossScaleOptimizer(
         self.rule = self.rule.with_arguments(growth_interval=value)
         if self._growth_variable is not None:
             self._growth_variable.assign(self.rule.growth_interval)
+
+    @property
+    def attempted_steps(self) -> int:
+        """Steps taken or skipped; `iterations` counts those taken."""
+        return self.step_counts()[0]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps skipped since the optimizer was built."""
+        return self.step_counts()[1]
+
+    @property
+    def consecutive_skipped_steps(self) -> int:
+        """Steps skipped since the last one that was taken."""
+        return self.step_counts()[2]
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was skipped."""
+        return self.consecutive_skipped_steps > 0
+
+    def overflow_counts(self) -> dict:
+        """Returns, by variable path, in how many steps it overflowed."""
+        return self.history.read_by_path("overflows") if self.built else {}
+
+    def nonfinite_counts(self) -> dict:
+        """Returns in how many steps a gradient held infinities or NaN.
+
+        A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
+        """
+        return self.history.read_kinds() if self.built else count_kinds()
+
+    def gradient_norms(self) -> dict:
+        """Returns, by variable path, the last step's unscaled gradient norm.
+
+        Under `tf.distribute` it is the sum of the replicas' norms, an upper
+        bound of the norm of their sum.
+        """
+        return self.history.read_by_path("gradient_norms") if self.built else {}
+
+    def nonfinite_steps(self) -> list:
+        """Returns the last 32 skipped steps, oldest first.
+
+        Each has `.step` (its number among the attempted), `.scale`,
+        `.variables` (paths of those that overflowed) and `.kinds`, a dict from
+        these to which of `"inf"`, `"-inf"` and `"nan"` their gradients held.
+        """
+        return self.history.read_recent() if self.built else []
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Continues with another loss scale.
+
+        Args:
+            scale: Float.
+
+        Raises:
+            TypeError: If it is not a number.
+            ValueError: If it, or its reciprocal, is not a normal float32
+                number, or the optimizer has not been built.
+        """
+        self._check_built("set_loss_scale")
+        scale = check_scale("scale", scale)
+        self.history.note_scale(float(self._scale_in_use()), scale)
+        self._scale_variable.assign(scale)
+        # Or a rule that publishes late would go back to what it decided on.
+        self.history.pending_scale.assign(scale)
+
+    def skipped_step_numbers(self) -> np.ndarray:
+        """Returns the numbers of skipped steps, rising.
+
+        They count attempted steps from 1. Those among the last 1,024 steps that
+        were skipped or changed the loss scale.
+        """
+        changes = self.history.read_changes() if self.built else []
+        return np.array([c.step for c in changes if c.was_skipped], int)
+
+    def step_counts(self) -> tuple:
+        """Returns attempted, skipped and consecutive skipped steps."""
+        return self.history.read_counts()[:3]
+
+    # Attributes that the wrapper lacks are the inner optimizer's.
+
+    def exclude_from_weight_decay(
+        self, var_list: list | None = None, var_names: list | None = None
+    ) -> None:
+        """Excludes variables from the inner optimizer's weight decay."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def __getattr__(self, name):
+        # Called only where the usual look-up failed.
+        if name.startswith("_") or "inner_optimizer" not in vars(self):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(self.inner_optimizer, name)
+
+    def __setattr__(self, name, value):
+        inner = vars(self).get("inner_optimizer")
+        if (
+            inner is not None
+            and not name.startswith("_")
+            and name not in vars(self)
+            and not hasattr(type(self), name)
+            and hasattr(inner, name)
+        ):
+            setattr(inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    # Files. Keras' wrapper stores the inner variables behind its own four, and
+    # then a second time under `inner_optimizer`. This one writes the first
+    # layout alone, which Keras' wrapper reads, and its history beside it.
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes Keras' four variables and those of the inner optimizer."""
+        if not self.built:
+            # What it has read and waits for, if anything.
+            for name, values in (self._unread_state or {}).items():
+                store[name] = values
+            return
+        step = active.step()
+        for index, variable in enumerate(self._saved_variables()):
+            store[str(index)] = step.read(variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads a file of this optimizer, of Keras', or of the bare inner.
+
+        An optimizer that is not built yet keeps what it reads until it is.
+        A loss scale of 0 or infinity, which Keras' optimizer can save, is
+        set to the first one with a warning.
+        """
+        if not self.built:
+            self._unread_state = copy_store(store) or None
+            return
+        self._unread_state = None
+        inner = self.inner_optimizer.variables
+        for variables in (self._saved_variables(), inner):
+            if _match(variables, store):
+                for index, variable in enumerate(variables):
+                    variable.assign(store[str(index)])
+                self._repair_scale()
+                return
+        warnings.warn(
+            f"The state of optimizer {self.name!r} was not loaded: its "
+            f"{len(self._saved_variables())} variables, or the {len(inner)} "
+            f"of its inner optimizer, do not match the {len(store.keys())} "
+            "in the file in number and shape. Compile with the optimizer, and "
+            "the layers, that the file was saved with.",
+            stacklevel=2,
+        )
+
+    def _saved_variables(self):
+        own = [self._iterations, self._learning_rate]
+        own += [self.step_counter, self._scale_variable]
+        return own + self.inner_optimizer.variables
+
+    def _repair_scale(self):
+        scale = float(active.step().read(self._scale_variable))
+        if isinstance(self.rule, FixedLossScale):
+            # No update would ever bring it back from what a file held.
+            self._scale_variable.assign(self.rule.scale)
+        # At 2**-126, the nearest one, all gradients would be 0 in float16.
+        elif not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            usable = self._initial_scale()
+            warnings.warn(
+                f"Optimizer {self.name!r} has a loss scale of {scale:g}, which "
+                "destroys weights or skips every step. Training continues with "
+                f"the first one, {usable:g}.",
+                stacklevel=3,
+            )
+            self._scale_variable.assign(usable)
+
+    def __dir__(self):
+        # Keras saves every attribute that `dir` lists; leaving this one out
+        # is what keeps the inner state from being stored twice.
+        return [n for n in super().__dir__() if n != "inner_optimizer"]
 
     def get_config(self) -> dict:
         """Returns the configuration.
@@ -408,3 +766,10 @@ class LossScaleOptimizer(
                     config[key], custom_objects=custom_objects
                 )
         return cls(**config)
+
+
+def _match(variables, store):
+    return len(variables) == len(store.keys()) and all(
+        tuple(variable.shape) == tuple(np.shape(store[str(index)]))
+        for index, variable in enumerate(variables)
+    )

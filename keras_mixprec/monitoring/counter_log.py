@@ -9,7 +9,7 @@ from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.scaling import scaling_call
+from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.monitoring.counters import reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
@@ -326,9 +326,9 @@ class CounterLog:
     def _look(self):
         """What changes if there is anything to report."""
         with self.synchronized():
-            losses = self._counters.nonfinite_losses() or {}
             lost = self._counters.only_mean_is_lost(self.loss.read())
-            return self._counters.skipped_steps(), sum(losses.values()), lost
+            now = self._counters.now()
+            return now.skipped, now.losses, lost
 
     def _plan(self, step):
         """Plans the next look, where `stop_after` may be reached."""
@@ -356,11 +356,10 @@ class CounterLog:
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
             counted |= self._counters.scales_of_subclasses()
-            losses = self._counters.nonfinite_losses() or {}
             loss = self.loss.read()
             lost = self._counters.only_mean_is_lost(loss)
-            skipped = self._counters.skipped_steps()
-        self._signs = skipped, sum(losses.values()), lost
+            now = self._counters.now()
+        self._signs = now.skipped, now.losses, lost
         session.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
@@ -368,11 +367,11 @@ class CounterLog:
         started = _clock.now()
         self._write(readings, counted)
         # A tuner looks at each of them by itself.
-        new = self._new_losses(sum(losses.values()))
+        new = self._new_losses(now.losses)
         many = new >= TRIGGER_STEPS and not session.has_tuner
         if many or lost:
             self.state = self.state._replace(trouble=True)
-        self.loss.write(step, loss, sum(losses.values()))
+        self.loss.write(step, loss, now.losses)
         session.examiner.in_a_row = self.state.in_a_row
         self._plan(step)
         session.budget.add(READINGS, _clock.now() - started)

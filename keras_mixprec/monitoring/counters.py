@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import keras
 
@@ -142,6 +143,25 @@ class Tally:
         return {tag: count for tag, count in counts.items() if count > 0}
 
 
+class Glance(NamedTuple):
+    """What monitor and tuner both ask of the steps since the start.
+
+    Attributes:
+        skipped: List of the number of skipped steps of each optimizer.
+        in_a_row: Int. The most steps skipped since the last one applied.
+        losses: Int. How many batches had a loss that is not finite.
+    """
+
+    skipped: list
+    in_a_row: int
+    losses: int
+
+    @property
+    def nonfinite(self) -> int:
+        """How many steps were skipped or had a loss that is not finite."""
+        return max([*self.skipped, self.losses])
+
+
 class Counters:
     """The counters of a model's optimizers and of the guard of its metrics.
 
@@ -209,21 +229,17 @@ class Counters:
         `None` where not every step is one of a single optimizer.
         """
         only = self.used().get("")
-        return None if only is None else only.attempted()
+        return None if only is None else only.since_start().attempted
 
-    def skipped_steps(self) -> list[int]:
-        """Returns how many steps each optimizer has skipped since the start."""
-        return [reader.skipped() for reader in self.used().values()]
-
-    def nonfinite_steps(self) -> int:
-        """Returns how many steps were skipped or had a loss not finite."""
+    def now(self) -> "Glance":
+        """Returns what few numbers say of the run, as of now."""
+        counts = [reader.since_start() for reader in self.used().values()]
         losses = self.nonfinite_losses() or {}
-        return max([*self.skipped_steps(), sum(losses.values())])
-
-    def in_a_row(self) -> int:
-        """Returns the steps skipped since the last one applied."""
-        optimizers = [reader.optimizer for reader in self.used().values()]
-        return max((o.consecutive_skipped_steps for o in optimizers), default=0)
+        return Glance(
+            [each.skipped for each in counts],
+            max((each.in_a_row for each in counts), default=0),
+            sum(losses.values()),
+        )
 
     def nonfinite_losses(self) -> dict | None:
         """Returns, by kind, how many batches had a loss not finite.
@@ -307,7 +323,10 @@ class Counters:
 
     def collapsed(self) -> bool:
         """Returns whether any loss scale has collapsed, as of now."""
-        return any(reader.collapsed() for reader in self.used().values())
+        return any(
+            reader.since_start().collapsed(reader.optimizer.rule)
+            for reader in self.used().values()
+        )
 
     def raise_scale(
         self, bits: float, step: int, beyond_first: bool = False
@@ -395,7 +414,7 @@ class Counters:
         with active.batches().synchronized(self._model, counters):
             started = _clock.now()
             for reader in self._readers.values():
-                reader.attempted()
+                reader.since_start()
             for optimizer in others:
                 active.step().read(optimizer.iterations)
             yield _clock.now() - started

@@ -204,18 +204,54 @@ class _New:
     others: list = dataclasses.field(default_factory=list)
 
 
-class _Moment(NamedTuple):
-    """The counters of an optimizer at a reading.
+class Counts(NamedTuple):
+    """The counters of an optimizer, read at once.
 
     Attributes:
-        point: `ScalePoint`.
-        attempted: Int. Steps that the optimizer has attempted.
-        changed: Int. How many `ScaleChange`s it has recorded.
+        attempted: Int. Steps taken or skipped.
+        skipped: Int. Steps skipped.
+        in_a_row: Int. Steps skipped since the last one applied.
+        changed: Int. How many `ScaleChange`s were recorded.
+        scale: Float. The loss scale.
     """
 
-    point: ScalePoint
     attempted: int
+    skipped: int
+    in_a_row: int
     changed: int
+    scale: float
+
+    @classmethod
+    def of(cls, optimizer) -> "Counts":
+        """Returns those of a `LossScaleOptimizer`, built or not."""
+        attempted, skipped, in_a_row, _, changed = (
+            optimizer.history.read_counts()
+        )
+        scale = float(optimizer.loss_scale)
+        return cls(attempted, skipped, in_a_row, changed, scale)
+
+    @property
+    def applied(self) -> int:
+        """Steps applied."""
+        return self.attempted - self.skipped
+
+    def collapsed(self, rule) -> bool:
+        """Returns whether steps are skipped at as low a scale as there is.
+
+        Args:
+            rule: `LossScale`.
+        """
+        # A fixed or scheduled scale does not fall at all.
+        floor = getattr(rule, "min_scale", math.inf)
+        floor = _LEAST_USEFUL if floor is None else floor
+        return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
+
+
+class _Moment(NamedTuple):
+    """`Counts`, and the step of the log at which they were read."""
+
+    step: int
+    counts: Counts
 
 
 def _at(number, before, now):
@@ -223,10 +259,9 @@ def _at(number, before, now):
 
     An optimizer may step several times a batch, or not in each.
     """
-    attempted = max(now.attempted - before.attempted, 1)
-    past = max(number - before.attempted, 0)
-    steps = now.point.step - before.point.step
-    return before.point.step + -(-past * steps // attempted)
+    attempted = max(now.counts.attempted - before.counts.attempted, 1)
+    past = max(number - before.counts.attempted, 0)
+    return before.step + -(-past * (now.step - before.step) // attempted)
 
 
 class StepReader:
@@ -241,15 +276,34 @@ class StepReader:
 
     def __init__(self, optimizer, step: int, skipped: int, first: int):
         self.optimizer = optimizer
-        self.first_attempted = optimizer.attempted_steps
-        self.first_skipped = optimizer.skipped_steps
-        self.first_scale = float(optimizer.loss_scale)
+        self._begin = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-        self._skipped_earlier = skipped
+        # What to add to the optimizer's count of skipped steps.
+        self._skipped_earlier = skipped - self._begin.skipped
         self._first = first
-        self._now = self._moment(step)
-        self._new = _New([self._now.point])
+        self._now = _Moment(step, self._begin)
+        self._new = _New([self._point()])
+
+    @property
+    def first_scale(self) -> float:
+        """The loss scale at the start."""
+        return self._begin.scale
+
+    def since_start(self) -> Counts:
+        """Returns the counters as of now, with the steps since the start."""
+        now, begin = Counts.of(self.optimizer), self._begin
+        return now._replace(
+            attempted=now.attempted - begin.attempted,
+            skipped=now.skipped - begin.skipped,
+        )
+
+    def overflow_counts(self) -> dict:
+        """Returns, by path, in how many steps it overflowed since the start."""
+        return {
+            path: count - self._first_counts.get(path, 0)
+            for path, count in self.optimizer.overflow_counts().items()
+        }
 
     def read(self, step: int) -> Reading:
         """Returns what there is to report, and what is new since the last.
@@ -258,15 +312,16 @@ class StepReader:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, now, new = self.optimizer, self._now.point, self._new
+        optimizer, now, new = self.optimizer, self._point(), self._new
         if now not in (new.points[0], new.points[-1]):
             new.points.append(now)
         self._new = _New([now])
+        counts = self._now.counts
         return Reading(
             **vars(new),
             skipped=now.skipped,
-            in_a_row=optimizer.consecutive_skipped_steps,
-            collapsed=self.collapsed(),
+            in_a_row=counts.in_a_row,
+            collapsed=counts.collapsed(optimizer.rule),
             overflow_counts=optimizer.overflow_counts(),
             gradient_norms=optimizer.gradient_norms(),
             first=self._first,
@@ -283,63 +338,54 @@ class StepReader:
         self.optimizer.set_loss_scale(scale)
         self._advance(step)
 
-    def _moment(self, step):
-        optimizer = self.optimizer
-        attempted, skipped, *_, changed = optimizer.history.read_counts()
-        point = ScalePoint(
-            step,
-            float(optimizer.loss_scale),
-            self._skipped_earlier + skipped - self.first_skipped,
-            attempted - skipped,
-        )
-        return _Moment(point, attempted, changed)
+    def _point(self):
+        step, counts = self._now
+        skipped = self._skipped_earlier + counts.skipped
+        return ScalePoint(step, counts.scale, skipped, counts.applied)
 
     def _advance(self, step):
-        before, now = self._now, self._moment(step)
-        attempted = now.attempted - before.attempted
-        changed = now.changed - before.changed
-        skipped = now.point.skipped - before.point.skipped
-        if min(attempted, changed, skipped) < 0:  # A checkpoint was loaded.
-            self._skipped_earlier -= skipped
-            now = self._moment(step)
-            self._new.gaps.append((before.point.step, step))
-        elif changed or now.point.scale != before.point.scale:
-            changes = self.optimizer.history.read_changes(changed)
-            self._add_skipped(before, now, changes)
-            self._add_points(before, now, changes, len(changes) == changed)
+        before, now = self._now, _Moment(step, Counts.of(self.optimizer))
         self._now = now
+        attempted, skipped, _, changed, _ = (
+            b - a for a, b in zip(before.counts, now.counts, strict=True)
+        )
+        if min(attempted, skipped, changed) < 0:  # A checkpoint was loaded.
+            self._skipped_earlier -= skipped
+            self._new.gaps.append((before.step, step))
+        elif changed or now.counts.scale != before.counts.scale:
+            changes = self.optimizer.history.read_changes(changed)
+            self._add_skipped(before, skipped, changes)
+            self._add_points(before, changes, len(changes) == changed)
 
-    def _add_skipped(self, before, now, changes):
+    def _add_skipped(self, before, count, changes):
         """Adds the steps that are kept in full, and the others as a block."""
-        count = now.point.skipped - before.point.skipped
-        recent = self.optimizer.nonfinite_steps()
+        now, recent = self._now, self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
         self._new.new_steps += [
             step._replace(step=_at(step.step, before, now)) for step in recent
         ]
         if others := count - len(recent):
-            first = before.attempted + 1
-            last = recent[0].step - 1 if recent else now.attempted
+            first = before.counts.attempted + 1
+            last = recent[0].step - 1 if recent else now.counts.attempted
             numbers = [c.step for c in changes if c.was_skipped]
             if len(numbers) == count:
                 first, last = numbers[0], numbers[others - 1]
             first, last = (_at(n, before, now) for n in (first, last))
             self._new.others.append(Block(first, last, others))
 
-    def _add_points(self, before, now, changes, known):
+    def _add_points(self, before, changes, known):
         """Adds the changes of the scale, and whether they are not all known.
 
         They are not where a script has assigned to the scale's variable, or
         more steps were skipped than an optimizer remembers.
         """
-        own = before.attempted - before.point.applied
-        earlier, scale = before.point.skipped - own, before.point.scale
+        now, scale = self._now, before.counts.scale
 
         def add(number, skipped, scale):
             self._changes_left -= 1
             at, applied = _at(number, before, now), number - skipped
-            point = ScalePoint(at, scale, earlier + skipped, applied)
-            self._new.points.append(point)
+            skipped += self._skipped_earlier
+            self._new.points.append(ScalePoint(at, scale, skipped, applied))
 
         if self._changes_left <= 0:
             changes, known = [], False
@@ -351,31 +397,5 @@ class StepReader:
             if not was_skipped or after != ran_with:
                 add(number, skipped, after)
             scale = after
-        if not known or scale != now.point.scale:
-            last = now.point.step
-            self._new.gaps.append((min(before.point.step + 1, last), last))
-
-    def collapsed(self) -> bool:
-        """Returns whether steps are skipped at as low a scale as there is."""
-        optimizer = self.optimizer
-        # A fixed or scheduled scale does not fall at all.
-        floor = getattr(optimizer.rule, "min_scale", math.inf)
-        floor = _LEAST_USEFUL if floor is None else floor
-        in_a_row = optimizer.consecutive_skipped_steps
-        low = float(optimizer.loss_scale) <= floor
-        return low and in_a_row >= TRIGGER_STEPS
-
-    def attempted(self) -> int:
-        """Returns the number of steps attempted since the start."""
-        return self.optimizer.attempted_steps - self.first_attempted
-
-    def skipped(self) -> int:
-        """Returns the number of steps skipped since the start."""
-        return self.optimizer.skipped_steps - self.first_skipped
-
-    def overflow_counts(self) -> dict:
-        """Returns, by path, in how many steps it overflowed since the start."""
-        return {
-            path: count - self._first_counts.get(path, 0)
-            for path, count in self.optimizer.overflow_counts().items()
-        }
+        if not known or scale != now.counts.scale:
+            self._new.gaps.append((min(before.step + 1, now.step), now.step))

@@ -186,13 +186,14 @@ def summarize(session) -> TrainingSummary:
 
     rows = precision_summary(session.model).to_list()
     used = session.counters.used()
+    counts = {name: w.since_start() for name, w in used.items()}
     optimizers = {
         name: OptimizerSummary(
-            steps=w.attempted(),
-            skipped=w.skipped(),
-            in_a_row=w.optimizer.consecutive_skipped_steps,
+            steps=counts[name].attempted,
+            skipped=counts[name].skipped,
+            in_a_row=counts[name].in_a_row,
             first_scale=w.first_scale,
-            last_scale=float(w.optimizer.loss_scale),
+            last_scale=counts[name].scale,
             overflow_counts=w.overflow_counts(),
             nonfinite_counts=session.counters.nonfinite_gradients(name),
         )
@@ -206,7 +207,7 @@ def summarize(session) -> TrainingSummary:
     from keras_mixprec.reporting.performance import performance, sentence
 
     measured = session.performance.rows
-    skips = [w.skipped() / max(w.attempted(), 1) for w in used.values()]
+    skips = [c.skipped / max(c.attempted, 1) for c in counts.values()]
     skipped = max(skips, default=0.0)
     speed = performance(measured, rows, session.has_tuner, skipped)
     facts = Facts(

@@ -202,7 +202,9 @@ class PythonState:
         for part in own:
             if id(part) not in self._seen:
                 self._seen[id(part)] = part
-                data = {n: x for n, x in vars(part).items() if _is_data(x)}
+                # A copy: TensorFlow annotates an enum that it looks at.
+                held_by_class = dict(vars(part))
+                data = {n: x for n, x in held_by_class.items() if _is_data(x)}
                 data = {n: x for n, x in data.items() if n[:2] != "__"}
                 self._named.append((part, data))
                 held += [getattr(f, "fget", f) for f in vars(part).values()]

@@ -9,12 +9,12 @@ from keras_mixprec.analysis.lint.own_step import applies_unscaled, clips_scaled
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
+from keras_mixprec.loss_scaling.constants import lost_constants
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
 )
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.wrapper import lost_constants
 from keras_mixprec.policies.layers import has_own_step
 
 _Scaling = keras.optimizers.LossScaleOptimizer

@@ -1,0 +1,84 @@
+"""Constants of an optimizer that are lost in 16-bit variables."""
+
+import keras
+import ml_dtypes
+import numpy as np
+
+_NUMPY = {"float16": "float16", "bfloat16": ml_dtypes.bfloat16}
+
+
+# Those whose steps are multiplied or divided by `1 - beta_2**step`, of which
+# older versions of Keras have not all.
+_CORRECTED = tuple(
+    vars(keras.optimizers)[name]
+    for name in ("Adam", "Lamb", "Muon", "Nadam", "ScheduleFreeAdamW")
+    if name in vars(keras.optimizers)
+)
+
+
+def lost_constants(optimizer, variables) -> dict:
+    """Returns the arguments of an optimizer that a variable's dtype lacks.
+
+    Keras computes the update of a variable in the variable's own dtype. There
+    0 / (sqrt(0) + epsilon) is NaN, out of gradients that are all finite, if the
+    epsilon underflows; and if `beta_2` rounds to 1, so does what corrects the
+    bias: Adam moves no weight then, others make them NaN.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`, or a wrapper of one.
+        variables: List of the variables that it updates.
+
+    Returns:
+        Dict from the name of the argument to its value.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    dtypes = {getattr(v.dtype, "name", v.dtype) for v in variables}
+    narrow = [np.dtype(_NUMPY[d]) for d in dtypes if d in _NUMPY]
+    return {
+        name: value
+        for part in getattr(inner, "optimizers", [inner])
+        for name, value in vars(part).items()
+        if isinstance(value, float)
+        if any(_is_lost(part, name, value, dtype) for dtype in narrow)
+    }
+
+
+def _is_lost(inner, name, value, dtype):
+    if name == "beta_2":
+        rounded = np.array(value).astype(dtype)
+        return isinstance(inner, _CORRECTED) and rounded == 1 > value
+    if not name.startswith("epsilon") or value <= 0:
+        return False
+    # Adagrad adds it to sums that do not start at 0.
+    if getattr(inner, "initial_accumulator_value", 0) > 0:
+        return False
+    if isinstance(inner, keras.optimizers.Adamax):
+        value *= 1 - inner.beta_1  # By which the first step multiplies it.
+    return np.array(value).astype(dtype) == 0
+
+
+def check_constants(optimizer, variables):
+    """Raises if finite gradients would make weights NaN, or move none.
+
+    Args:
+        optimizer: `keras.optimizers.Optimizer`.
+        variables: List of the variables that it updates.
+
+    Raises:
+        ValueError: If an argument is not itself in the dtype of a variable.
+    """
+    for name, value in lost_constants(optimizer, variables).items():
+        what = f"`{name}` of {type(optimizer).__name__}"
+        if name == "beta_2":
+            raise ValueError(
+                f"{what} rounds to 1 in 16-bit variables, where no weight "
+                "would move or all become NaN: set `beta_2=0.99`, or keep "
+                "variables in float32 with a mixed policy. "
+                f"Received: beta_2={value!r}"
+            )
+        raise ValueError(
+            f"{what} underflows to 0 in float16 variables, where 0 / 0 would "
+            "make weights NaN out of finite gradients: set "
+            f"`{name}=1e-4`, or keep variables in float32 with the policy "
+            f"'mixed_float16'. Received: {name}={value!r}"
+        )

@@ -1,0 +1,267 @@
+"""The stage of an optimizer's step, and which calls are wrong in it.
+
+| call | stage after it |
+|---|---|
+| `scale_loss` | `SCALED`; begins a step |
+| `unscale` | `UNSCALED` |
+| `apply` | `STEPPED` |
+
+As in `torch.amp.GradScaler`. But `unscale` returns new tensors, so `apply` has
+to know the ones that it was given, which are still scaled.
+"""
+
+import math
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_mixprec.backend import active
+
+READY, SCALED, UNSCALED, STEPPED = "ready", "scaled", "unscaled", "stepped"
+
+
+class _Step(NamedTuple):
+    """What is known of a step.
+
+    Attributes:
+        stage: String, one of the four.
+        given: Marks of the gradients that `unscale` was given.
+        unscaled: Marks of those that it returned, or that `apply` has taken as
+            unscaled or has written unscaled ones over.
+        numbers: Int. How many numbers `unscale` was given.
+        trace: Reference to the trace that it was called in, or `None`.
+    """
+
+    stage: str = READY
+    given: dict = {}
+    unscaled: dict = {}
+    numbers: float = 0
+    trace: Any = None
+
+
+class StepStages:
+    """The stage of an optimizer's step.
+
+    Replicas of one strategy take turns between its calls, so each has a stage
+    of its own.
+
+    Attributes:
+        scaling: Boolean. Whether a `train_step` scales the loss; `None` while
+            that is not known.
+    """
+
+    def __init__(self):
+        self.scaling = None
+        self._steps = {None: _Step()}
+
+    def __reduce__(self):
+        return type(self), ()
+
+    def scales(self):
+        """The loss is multiplied by the loss scale, which begins a step."""
+        self.scaling = True
+        self._set(_Step(SCALED))
+
+    def unscales(self, gradients: list, unscaled: list, scale):
+        """`unscale` returns what it has made of gradients.
+
+        Args:
+            gradients: List of gradients, or `None`, as they were given.
+            unscaled: List of what is returned for them.
+            scale: Tensor. The loss scale.
+        """
+        step = self._get()
+        self._set(
+            _Step(
+                UNSCALED,
+                step.given | _marks(gradients),
+                step.unscaled | _marks(unscaled),
+                step.numbers + _count(unscaled),
+                _trace([scale, *gradients]),
+            )
+        )
+
+    def steps(self, unscaled=()):
+        """`apply` has taken gradients.
+
+        Args:
+            unscaled: List of those that it took as unscaled, or has written
+                unscaled ones over.
+        """
+        self._set(_Step(STEPPED, unscaled=_marks(unscaled)))
+
+    def check_unscale(self, gradients: list):
+        """Raises if any of the gradients is unscaled already."""
+        known = self._get().unscaled
+        if any(_is_marked(known, g) for g in gradients):
+            raise ValueError(_TWICE)
+
+    def are_unscaled(self, gradients: list, scale) -> bool:
+        """Returns whether the gradients of an `apply` are unscaled ones.
+
+        The very tensors that `unscale` was given are not, those that it
+        returned are. New ones are, such as clipped ones, if it was given as
+        many numbers.
+
+        Args:
+            gradients: List of gradients, or `None`.
+            scale: Tensor. The loss scale.
+
+        Raises:
+            ValueError: If it cannot be known.
+        """
+        step = self._get()
+        if self.scaling is False or not step.unscaled:
+            return self.scaling is False
+        gradients = [g for g in gradients if g is not None]
+        unscaled = [_is_marked(step.unscaled, g) for g in gradients]
+        if all(unscaled):
+            return True
+        given = any(_is_marked(step.given, g, written=True) for g in gradients)
+        new = step.stage is UNSCALED and not given
+        if new and step.numbers >= _count(gradients):
+            if step.trace != _trace([scale, *gradients]):
+                raise ValueError(_OTHER_FUNCTION)
+            return True
+        if any(unscaled):
+            raise ValueError(_MIXED)
+        return False
+
+    def _get(self):
+        replica = active.step().replica()
+        return self._steps.get(replica, self._steps[None])
+
+    def _set(self, step):
+        replica = active.step().replica()
+        # Outside of replicas it is the step of them all.
+        kept = {} if replica is None else self._steps
+        self._steps = kept | {replica: step}
+
+
+def _marks(tensors):
+    """Marks tensors, to know them again, without keeping them in memory."""
+    return {
+        id(t): (_reference(t), _version(t)) for t in tensors if t is not None
+    }
+
+
+def _is_marked(marks, tensor, written=False):
+    """Whether a tensor is marked, and was not written to since unless so."""
+    reference, version = marks.get(id(tensor), (lambda: marks, None))
+    if reference() is not tensor:
+        return False
+    return written or version == _version(tensor)
+
+
+def _version(tensor):
+    """What each write into the memory of a tensor of torch counts up."""
+    return getattr(tensor, "_version", None)
+
+
+def _reference(thing):
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # Lists and numbers.
+        return lambda: thing
+
+
+def _trace(tensors):
+    """Returns a reference to the trace of tensors, `None` outside of any."""
+    trace = active.step().trace([t for t in tensors if t is not None])
+    return None if trace is None else weakref.ref(trace)
+
+
+def _count(tensors):
+    """Returns how many numbers tensors have; infinity if it is not known."""
+    shapes = [ops.shape(t) for t in as_tensors(tensors) if t is not None]
+    known = all(isinstance(n, int) for shape in shapes for n in shape)
+    return sum(map(math.prod, shapes)) if known else math.inf
+
+
+def as_tensors(gradients: list) -> list:
+    """Returns gradients as tensors: lists and NumPy arrays may be given."""
+    is_sparse = active.step().is_sparse
+    return [
+        g if g is None or is_sparse(g) else ops.convert_to_tensor(g)
+        for g in gradients
+    ]
+
+
+def scaling_call() -> str:
+    """Returns the method of the optimizer that a `train_step` calls."""
+    if keras.backend.backend() == "jax":
+        return "stateless_scale_loss(optimizer_variables, loss)"
+    return "scale_loss(loss)"
+
+
+def training_model():
+    """The model whose `train_step` is on the stack, `None` if there is none.
+
+    AutoGraph calls its own translation `tf__train_step`.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("train_step", "tf__train_step"):
+            # Its first argument, which not everybody calls `self`.
+            model = frame.f_locals.get([*code.co_varnames, None][0])
+            if isinstance(model, keras.Model):
+                return model
+        frame = frame.f_back
+    return None
+
+
+_TWICE = """\
+These gradients are unscaled already: `unscale` has returned them, or `apply`
+has taken them as unscaled.
+Wrong:
+    grads = optimizer.unscale(grads)
+    norm = global_norm(optimizer.unscale(grads))
+Right:
+    grads = optimizer.unscale(grads)
+    norm = global_norm(grads)"""
+
+_MIXED = """\
+Some of these gradients come from `unscale`, others are still scaled.
+Wrong:
+    grads[0] = optimizer.unscale(grads[:1])[0]
+    optimizer.apply(grads)
+Right:
+    grads = optimizer.unscale(grads)
+    optimizer.apply(grads)"""
+
+_OTHER_FUNCTION = """\
+These gradients may be scaled or not: `unscale` was called outside of the
+function that is compiled now, which gets its results as new tensors.
+Wrong:
+    unscaled = optimizer.unscale(grads)
+    compiled_apply(grads or unscaled)
+Right, to change them: call `unscale` and `apply` in one compiled function.
+Right, to look at them: `norm(grads) / optimizer.loss_scale`, or after `apply`
+`optimizer.gradient_norms()`."""
+
+
+def forgotten(model, optimizer, undivided: bool) -> str:
+    """Returns what to say of a `train_step` that does not scale the loss.
+
+    Args:
+        model: The `keras.Model`.
+        optimizer: The optimizer, whose scale it does not use.
+        undivided: Boolean. Whether its gradients are applied as they are.
+    """
+    done = (
+        "They are applied as they are, undivided. Small ones become 0 in "
+        "float16"
+        if undivided
+        else "It was multiplied by the scale of another optimizer, so updates "
+        "are wrong as soon as the two scales differ"
+    )
+    return (
+        f"The `train_step` of {model.name!r} applies gradients of a loss that "
+        f"is not multiplied by the loss scale of {optimizer.name!r}. {done}. "
+        f"Call `loss = self.optimizer.{scaling_call()}` before the gradients "
+        "are computed."
+    )
