@@ -237,12 +237,6 @@ def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
     model._jax_state, model._jax_state_synced = state, synced
 
 
-def callback_model(callback: keras.callbacks.Callback):
-    """Returns the model of a callback as it was set."""
-    # `model` writes the state of a JAX model back each time.
-    return callback._model
-
-
 def arrays_in_fit(model: keras.Model) -> tuple | None:
     """Returns the arrays that `fit`, which is under way, was given, if any."""
     adapter = getattr(_epochs_in("fit", model), "data_adapter", None)

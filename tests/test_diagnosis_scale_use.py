@@ -279,6 +279,7 @@ WRONG = {
     "clips values": change_each(lambda g: ops.clip(g, -0.5, 0.5)),
     "drops small": change_each(lambda g: ops.where(ops.abs(g) < 2, 0.0, g)),
     "adds noise": change_each(noisy),
+    "hides overflow": change_each(ops.nan_to_num),
     "clips beside noise": step(
         loss=with_native_noise,
         update=lambda optimizer, gs, vs: optimizer.apply(clipped(gs), vs),
@@ -386,6 +387,7 @@ EXPLAINED = {
     "scales twice": ("<model>", 4, "once more"),
     "divides twice": (None, 4, "own division"),
     "clips all": (None, 4, "unscale("),
+    "hides overflow": (None, 4, "finite"),
 }
 
 

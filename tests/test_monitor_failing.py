@@ -344,7 +344,7 @@ PARTS = {
     "look at metrics": "monitoring.metric_values.MetricValues.read",
     "measure layers": "monitoring.range_schedule.RangeReader.finish",
     "sum up this run": "monitoring.summary.summarize",
-    "tune this model": "tuning.controller.NonfiniteStepCount.count",
+    "tune this model": "tuning.controller.Tuning._undo_if_diverged",
 }
 
 

@@ -90,25 +90,6 @@ def test_epochs_that_end_with_a_call_without_a_batch(tmp_path):
     assert model.train_function is own
 
 
-# Keras' own is 2.6 then: the call that finds no batch raises after it has added
-# the size that the batch would have had to the mean's count.
-@runs_out
-@only_tensorflow
-def test_the_loss_of_an_epoch_of_unknown_length_is_its_mean(tmp_path):
-    import tensorflow as tf
-
-    keras.config.set_dtype_policy("mixed_float16")
-    zero = keras.layers.Dense(1, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((4,)), zero])
-    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
-    y = x.sum(1, keepdims=True)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda *_: True)
-    data = data.batch(4, drop_remainder=True)
-    history = watched(tmp_path, data, model).history
-    assert history["loss"][0] == pytest.approx(np.mean(y**2), rel=1e-3)
-
-
 @each_optimizer
 def test_each_fit_is_a_stretch_of_its_own(wrap, tmp_path):
     model = one_weight(wrap)

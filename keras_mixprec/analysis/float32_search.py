@@ -11,9 +11,9 @@ from keras_mixprec.analysis.trade_off import TradeOff, Trial
 from keras_mixprec.analysis.trials import Trials
 from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.end_to_end import EndToEnd
-from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import rank, smallest_set
+from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import temporary_policies

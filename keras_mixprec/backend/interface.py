@@ -72,12 +72,6 @@ class Step(Protocol):
         or that is not known.
         """
 
-    def unless(self, finite, check):
-        """Returns `False` if `finite`, else what `check()` returns.
-
-        That is a boolean tensor, computed only then.
-        """
-
     def unscale(self, gradients, inverse, keep, variables=()):
         """Returns gradients times `inverse`.
 

@@ -2,11 +2,9 @@
 
 An examination takes one batch, and a train step or, without a loss, what
 `predict` does with it. Are the data finite, is float32 finite, has
-training diverged? If it is precision: each layer is run again on the inputs
-that it saw, in its dtype and in float32, forward and backward; what is wrong is
-demoted and the step is run again, until loss and gradients are as in float32.
-Then the smallest set of layers that is needed is kept. Nothing is changed in
-the model.
+training diverged? If it is precision, the smallest set of layers is searched
+that make the run right in float32. What is wrong with each of them is asked
+last, with the others repaired. Nothing is changed in the model.
 
 Where each kind of verdict is decided: see the table in docs/architecture.md.
 
@@ -17,23 +15,20 @@ Files:
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
 - `course.py`: where training is, and whether it has diverged.
 - `call_examination.py`: the same of what `predict` does, without a loss.
-- `run_search.py`: the search in a run of the model, layer by layer, then of the
-  result; `search_state.py`: its state.
-- `layer_search.py`, `loss_search.py`: the search in a train step: gradients and
-  the loss. `call_search.py`: in `predict`, its outputs.
+- `search.py`: the search, and the order in which layers are tried;
+  `smallest_set.py`: the smallest set that is enough.
+- `run.py`: what the search asks of a run. `step_run.py`: a train step, and
+  whether it is as good as in float32; `call_run.py`: the outputs of `predict`.
+- `step_search.py`: the loss scale of a step, its search, and what else a step
+  shows: variables that stand still, random numbers.
 - `loss_fault.py`: what is not finite behind a layer that repairs it.
-- `magnified.py`: rounding errors that a later layer magnifies.
 - `fault_kind.py`: overflow, underflow or loss of precision, of a layer whose
   outputs or gradients are wrong.
 - `forward.py`: whether a layer's outputs are right in 16 bits.
 - `backward.py`: the same of its gradients.
-- `end_to_end.py`: how far the loss and all gradients are from float32's, and
-  faults of the loss itself.
-- `whole_step.py`: whether a whole step is as good as in float32.
+- `end_to_end.py`: how far the loss and all gradients are from float32's.
 - `metric_check.py`: metrics that float32 computes otherwise from the same
   predictions.
-- `smallest_set.py`: the smallest set of layers that a step is right with.
-- `needed.py`: which of the demotions a run is wrong without.
 - `weights.py`: weights that are not finite, or are not in their cast.
 - `state_check.py`: moving averages that 16-bit rounding stops.
 - `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.

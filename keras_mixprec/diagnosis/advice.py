@@ -57,6 +57,10 @@ _CASES = {
     "gradients": "The loss of this batch is finite, but gradients are not, in "
     "float32 either, as those of a square root or a norm at 0. Add a small "
     "number inside of it, as in keras.ops.sqrt(x + 1e-6).",
+    "between_gradients": "The loss and the gradients between layers are finite "
+    "in float32, but some that `train_step` gives the optimizer are not. Look "
+    "at what it adds, such as gradients that it keeps from an earlier step, or "
+    "the norm of a weight that is 0.",
     "loss_grew": "The loss was {loss_at_first:.3g} when training began. On "
     "the batch of this step it is {loss_in_float32:.3g} even in float32",
     "weights_grew": "The largest weight grew from "
@@ -141,6 +145,10 @@ _CASES = {
     "optimizer.unscale(gradients)` before that, or in place of your own "
     "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
     "`clipvalue` of the inner optimizer.",
+    "hides_overflow": "Where gradients overflow, your code makes them finite "
+    "(as `nan_to_num` or clipping by value does), so that no step is skipped "
+    "and the loss scale never falls. Pass gradients to `optimizer.apply` as "
+    "they are.",
     "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
     "scale, but the optimizer divides them by it. Compute gradients of the "
     "result of `optimizer.{scaling}`. A gradient of your own "
@@ -183,7 +191,8 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     if kind == "divergence" and "input" in numbers:
         return _CASES["large_input"].format(**numbers)
     if numbers.get("not_finite") == "gradients":
-        return _CASES["gradients"]
+        own = "made_in" in numbers
+        return _CASES["between_gradients" if own else "gradients"]
     if "largest_weight_at_first" in numbers:
         case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
         numbers["evidence"] = _CASES[case].format(**numbers)

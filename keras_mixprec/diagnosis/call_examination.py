@@ -10,7 +10,7 @@ from keras_mixprec.diagnosis.advice import (
     advice_in_call,
 )
 from keras_mixprec.diagnosis.batch import build_for_predict, nonfinite_rows
-from keras_mixprec.diagnosis.call_search import CallSearch
+from keras_mixprec.diagnosis.call_run import CallRun
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
@@ -36,7 +36,7 @@ def examine_prediction(
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
         prediction = Prediction(model, x)
-        return examine_calls(prediction, CallSearch, {"x": x}, compiled, step)
+        return examine_calls(prediction, CallRun, {"x": x}, compiled, step)
 
 
 def is_compiled(model: keras.Model) -> bool:
@@ -50,7 +50,7 @@ def is_compiled(model: keras.Model) -> bool:
 
 def examine_calls(
     prediction: Prediction | RecordedCalls,
-    search: type[CallSearch],
+    run_class: type[CallRun],
     given: dict,
     compiled: bool,
     step: int | None = None,
@@ -59,21 +59,21 @@ def examine_calls(
 
     Args:
         prediction: `Prediction` or `RecordedCalls`.
-        search: The class of the search in it.
+        run_class: The class of the run of it.
         given: Dict from names to the structures that it was given.
         compiled: Boolean. Whether XLA compiles the calls.
         step: As for `diagnose`.
     """
     common = {"compiled": compiled, "step": step}
     with active.processes().single_process(prediction.model), same_draws():
-        return _Verdicts(prediction, search, given, common).find()
+        return _Verdicts(prediction, run_class, given, common).find()
 
 
 class _Verdicts:
-    def __init__(self, prediction, search, given, common):
+    def __init__(self, prediction, run_class, given, common):
         self._prediction = prediction
         self._model = prediction.model
-        self._search_class = search
+        self._run_class = run_class
         self._given = given
         self._common = common
 
@@ -98,21 +98,20 @@ class _Verdicts:
         compiled = self._common["compiled"]
 
         def run():
-            search = self._search_class(self._prediction, exact, compiled)
-            search.run(known)
-            return search
+            own = self._run_class(self._prediction, exact, compiled)
+            return own.culprits(known)
 
         def stop():
             return interruption(self._model, self._prediction.tensors)
 
-        search, raising = without_what_raises(
+        culprits, raising = without_what_raises(
             run,
             self._model,
             stop,
             exact.calls,
             self._prediction.compiled if compiled else None,
         )
-        return [*raising, *search.culprits]
+        return [*raising, *culprits]
 
     def _blamed(self, culprits):
         return [

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -19,15 +18,14 @@ from keras_mixprec.keras_internals import flat_layers, own_trainable
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import (
     DryStep,
-    compiled_loss,
     dry_step,
     exact_step,
 )
 from keras_mixprec.numerics.layer_hooks import (
-    in_float32,
     temporary_policies,
 )
 from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
+from keras_mixprec.policies.layers import has_own_step
 
 
 def loss_error(loss: float, exact: float) -> float:
@@ -35,69 +33,6 @@ def loss_error(loss: float, exact: float) -> float:
     if not math.isfinite(loss):
         return math.inf
     return abs(loss - exact) / max(abs(exact), 1e-30)
-
-
-class LossCheck:
-    """Compares 16-bit losses with float32 ones of several like models.
-
-    The loss of a chaotic model, such as a deep one that normalizes over a
-    batch of four, is off by 10% if any rounding is different. So each
-    comparison is repeated with weights that are off by half a float16 ulp.
-
-    Args:
-        model: A built `keras.Model`.
-        low: Function of a list of layers: the loss with those in float32.
-        exact: Function without arguments: the loss in float32.
-    """
-
-    def __init__(
-        self,
-        model,
-        low: Callable[[list], float],
-        exact: Callable[[], float],
-    ):
-        self._model = model
-        self._low = low
-        self._exact = exact
-
-    def wrong(self, demoted: list) -> bool:
-        """Whether the loss is wrong however the weights are rounded.
-
-        Each is compared with those of float32 for all of the weights, and has
-        to be further from them than they are from each other.
-        """
-        losses, exact, spread = [], [], thresholds.LOSS_ERROR
-        for low, wide in self._pairs(demoted):
-            spread = max([spread, *(loss_error(wide, x) for x in exact)])
-            losses.append(low)
-            exact.append(wide)
-            if any(loss_error(x, y) <= spread for x in losses for y in exact):
-                return False
-        return True
-
-    def right(self, demoted: list) -> bool:
-        """Whether the loss is right however the weights are rounded."""
-        errors = (loss_error(*pair) for pair in self._pairs(demoted))
-        return all(error <= thresholds.LOSS_ERROR for error in errors)
-
-    def _pairs(self, demoted):
-        for seed in range(thresholds.LOSS_JITTERS):
-            with jittered(self._model, seed):
-                yield self._low(demoted), self._exact()
-
-
-def right_in_xla(model, data) -> bool:
-    """Whether the loss of a step is right when XLA compiles it.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-    """
-    low = compiled_loss(model, data)
-    # It may draw other random numbers than single operations do.
-    with in_float32(model):
-        exact = compiled_loss(model, data)
-    return loss_error(low, exact) <= thresholds.LOSS_ERROR
 
 
 class Errors(NamedTuple):
@@ -150,7 +85,7 @@ class EndToEnd:
         self._scale = 2.0**loss_scale_bits
         self._references = [Reference(model, batch) for batch in batches]
         for reference in self._references:
-            reference.resolved  # noqa: B018  As the weights are now.
+            reference.noise  # noqa: B018  As the weights are now.
 
     @property
     def finite(self) -> bool:
@@ -205,17 +140,28 @@ class Reference:
         }
 
     @functools.cached_property
-    def resolved(self):
-        """Ids of the variables that count and are resolved, and `"loss"`."""
-        resolved = self._counts
+    def noise(self):
+        """How far roundings of weights and inputs move each part, by its id."""
+        noise = dict.fromkeys(self._counts, 0.0)
         for seed in range(thresholds.LOSS_JITTERS):
             with jittered(self._model, seed):
                 batch = rounded_otherwise(self._batch, seed)
                 other = exact_step(self._model, batch, records=False)
-            resolved = {
-                k for k in resolved if not _differ(k, other, self.exact)
-            }
-        return resolved
+            for key in noise:
+                noise[key] = max(noise[key], _distance(key, other, self.exact))
+        return noise
+
+    def _counting(self, step, exact):
+        """What is resolved, or much further off than roundings move it."""
+        limits = {"loss": thresholds.LOSS_ERROR}
+        resolved = thresholds.RESOLVED_GRADIENT
+        return {
+            key
+            for key, own in self.noise.items()
+            if own <= limits.get(key, resolved)
+            or own < thresholds.ALL_NOISE
+            and _distance(key, step, exact) > thresholds.BEYOND_NOISE * own
+        }
 
     def errors(self, step: DryStep) -> Errors:
         """Returns how far a step is off in what is resolved."""
@@ -223,7 +169,7 @@ class Reference:
 
     def compare(self, step: DryStep, exact: DryStep) -> Errors:
         """Returns how far two steps are apart in what is resolved."""
-        return self._errors(step, exact, self.resolved)
+        return self._errors(step, exact, self._counting(step, exact))
 
     def is_like(self, step: DryStep) -> bool:
         """Whether a step is as good as in float32.
@@ -272,22 +218,29 @@ def _moving(model, exact):
     }
 
 
-def _differ(key, other, exact):
+def _distance(key, step, exact):
     if key == "loss":
-        error = loss_error(other.loss, exact.loss)
-        return error > thresholds.LOSS_ERROR
-    pair = other.gradients[key], exact.gradients[key]
-    error = relative_error(*([to_array(g)] for g in pair))
-    return error > thresholds.RESOLVED_GRADIENT
+        return loss_error(step.loss, exact.loss)
+    low, wide = (to_array(s.gradients[key]) for s in (step, exact))
+    return relative_error([low / np.float32(step.scale)], [wide])
 
 
-def not_finite_in(exact: DryStep) -> dict:
+def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
     """Returns what of a step is not finite, as the numbers of a verdict."""
     if not math.isfinite(exact.loss):
         return {"not_finite": "loss"}
     arrays = [to_array(g) for g in exact.gradients.values()]
     count = sum(nonfinite([array]) > 0 for array in arrays)
-    return {"not_finite": "gradients", "variables": count}
+    numbers = {"not_finite": "gradients", "variables": count}
+    inside = [
+        to_array(gradient)
+        for call in exact.calls
+        for gradient in call.cotangents + call.input_cotangents
+        if gradient is not None
+    ]
+    if has_own_step(model) and inside and not nonfinite(inside):
+        numbers["made_in"] = "train_step"
+    return numbers
 
 
 def is_finite(exact: DryStep) -> bool:

@@ -31,7 +31,6 @@ from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
-from keras_mixprec.diagnosis.layer_search import Search
 from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
@@ -39,10 +38,11 @@ from keras_mixprec.diagnosis.step_errors import (
     evidence,
     without_what_raises,
 )
+from keras_mixprec.diagnosis.step_run import StepRun
+from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.diagnosis.weights import lost_constant, lost_weights
-from keras_mixprec.diagnosis.whole_step import WholeStep
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import is_normalization, updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
@@ -295,11 +295,12 @@ class _Verdicts:
         """Adds what is wrong with layers that the model does not hold."""
         demoted = [layer for f in found.findings for layer in f.layers]
         scale, bits = scale_in_use(self._model), found.scale_bits or 0.0
-        whole = WholeStep(
+        run = StepRun(
             self._model, self._batch, self._exact, self._common["compiled"]
         )
+        run.demoted, run.bits = demoted, bits
         adapts = scale.adapts and self._exact.scales
-        culprit = other_layers_at_fault(whole, others, demoted, bits, adapts)
+        culprit = other_layers_at_fault(run, others, adapts)
         if culprit is None:
             return found
         finding = Finding(self._culprit(culprit, scale), [])
@@ -451,7 +452,8 @@ class _Verdicts:
         layer, numbers = lost_constant(self._model)
         if layer:
             return self._verdict("forward_overflow", layer, "forward", numbers)
-        numbers = not_finite_in(self._exact) | large_inputs(self._data[0])
+        numbers = not_finite_in(self._model, self._exact)
+        numbers |= large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 
     def _scale_too_low(self, search, scale, effective):

@@ -2,10 +2,8 @@
 
 import math
 
-import keras
 import numpy as np
 
-from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
     error_over_draws,
@@ -15,7 +13,7 @@ from keras_mixprec.diagnosis.compare import (
     repeats,
     resolved_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_outputs,
     kind_over_draws,
@@ -27,75 +25,6 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
-
-
-def smallest_repair(
-    replay: LayerReplay, exact: list[np.ndarray], kind: str
-) -> list:
-    """Returns the layer alone where that is enough, else what it takes.
-
-    For the cast of an input it is: then what is inside has a finite input,
-    and is checked by itself.
-
-    Args:
-        replay: `LayerReplay` of a call that comes out wrong.
-        exact: List of arrays, what it returns in float32.
-        kind: String. The kind of the fault.
-    """
-    alone = [replay.call.layer]
-    if with_sublayers(replay.call.layer) == alone:
-        return alone
-    error = _error(replay, exact, alone)
-    runs = error is not None
-    if runs and (error <= thresholds.FORWARD_ERROR or kind == "cast_overflow"):
-        return alone
-    layers = without_needless(replay, exact)
-    inner = _inner(layers, runs_alone=runs)
-    if inner:
-        error = _error(replay, exact, inner)
-        if error is not None and error <= thresholds.FORWARD_ERROR:
-            return inner
-    return layers
-
-
-def _inner(layers, runs_alone):
-    """Those inside of a layer that may be enough without it, if any."""
-    outer, *inside = layers
-    if type(outer) is keras.layers.TimeDistributed:
-        # It computes nothing itself, and a cell is most of a recurrent layer.
-        return [layer for layer in inside if computes_low(layer)]
-    if runs_alone and isinstance(outer, keras.Model):
-        # Its code computes in the dtype of what layers return: mostly these
-        # few are enough.
-        return inside
-    return []
-
-
-def without_needless(replay: LayerReplay, exact: list[np.ndarray]) -> list:
-    """Returns the layer and those inside it that make it come out right.
-
-    Args:
-        replay: `LayerReplay` of a call.
-        exact: List of arrays, what it returns in float32.
-    """
-    layers = with_sublayers(replay.call.layer)
-    for sublayer in layers[1:]:
-        inside = {id(layer) for layer in with_sublayers(sublayer)}
-        fewer = [layer for layer in layers if id(layer) not in inside]
-        if len(fewer) < len(layers):
-            error = _error(replay, exact, fewer)
-            if error is not None and error <= thresholds.FORWARD_ERROR:
-                layers = fewer
-    return layers
-
-
-def _error(replay, exact, layers):
-    try:
-        return relative_error(replay.forward("float32", layers), exact)
-    # Adding float32 to the float16 of a part, TensorFlow and torch raise.
-    except active.replay().REFUSALS:
-        return None
-
 
 # As many as there are of rows with bad data.
 _ROWS_NAMED = 8
@@ -161,7 +90,7 @@ def check_forward(
     kind = kind_of_outputs(replay, low, exact, numbers)
     if kind == "underflow":
         numbers |= _vanishing_constant(call.layer)
-    layers = smallest_repair(replay, exact, kind)
+    layers = with_sublayers(call.layer)
     return error, Culprit(call.path, layers, kind, "forward", numbers)
 
 

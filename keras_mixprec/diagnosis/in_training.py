@@ -24,7 +24,7 @@ from keras_mixprec.diagnosis.examination import (
     Finding,
     examine,
 )
-from keras_mixprec.diagnosis.layer_search import Search
+from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import exact_step

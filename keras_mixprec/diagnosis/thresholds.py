@@ -48,33 +48,21 @@ ERROR_OF_TIES = 0.99
 DRAWN_NUMBERS = 8192
 FEWEST_DRAWS, MOST_DRAWS = 8, 64
 
-# Among how many layers, the least exact first, a blameless-looking culprit of
-# a wrong loss is searched: each costs a forward pass.
-LOSS_CANDIDATES = 12
-
 # Numbers up to this one stand for minus infinity, such as the -1e9 in scores of
 # what is masked. Activations that overflow float16 are mostly below 1e6.
 MINUS_INFINITY = -1e8
-
-# The share that is left of an error without the layer that it comes from.
-# Demoting any one of many layers that round alike leaves more.
-ONE_CAUSE = 0.25
 
 # Weights off by half a float16 ulp change a variable's gradient by less than
 # this share in float32, or no precision resolves it: a third of BACKWARD_ERROR,
 # since activations are rounded as well as weights, and at every layer.
 RESOLVED_GRADIENT = 0.1
 
-# How many times as far as by rounded weights a loss or gradient that these
-# alone put off has to be off to count. A router in bfloat16 is by 1.5 times
-# and trains; distances that cancel by 70 times, and train no more. What they
-# change by as much as it is, such as a mean that is 0, is nothing but rounding.
+# How many times as far off as by rounded weights a result has to be that these
+# alone put off. A router in bfloat16 is by 1.5 times and trains; distances that
+# cancel by 70 times, and train no more. What they change by as much as it is,
+# such as a mean that is 0, is nothing but rounding.
 BEYOND_NOISE = 8.0
 ALL_NOISE = 1.0
-
-# A loss or gradient that is off by more than a tenth both with a demotion and
-# without it is no reason for it, unless by half as much again without.
-AS_RIGHT = 1.5
 
 # A gradient has to keep this share of its energy (sum of squares) above what
 # underflows; DeepSpeed and others lose 5% of the entries without harm.

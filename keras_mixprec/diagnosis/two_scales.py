@@ -14,7 +14,7 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.numerics.arrays import (
@@ -29,7 +29,7 @@ from keras_mixprec.numerics.dry_step import (
     single_step,
     step_held_at,
 )
-from keras_mixprec.numerics.held_optimizer import is_scaling
+from keras_mixprec.numerics.held_optimizer import is_scaling, overflowing
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
 from keras_mixprec.numerics.untouched import holding_zeros
@@ -81,8 +81,9 @@ def _scale_use(model, data, exact):
         bits = thresholds.USUAL_SCALE_BITS
     if exact is None:
         comparison = _Comparison(model, data, None, bits)
-        if not _off(comparison.once(0), comparison.once(1)):
-            return ScaleUse()
+        first = comparison.once(0)
+        if not _off(first, comparison.once(1)):
+            return comparison.of_overflow(first)
         exact = exact_step(model, data)
     if not is_finite(exact):
         return ScaleUse()
@@ -109,7 +110,9 @@ class _Comparison:
             return ScaleUse()
         by_hand = not self._exact.scales
         off = _off(first, second)
-        if not off or not self._is_certain():
+        if not off:
+            return self.of_overflow(first, by_hand)
+        if not self._is_certain():
             return ScaleUse(by_hand)
         # The step that was given may have drawn other numbers.
         self._exact = exact_step(self._model, self._data)
@@ -118,6 +121,18 @@ class _Comparison:
         if not off:  # Only those did.
             return ScaleUse(by_hand)
         return ScaleUse(False, *self._fault(off, first, second))
+
+    def of_overflow(self, first, by_hand=False):
+        """Whether an infinite loss gives the optimizer finite gradients."""
+        moving = {k for k, g in first.items() if largest_magnitude(g)}
+        with in_float32(self._model), overflowing():
+            step = single_step(self._model, self._data, 1.0)
+        found = [g for k, g in step.gradients.items() if k in moving]
+        hidden = step.scales and found and not nonfinite(map(to_array, found))
+        if by_hand or not hidden:
+            return ScaleUse(by_hand)
+        numbers = {"variables": len(found), "variables_in_all": len(first)}
+        return ScaleUse(False, "hides_overflow", numbers)
 
     def once(self, place):
         """The gradients of a step at the first scale (0) or the second."""

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.diagnosis.call_examination import examine_calls, is_compiled
-from keras_mixprec.diagnosis.call_search import LoopSearch
+from keras_mixprec.diagnosis.call_run import LoopRun
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.recorded_calls import RecordedCalls
@@ -73,7 +73,7 @@ def diagnose_call(
         own = getattr(fn, "__self__", None) is model
         compiled = own and is_compiled(model)
         given = {"args": _tensors(args), "kwargs": _tensors(kwargs)}
-        found = examine_calls(calls, LoopSearch, given, compiled)
+        found = examine_calls(calls, LoopRun, given, compiled)
         return [finding.verdict for finding in found]
 
 

@@ -10,10 +10,11 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice_in_call
 from keras_mixprec.diagnosis.batch import build_for_predict, to_tensors
-from keras_mixprec.diagnosis.call_search import CallSearch
+from keras_mixprec.diagnosis.call_run import CallRun
 from keras_mixprec.diagnosis.compare import output_error, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit, low_layers
 from keras_mixprec.diagnosis.forward import range_kind
+from keras_mixprec.diagnosis.search import causes
 from keras_mixprec.diagnosis.smallest_set import rank, smallest_set
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.diagnosis.weights import weight_overflows
@@ -33,10 +34,6 @@ _log = logging.getLogger("keras_mixprec.inference")
 # are needed for each layer that has to stay. With new weights the activations
 # of EfficientNetB7 vanish in hundreds of its 813 layers.
 _MOST_TRIED = 400
-
-# Culprits of which it is asked first which the outputs are right without; of
-# more, the search for the smallest set alone does.
-_MOST_ASKED = 128
 
 # Stored in 16 bits, a weight is computed with as if it were cast to them.
 _COMPUTES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
@@ -124,10 +121,10 @@ class _WideSearch:
                 "more."
             )
         must = weight_overflows(self._model)
-        culprits = {culprit.path: culprit for culprit in must}
-        needed = frozenset(culprits) & frozenset(self._layers)
+        paths = {culprit.path for culprit in must}
+        needed = frozenset(paths) & frozenset(self._layers)
         if not self._fits(needed):
-            errors = self._examine(culprits)
+            errors = self._instabilities()
             ranked = [e.path for e in rank(self._entries, errors)]
             ranked = [path for path in ranked if path not in needed]
             more = smallest_set(
@@ -137,6 +134,7 @@ class _WideSearch:
                 raise self._unreachable()
             needed |= more
         in_order = [path for path in self._layers if path in needed]
+        culprits = self._causes(needed, must) if needed else {}
         return WideSet(
             {path: self._verdict(path, needed, culprits) for path in in_order},
             [self._layers[path] for path in in_order],
@@ -183,28 +181,26 @@ class _WideSearch:
 
     # Which layers, and why.
 
-    def _examine(self, culprits):
-        """Adds the layers at fault; returns how far each path is off."""
-        errors, wide = {}, [x for c in culprits.values() for x in c.layers]
+    def _instabilities(self):
+        """How far each layer is off by itself, as a multiple of what may be."""
+        errors = {}
         for prediction in self._predictions:
-            exact = prediction.exact()
-            with computing_in("float32", wide):
-                search = CallSearch(prediction, exact, False)
-                search.run([], _MOST_ASKED)
-            for found in search.culprits:
-                wide += found.layers
-                for culprit in found.by_layer(self._model):
-                    culprits.setdefault(culprit.path, culprit)
-            for call in exact.calls:
+            for call in prediction.exact().calls:
                 if call.path in self._layers:
                     own = self._own_error(call) / self._tolerance
                     errors[call.path] = max(own, errors.get(call.path, 0.0))
-        to_blame = {id(layer) for layer in wide}
-        return errors | {
-            path: math.inf
-            for path, layer in self._layers.items()
-            if id(layer) in to_blame
-        }
+        return errors
+
+    def _causes(self, needed, must):
+        """What is wrong with each layer, by path."""
+        parts = {p: [self._layers[p]] for p in self._layers if p in needed}
+        found = {culprit.path: culprit for culprit in must}
+        for prediction in self._predictions:
+            run = CallRun(prediction, prediction.exact(), False)
+            run.error = self._drift(frozenset())
+            for culprit in causes(run, parts):
+                found.setdefault(culprit.path, culprit)
+        return found
 
     def _own_error(self, call):
         replay = LayerReplay(call)

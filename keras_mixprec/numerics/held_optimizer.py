@@ -1,6 +1,7 @@
 """An optimizer that sees losses and gradients, and updates nothing."""
 
 import contextlib
+import contextvars
 import functools
 import operator
 
@@ -9,6 +10,18 @@ import keras
 from keras_mixprec._patched import Replacements, patched
 from keras_mixprec.backend import active
 from keras_mixprec.keras_internals import updated_variables
+
+_TIMES = contextvars.ContextVar("times", default=1.0)
+
+
+@contextlib.contextmanager
+def overflowing():
+    """Context in which held optimizers make every scaled loss infinite."""
+    token = _TIMES.set(float("inf"))
+    try:
+        yield
+    finally:
+        _TIMES.reset(token)
 
 
 def is_scaling(optimizer) -> bool:
@@ -128,7 +141,8 @@ class _Held:
         self._unscaled = None  # It begins a new step.
         loss = keras.ops.cast(loss, "float32")
         observe = active.replay().observe
-        return observe(loss, self._losses.append, lambda _: None) * self._scale
+        loss = observe(loss, self._losses.append, lambda _: None)
+        return loss * (self._scale * _TIMES.get())
 
     def _unscale(self, grads):
         # By which scaled ones are known, of which only the size was asked.
@@ -148,8 +162,8 @@ class _Held:
                 grads = self._times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
-        if unscaled:
-            grads = self._times(grads, self._scale)
+        if unscaled:  # Whoever unscales them has seen what overflowed.
+            grads = self._times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
                 self._gradients[id(variable)] = gradient

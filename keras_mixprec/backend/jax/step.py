@@ -59,12 +59,6 @@ def known_finite(tensor):
     return False
 
 
-def unless(finite, check):
-    if not _is_traced(finite):
-        return not finite and check()
-    return jax.lax.cond(finite, lambda: jnp.array(False), check)
-
-
 def unscale(gradients, inverse, keep, variables=()):
     return [
         g

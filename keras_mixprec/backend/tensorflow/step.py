@@ -8,7 +8,6 @@ Three ways to hold back an update, each the fastest where it applies:
   replica context.
 """
 
-import functools
 import math
 
 import tensorflow as tf
@@ -95,12 +94,6 @@ def to_host_bool(finite):
 def known_finite(tensor):
     known = tf.executing_eagerly() and _on_cpu()
     return known and math.isfinite(tf.reduce_sum(tensor))
-
-
-def unless(finite, check):
-    if tf.executing_eagerly():
-        return not finite and check()
-    return _choose(finite, functools.partial(tf.constant, False), check)
 
 
 def unscale(gradients, inverse, keep, variables=()):

@@ -56,10 +56,6 @@ def known_finite(tensor):
     return tensor.device.type == "cpu" and math.isfinite(tensor.sum().item())
 
 
-def unless(finite, check):
-    return not finite and check()
-
-
 def unscale(gradients, inverse, keep, variables=()):
     own = {id(v.value.grad) for v in variables if v.value.grad is not None}
     result, in_place, copied = list(gradients), [], []

@@ -1,0 +1,98 @@
+"""What the search for culprits asks of a run: a train step, or calls."""
+
+from collections.abc import Callable, Iterator
+
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.numerics.layer_hooks import computing_in
+
+
+class Run:
+    """One run of a model on one batch, again and again.
+
+    Args:
+        model: A built `keras.Model`.
+        exact: The run in float32, with its calls.
+        compiled: Boolean. Whether XLA compiles it.
+
+    Attributes:
+        model: As given.
+        demoted: List of the layers that are known to need float32.
+        exact_calls: Dict from names to the `LayerCall`s of `exact`.
+        error: Float. How far it is off as it is; infinite if something is not
+            finite.
+    """
+
+    def __init__(self, model, exact, compiled: bool):
+        self.model = model
+        self.demoted = []
+        self.exact_calls = {call.name: call for call in exact.calls}
+        self.error = 0.0
+        self._exact = exact
+        self._compiled = compiled
+
+    def low(self, calls: list) -> list:
+        """Returns the calls that compute in 16 bits, not demoted yet."""
+        demoted = set(map(id, self.demoted))
+        return [
+            call
+            for call in calls
+            if id(call.layer) not in demoted and computes_low(call.layer)
+        ]
+
+    def right(self, layers: list) -> bool:
+        """Whether it runs with the layers in float32, and is as good as that.
+
+        Args:
+            layers: List of layers, besides those of `demoted`.
+        """
+        try:
+            with computing_in("float32", [*self.demoted, *layers]):
+                return self._is_right()
+        # TensorFlow and torch refuse to mix some dtypes.
+        except active.replay().REFUSALS:
+            return False
+
+    def record(self, layers: list):
+        """Returns the run with its calls, each free of what others do wrong.
+
+        Args:
+            layers: As for `right`.
+        """
+        with computing_in("float32", [*self.demoted, *layers]):
+            return self._recorded()
+
+    def own_faults(self, low) -> Iterator[Callable]:
+        """Yields functions of a call to what its layer does wrong, if it does.
+
+        Args:
+            low: What `record` returned, with all other culprits repaired.
+        """
+        yield lambda call: check_forward(call, None, self._compiled, True)[1]
+
+    def located(self, culprit: Culprit, call) -> Culprit:
+        """Returns the culprit with which call it is, where that counts."""
+        return culprit
+
+    def own_error(self, call) -> float:
+        """Returns the error of a layer, as a multiple of what it may be."""
+        raise NotImplementedError
+
+    def fault(self, layers: list) -> tuple[str, str]:
+        """Kind and direction of what is wrong without the layers."""
+        raise NotImplementedError
+
+    def fault_behind(self, call) -> tuple[str, str]:
+        """The same of what is computed with the outputs of a layer."""
+        raise NotImplementedError
+
+    def numbers(self) -> dict:
+        """Returns the evidence of what is wrong with the whole run."""
+        raise NotImplementedError
+
+    def _is_right(self):
+        raise NotImplementedError
+
+    def _recorded(self):
+        raise NotImplementedError

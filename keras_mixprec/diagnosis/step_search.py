@@ -1,0 +1,278 @@
+"""Finding the layers whose precision is at fault in one train step."""
+
+import math
+
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.backward import (
+    error_in_step,
+    gradients_of_layers,
+    output_gradients_overflow,
+    own_gradients,
+)
+from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.culprit import computes_low, layers_of
+from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.diagnosis.scales import (
+    best_scale_bits,
+    lost,
+    scale_in_use,
+    scale_window,
+)
+from keras_mixprec.diagnosis.search import culprits_of
+from keras_mixprec.diagnosis.state_check import StateCheck
+from keras_mixprec.diagnosis.step_run import StepRun
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import tick
+from keras_mixprec.numerics.dry_step import DryStep, exact_step
+from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
+from keras_mixprec.numerics.rounding import jittered
+from keras_mixprec.policies.summary import costs
+
+
+class Search:
+    """The search for what makes a train step wrong in 16 bits.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of the whole model in float32, at loss scale 1.
+        compiled: Boolean. Whether XLA compiles the model's step.
+
+    Attributes:
+        culprits: List of the `Culprit`s found.
+        windows: Dict path -> `ScaleWindow` of the layers that are left in
+            float16.
+        scale_bits: Float. The loss scale that was found or given, as a power
+            of two.
+        errors: As in `Examination`, as the model is built.
+        still: List of `StandsStill`, the variables that are stored in 16 bits
+            and move no more.
+    """
+
+    def __init__(self, model, data, exact: DryStep, compiled: bool):
+        self._model = model
+        self._data = data
+        self._exact = exact
+        self._compiled = compiled
+        self.culprits = []
+        self.windows = {}
+        self.scale_bits: float | None = None
+        self.errors = {}
+        self.still = []
+
+    def run(self, scale_bits: float | None, effective):
+        """Finds the culprits.
+
+        Args:
+            scale_bits: Float. The loss scale as a power of two, if it does
+                not adapt itself; `None` if it does.
+            effective: Function from a variable and its float32 gradient to
+                whether the optimizer would move the variable by it.
+        """
+        windows = self._find_windows(effective)
+        bits = self._bits(windows, scale_bits, effective)
+        if not all(window.holds(bits) for window in windows.values()):
+            windows = self._without_noise(windows)
+            bits = self._bits(windows, scale_bits, effective)
+        run = StepRun(self._model, self._data, self._exact, self._compiled)
+        run.bits, run.windows = bits, windows
+        step = run.step(records=True)
+        calls = run.low(step.calls)
+        self.errors = layer_errors(calls, step, self._exact)
+        if is_finite(step):  # Else it says little of what a step keeps.
+            step = self._add_still(run, step)
+        if run.wrong(step):
+            # Layers whose gradients it does not suit are to blame themselves.
+            suits = all(window.holds(bits) for window in windows.values())
+            run.adapts = scale_bits is None and suits
+            if not run.adapts or not run.find_other_scale():
+                self._add(run, culprits_of(run, run.low(step.calls)))
+            if self._compiled:
+                self._spare_what_xla_ignores(run)
+            if scale_bits is None and self.culprits:
+                run.bits = self._bits(self._left(windows, run), None, effective)
+            step = run.step()
+            if run.adapts and run.wrong(step) and run.find_other_scale():
+                step = run.step()
+            step = self._add_still(run, step)
+        self._add_random_ones(run, calls)
+        self.still = self._state_check(run).stored(step)
+        self.scale_bits = run.bits
+        left = self._left(windows, run)
+        self.windows = {p: w for p, w in left.items() if w.holds(run.bits)}
+
+    def _left(self, windows, run):
+        """The windows of the layers that stay in 16 bits."""
+        low = {call.path for call in run.low(self._exact.calls)}
+        return {path: own for path, own in windows.items() if path in low}
+
+    def _add(self, run, culprits):
+        self.culprits += culprits
+        run.demoted = layers_of(self.culprits)
+
+    def _add_still(self, run, step):
+        """Adds layers whose variables stand still; returns the step then."""
+        found = self._state_check(run).culprits(step)
+        self._add(run, found)
+        return run.step(records=True) if found else step
+
+    def _state_check(self, run):
+        return StateCheck(self._model, self._data, self._exact, run.demoted)
+
+    def _add_random_ones(self, run, calls):
+        """Adds layers that some draws of random numbers spoil in 16 bits.
+
+        Those of this batch need not be among them.
+        """
+        known = {culprit.path for culprit in self.culprits}
+        for call in run.low(calls):
+            off = self.errors.get(call.name, {}).get("forward", 0.0)
+            doubtful = off > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
+            if call.path not in known and (
+                draws_narrow_uniform(call.draws)
+                or (doubtful and LayerReplay(call).draws_by_itself())
+            ):
+                exact = run.exact_calls.get(call.name)
+                found = check_forward(call, exact, self._compiled, False)[1]
+                if found is not None:
+                    known.add(call.path)
+                    self._add(run, [found])
+
+    def _spare_what_xla_ignores(self, run):
+        """Drops those whose non-finite gradients a compiled step ignores.
+
+        As that of a ReLU does, which op by op multiplies them by 0.
+        """
+        for culprit in [*self.culprits]:
+            others = [c for c in self.culprits if c is not culprit]
+            run.demoted = layers_of(others)
+            if culprit.numbers.get("nonfinite_gradients") and not (
+                run.wrong_when_compiled()
+            ):
+                self.culprits = others
+        self._add(run, [])
+
+    def predict_scale_bits(self, effective) -> int:
+        """Returns the loss scale that suits most of the model as it is.
+
+        Args:
+            effective: As for `run`.
+        """
+        return self._best_bits(self._find_windows(effective))
+
+    def _bits(self, windows, scale_bits, effective):
+        """The given scale, or the best one; below 1 for large gradients only.
+
+        Where the weights' gradients are not large, the layers whose outputs'
+        gradients overflow are at fault, and left out; not if one scale suits
+        all and either all other layers need one below 1 as well, as with
+        sample weights of 2e5, or the gradients of those at fault are but
+        rounding errors, as at the far end of a deep network.
+        """
+        if scale_bits is not None:
+            return scale_bits
+        bits = self._best_bits(windows)
+        if bits >= 0:
+            return bits
+        steep = output_gradients_overflow(self._low(self._exact), self._exact)
+        others = {p: w for p, w in windows.items() if p not in steep}
+        of_others = self._best_bits(others)
+        at_fault = [w for w in windows.values() if not w.holds(of_others)]
+        is_general = of_others < 0 or all(w.low == -math.inf for w in at_fault)
+        suits_all = all(window.holds(bits) for window in windows.values())
+        return bits if suits_all and is_general else of_others
+
+    def _best_bits(self, windows):
+        possible = scale_in_use(self._model).possible
+        return best_scale_bits(windows, costs(self._model), possible)
+
+    def vanishing(self, bits: float, effective) -> list:
+        """Returns the layers whose gradients a loss scale of `2**bits` loses.
+
+        Paths, of those that are left in float16.
+
+        Args:
+            bits: Float.
+            effective: As for `run`.
+        """
+        low = {path for path, own in self.windows.items() if bits < own.low}
+        gradients = self._own_gradients(effective) if low else {}
+        return [p for p in gradients if p in low and lost(gradients[p], bits)]
+
+    def _find_windows(self, effective):
+        """The `ScaleWindow` of each float16 layer's gradients in float32."""
+        gradients = self._own_gradients(effective)
+        return {path: scale_window(own) for path, own in gradients.items()}
+
+    def _without_noise(self, windows):
+        """Windows without a lower end where gradients are but rounding errors.
+
+        As those are that reach attention through a normalization of a single
+        channel, where they cancel: weights off by half an ulp make others of
+        them, and no training misses them.
+        """
+        with jittered(self._model, 0):
+            other = exact_step(self._model, self._data)
+        others, resolved = {call.name: call for call in other.calls}, set()
+        for call in self._low(self._exact):
+            own = [
+                own_gradients(call, step, lambda *_: True)
+                for call, step in (
+                    (others.get(call.name, call), other),
+                    (call, self._exact),
+                )
+            ]
+            same = len(own[0]) == len(own[1])
+            if not same or relative_error(*own) <= thresholds.NOISE:
+                resolved.add(call.path)
+        return {
+            path: window if path in resolved else window._replace(low=-math.inf)
+            for path, window in windows.items()
+        }
+
+    def _own_gradients(self, effective):
+        low = [call for call in self._low(self._exact) if not call.nested]
+        return gradients_of_layers(low, self._exact, effective)
+
+    def _low(self, step):
+        return [call for call in step.calls if computes_low(call.layer)]
+
+
+def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
+    """Returns how far layers are off in a step, errors of others included.
+
+    Args:
+        low: List of the `LayerCall`s of `step` that compute in 16 bits.
+        step: `DryStep` with its calls.
+        exact: The same in float32, at loss scale 1.
+
+    Returns:
+        Dict from the names of calls to dicts from `"forward"` and
+        `"backward"` to shares; without those that were given what is not
+        finite.
+    """
+    known = {call.name: call for call in exact.calls}
+    low_ones, errors, fed_by_weights = set(map(id, low)), {}, False
+    for call in step.calls:
+        reference = known.get(call.name)
+        given = _arrays(LayerReplay(call).inputs)
+        if id(call) in low_ones and reference and not nonfinite(given):
+            back = error_in_step(call, reference, step, exact, fed_by_weights)
+            forward = _arrays(call.float_outputs)
+            wide = _arrays(reference.float_outputs)
+            errors[call.name] = {"backward": back} | (
+                {"forward": relative_error(forward, wide)}
+                if [a.shape for a in forward] == [a.shape for a in wide]
+                else {}
+            )
+            if call.nested or not math.isfinite(back):
+                del errors[call.name]["backward"]
+        fed_by_weights |= bool(call.layer.trainable_variables)
+        tick()
+    return errors
+
+
+def _arrays(tensors):
+    return [to_array(x) for x in tensors]
