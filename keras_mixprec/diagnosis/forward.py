@@ -1,6 +1,5 @@
 """Whether a layer's outputs are right in 16 bits, and what is wrong."""
 
-import math
 
 import numpy as np
 
@@ -35,7 +34,6 @@ def check_forward(
     reference: LayerCall | None,
     compiled: bool,
     masks_matter: bool,
-    was_wide: bool = False,
 ) -> tuple[float | None, Culprit | None]:
     """Compares what a layer returned with the same layer in float32.
 
@@ -48,8 +46,6 @@ def check_forward(
         compiled: Boolean. Whether XLA compiles the model's step.
         masks_matter: Boolean. Whether the loss depends on infinities where no
             weight comes before, so that no gradient shows it.
-        was_wide: Boolean. Whether it computed in float32 in the step, and is
-            run again for what it returns in 16 bits. Defaults to `False`.
 
     Returns:
         The relative error, and the `Culprit` if it is too large. The error
@@ -57,7 +53,7 @@ def check_forward(
         not run again. Both are `None` if its inputs are not finite already.
     """
     extremes = draws_narrow_uniform(call.draws)
-    error = math.inf if was_wide else _in_step(call, reference)
+    error = _in_step(call, reference)
     triggered = error > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
     if not triggered and not extremes:
         return error, None
@@ -65,7 +61,7 @@ def check_forward(
     if nonfinite([to_array(x) for x in replay.inputs]):
         return None, None
     exact = replay.forward("float32")
-    low = low_outputs(replay, compiled or was_wide)
+    low = low_outputs(replay, compiled)
     masked = _without_masks(
         reference, low, exact, masks_matter, limit_of(replay)
     )
