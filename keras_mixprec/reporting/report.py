@@ -307,7 +307,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... step 1.
     Layers: 1 in float32.
-    Matrix products in float32 layers run in float32 ...
+    Matrix products in float32 layers run in float32...
     Loss scale: 2**15.
     """
     found = find_runs(os.fspath(log_dir))
