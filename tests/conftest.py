@@ -123,7 +123,9 @@ def _nothing_measured(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _fresh_state():
+def _fresh_state(monkeypatch):
+    # Which a command that runs in this process may choose anew.
+    monkeypatch.setenv("KERAS_BACKEND", keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras_mixprec.set_global_policy("float32")
     yield

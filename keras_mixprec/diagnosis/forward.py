@@ -1,6 +1,5 @@
 """Whether a layer's outputs are right in 16 bits, and what is wrong."""
 
-
 import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
