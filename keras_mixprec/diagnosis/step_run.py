@@ -49,14 +49,13 @@ class StepRun(Run):
         self._reference = Reference(model, data, exact)
         self._errors, self._loss = Errors(0.0, 0.0), exact.loss
 
-    def step(self, layers=(), *, records=False) -> DryStep:
+    def step(self, *, records=False) -> DryStep:
         """Runs the step as it is, with errors of all layers.
 
         Args:
-            layers: List of layers in float32, besides those of `demoted`.
             records: Boolean. Whether to record the layers' calls.
         """
-        with computing_in("float32", [*self.demoted, *layers]):
+        with computing_in("float32", self.demoted):
             return self._step(records=records)
 
     def _step(self, known=(), records=False):
@@ -71,12 +70,9 @@ class StepRun(Run):
         if self._reference.is_like(step):
             return True
         # Of gradients alone another loss scale may be to blame.
-        only_gradients = (
-            self._reference.errors(step).loss <= thresholds.LOSS_ERROR
-        )
         return (
             self.adapts
-            and only_gradients
+            and self._reference.errors(step).loss <= thresholds.LOSS_ERROR
             and self._other_scale(step) is not None
         )
 
@@ -86,14 +82,20 @@ class StepRun(Run):
         Args:
             step: What `step` returned.
         """
-        self._errors, self._loss = self._reference.errors(step), step.loss
-        self.error = max(self._errors)
+        # First: what roundings do takes steps that a sound one need not wait
+        # for.
+        if self._reference.is_like(step):
+            return False
+        self._note_errors(step)
         return (
-            not self._reference.is_like(step)
-            and not self._is_chance(step)
+            not self._is_chance(step)
             and self.wrong_when_compiled()
             and self._wrong_however_rounded()
         )
+
+    def _note_errors(self, step):
+        self._errors, self._loss = self._reference.errors(step), step.loss
+        self.error = max(self._errors)
 
     def _is_chance(self, step):
         """Whether float32 may only have drawn other random numbers.
@@ -179,8 +181,7 @@ class StepRun(Run):
     def own_faults(self, low):
         """Yields what finds faults forward, then backward."""
         yield from super().own_faults(low)
-        self._errors, self._loss = self._reference.errors(low), low.loss
-        self.error = max(self._errors)
+        self._note_errors(low)
         if self._errors.loss <= thresholds.LOSS_ERROR:
             yield self._own_backward_fault
 

@@ -257,18 +257,19 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
     low_ones, errors, fed_by_weights = set(map(id, low)), {}, False
     for call in step.calls:
         reference = known.get(call.name)
-        given = _arrays(LayerReplay(call).inputs)
-        if id(call) in low_ones and reference and not nonfinite(given):
+        if (
+            id(call) in low_ones
+            and reference
+            and not nonfinite(_arrays(LayerReplay(call).inputs))
+        ):
+            own = errors[call.name] = {}
             back = error_in_step(call, reference, step, exact, fed_by_weights)
+            if math.isfinite(back) and not call.nested:
+                own["backward"] = back
             forward = _arrays(call.float_outputs)
             wide = _arrays(reference.float_outputs)
-            errors[call.name] = {"backward": back} | (
-                {"forward": relative_error(forward, wide)}
-                if [a.shape for a in forward] == [a.shape for a in wide]
-                else {}
-            )
-            if call.nested or not math.isfinite(back):
-                del errors[call.name]["backward"]
+            if [a.shape for a in forward] == [a.shape for a in wide]:
+                own["forward"] = relative_error(forward, wide)
         fed_by_weights |= bool(call.layer.trainable_variables)
         tick()
     return errors
