@@ -33,9 +33,10 @@ class CheckedGradients:
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
         unscaled: Boolean. Whether the gradients were unscaled by hand.
+        seen: List of what `overflowing` has said of them as they were unscaled.
     """
 
-    def __init__(self, optimizer, gradients, variables, scale, unscaled):
+    def __init__(self, optimizer, gradients, variables, scale, unscaled, seen):
         self._optimizer = optimizer
         self._variables = variables
         self._backend = active.step()
@@ -49,9 +50,9 @@ class CheckedGradients:
             i for i, g in enumerate(self._gradients) if g is not None
         ]
         self._given = [self._gradients[i] for i in self._present]
-        self.finite, self.norms, self.flags = self._examine()
+        self.finite, self.norms, self.flags = self._examine(seen)
 
-    def _examine(self):
+    def _examine(self, seen):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
         maxima = [self._maximum(self._variables[i]) for i in self._present]
@@ -69,6 +70,14 @@ class CheckedGradients:
             largest = self._over_replicas(backend.gradient_maxima(gradients))
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
+        for overflows in seen:
+            # A compiled function that this one calls keeps its tensors.
+            if not backend.are_of_one_trace(overflows, fits):
+                continue
+            if overflows.shape != fits.shape:  # It is not known which.
+                overflows = ops.max(overflows)
+            fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
+            fits = ops.logical_and(fits, fitted)
         flags = ops.where(fits, 0, 1)
         in_order = [self._in_build_order(v) for v in (norms, flags)]
         return ops.all(fits), *in_order
@@ -148,6 +157,18 @@ class CheckedGradients:
         if unscaled[first] is given[first] and not self._keep[first]:
             self._optimizer._stages.steps(given)
         return unscaled
+
+
+def overflowing(gradients):
+    """Returns which of some gradients are not finite, as 0 and 1, in a list.
+
+    Args:
+        gradients: List of tensors. If there are none, so is the list.
+    """
+    if not gradients:
+        return []
+    norms = active.step().gradient_norms(gradients)
+    return [ops.where(ops.less_equal(norms, _FLOAT32_MAX), 0, 1)]
 
 
 def commit_together(steps):
