@@ -250,9 +250,8 @@ class BadData:
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
             f"{format_places(self.batches, self.count)}. "
-            f"First bad row, counted within its batch: {self._rows()}. "
-            "Epochs, batches and rows are numbered from 0 here, steps "
-            "from 1."
+            f"First bad row in its batch: {self._rows()}. "
+            "Epochs, batches and rows count from 0, steps from 1."
         )
 
     def _rows(self):
