@@ -13,6 +13,25 @@ from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
 
+class Fault(NamedTuple):
+    """What is wrong.
+
+    Attributes:
+        kind: String. As in `Verdict`.
+        direction: String. `"forward"` or `"backward"`.
+        code: String, as in `Cause`, or `None`.
+    """
+
+    kind: str
+    direction: str
+    code: str | None = None
+
+    @property
+    def evidence(self) -> dict:
+        """What is known of it, for the evidence of a verdict."""
+        return {"code": self.code} if self.code else {}
+
+
 class Culprit(NamedTuple):
     """A layer at fault.
 

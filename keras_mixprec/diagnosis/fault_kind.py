@@ -46,8 +46,10 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     cause = replay.cause_of_nonfinite() if nonfinite(low) else None
     largest_inside = replay.largest_intermediate()
     kind = "forward_overflow"
-    if cause == "underflow":
-        kind = cause
+    if cause and cause.code:
+        numbers["code"] = cause.code
+    if cause and cause.kind == "underflow":
+        kind = "underflow"
     elif largest_inside <= limit:
         kind = _kind_where_all_fits(replay, low, exact)
     if kind == "underflow":
@@ -109,7 +111,10 @@ def kind_of_gradients(
     """
     if not nonfinite(low):
         return "precision_loss"
-    if replay.cause_of_nonfinite(cotangents) != "underflow":
+    cause = replay.cause_of_nonfinite(cotangents)
+    if cause and cause.code:
+        numbers["code"] = cause.code
+    if cause is None or cause.kind != "underflow":
         return "backward_overflow"
     _add_smallest(numbers, replay, cotangents)
     return "underflow"

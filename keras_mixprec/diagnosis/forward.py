@@ -11,7 +11,7 @@ from keras_mixprec.diagnosis.compare import (
     repeats,
     resolved_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.culprit import Culprit, Fault
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_outputs,
     kind_over_draws,
@@ -146,8 +146,8 @@ def low_outputs(replay: LayerReplay, compiled: bool) -> list:
 
 def range_fault(
     replay: LayerReplay, reference: LayerCall | None = None
-) -> tuple[str, str]:
-    """Kind and direction of what makes a loss infinite but no output.
+) -> Fault:
+    """Returns what makes a loss infinite but no output.
 
     Args:
         replay: `LayerReplay` of a layer without which the loss is finite.
@@ -156,7 +156,7 @@ def range_fault(
     """
     kind = range_kind(replay, reference)
     if kind != "underflow":
-        return kind, "forward"
+        return Fault(kind, "forward")
     limit = get_format("float16").maximum
     # A gradient that is part of the loss, such as a penalty on its norm: what
     # a cotangent of one becomes in this layer, as near to the maximum as a
@@ -164,8 +164,8 @@ def range_fault(
     ones = [np.ones(x.shape) for x in replay.forward("float32")]
     gradient = largest(replay.gradients(ones, "float32"))
     if gradient * 2**thresholds.BITS_ABOVE > limit:
-        return "backward_overflow", "backward"
-    return kind, "forward"
+        return Fault("backward_overflow", "backward")
+    return Fault(kind, "forward")
 
 
 def range_kind(replay: LayerReplay, reference: LayerCall | None = None) -> str:

@@ -14,6 +14,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
+    Fault,
     computes_low,
     rounded_inputs,
 )
@@ -129,11 +130,11 @@ def _cause(run, path, parts):
         fault = run.fault_behind(calls[-1])
     known = run.exact_calls.get(calls[-1].name)
     rounded = {} if known is None else rounded_inputs(known)
-    if fault[0] == "forward_overflow":
+    if fault.kind == "forward_overflow":
         rounded = {}  # Which is not what makes it infinite.
     elif rounded:
-        fault = "precision_loss", "forward"
-    culprit = Culprit(path, own, *fault, run.numbers() | rounded)
+        fault = Fault("precision_loss", "forward")
+    culprit = _culprit(run, path, own, fault, rounded)
     return run.located(culprit, calls[-1])
 
 
@@ -145,7 +146,12 @@ def _around(calls):
 
 def _outside(run, path, layers):
     """The code outside of layers, such as that of the loss."""
-    return Culprit(path, layers, *run.fault(layers), run.numbers())
+    return _culprit(run, path, layers, run.fault(layers), {})
+
+
+def _culprit(run, path, layers, fault, more):
+    numbers = run.numbers() | more | fault.evidence
+    return Culprit(path, layers, fault.kind, fault.direction, numbers)
 
 
 def _outputs(call):

@@ -462,6 +462,7 @@ _WRITE: dict[str, Callable] = {
 
 # What numbers of a verdict are called; others are called as in the log.
 _NUMBERS = {
+    "code": "line of your code",
     "error": "error against float32",
     "error_of_change": "error of its change against float32",
     "largest_input": "largest number that it received",
