@@ -39,13 +39,7 @@ _PASSED: dict[str, dict[str, Any]] = {
     "steps": {"type": int, "help": "of each training (default: 100)"},
     "blocks": {"type": int, "help": "of steps, timed in turns (default: 10)"},
     "batch_size": {"type": int, "help": "of arrays (default: 32)"},
-    "tokens_per_sample": {"type": int, "help": "for tokens per second"},
     "callbacks": {"help": "module:name of a function that returns a list"},
-    "loss_scales": {
-        "nargs": "+",
-        "metavar": "SCALE",
-        "help": "numbers and presets, for each float16 policy",
-    },
     "resume": {
         "metavar": "FILE",
         "help": "keep what is finished there, and continue from it",
@@ -107,8 +101,6 @@ def _asked(arguments):
         "data": arguments.data,
         "isolate": arguments.isolate,
     }
-    if "loss_scales" in asked:
-        asked["loss_scales"] = [_number(s) for s in asked["loss_scales"]]
     if arguments.policies:
         asked["policies"] = _policies(arguments.policies)
     return asked
@@ -130,13 +122,6 @@ def _policy(text):
 
     name = os.path.basename(policy).removesuffix(".json")
     return "+".join([name, *settings]), (PrecisionPlan.load(policy), *settings)
-
-
-def _number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _compare(asked, quiet):
