@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_mixprec._console import one_line
 from keras_mixprec.analysis.doctor import workloads
-from keras_mixprec.analysis.doctor.known_bad import Finding
-from keras_mixprec.analysis.doctor.timing import first_line
+from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.backend import active
 
 # Terms of each sum: with so many a sum kept in bfloat16 stands still halfway.
@@ -131,7 +131,7 @@ def _result(format, name, run):
             return judge(format, name, *run(dtype))
         except Exception as error:
             limit = bound(format, name)
-            return Result(format, name, None, limit, "fails", first_line(error))
+            return Result(format, name, None, limit, "fails", one_line(error))
 
 
 def _matmul(dtype):
