@@ -9,9 +9,10 @@ from keras_mixprec._console import one_line
 from keras_mixprec.analysis.doctor import workloads
 from keras_mixprec.backend import active
 
-# A format is left out where a call would take longer than this, in seconds, by
-# how slow it was before: float16 takes 100 times as long on many CPUs.
-_LONGEST = 1.0
+# A format that was slower than this, as a multiple of float32's speed, is left
+# out where a call would take longer than a second by that: float16 takes 100
+# times as long on many CPUs.
+_SLOW = 0.5
 
 # What two cores of a CPU, and a GPU, take some tens of milliseconds for.
 _ON_CPU = {
@@ -82,7 +83,11 @@ def measure_speed(
             why = {"float32": one_line(error)}
             rows.append(Row(operation, size, mode, None, {}, why))
             continue
-        slow = [f for f in formats[1:] if seconds > _LONGEST * slowest[f]]
+        slow = [
+            f
+            for f, ratio in slowest.items()
+            if ratio < _SLOW and seconds > ratio
+        ]
         tried = {f: steps[f] for f in formats if f not in slow}
         found = compare(tried, 0.3 if quick else 1.2)
         why = {f: f"{1 / slowest[f]:.0f} times as slow before" for f in slow}
