@@ -24,14 +24,8 @@ from keras_mixprec.cli import (
 )
 from keras_mixprec.cli.options import Command, add_command, integer
 
-# Modules that a command needs beyond the core, and what to install for them.
-_PACKAGES = {
-    "jax": "jax",
-    "matplotlib": "matplotlib",
-    "sklearn": "scikit-learn",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-}
+# Modules that a command needs beyond the core.
+_EXTRAS = ("jax", "matplotlib", "sklearn", "tensorflow", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,11 +56,12 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except ModuleNotFoundError as error:
         module = str(error.name).partition(".")[0]
-        if module not in _PACKAGES:
+        if module not in _EXTRAS:
             raise
+        package = module.replace("sklearn", "scikit-learn")
         message = (
             f"this needs the module {module!r}, which is not installed; "
-            f"install it with: pip install {_PACKAGES[module]}"
+            f"install it with: pip install {package}"
         )
         if module in ("jax", "tensorflow", "torch"):
             message += ", or choose another --backend"

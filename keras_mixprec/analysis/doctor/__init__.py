@@ -15,7 +15,6 @@ Files:
 - `examine.py`: the report on the active backend, from all of these:
 - `machine.py`: GPUs as the system reports them.
 - `versions.py`: versions of everything that computes.
-- `settings.py`: settings in force that change what 16 bits bring.
 - `findings.py`: what these facts say is wrong, `known_bad.toml` included.
 - `self_test.py`: results of each format against float64.
 - `speed.py`: functions timed against each other, in a table of speeds.

@@ -1,5 +1,6 @@
 """All that the doctor does with the active backend, in this process."""
 
+import os
 from collections.abc import Callable
 
 import keras
@@ -12,7 +13,6 @@ from keras_mixprec.analysis.doctor.self_test import (
     check_formats,
     judge_results,
 )
-from keras_mixprec.analysis.doctor.settings import find_settings
 from keras_mixprec.analysis.doctor.speed import measure_speed, training_speed
 from keras_mixprec.analysis.doctor.versions import find_versions
 from keras_mixprec.backend import active
@@ -20,6 +20,21 @@ from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices, list_devices
 from keras_mixprec.devices.native_formats import formats_of
 from keras_mixprec.policies.hardware import recommend_policy
+from keras_mixprec.policies.ignored_variables import ignored_variables
+from keras_mixprec.policies.matmul_precision import in_force
+
+# Variables that change what 16 bits bring.
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "JAX_PLATFORMS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "XLA_FLAGS",
+    "OMP_NUM_THREADS",
+)
 
 
 def examine(quick: bool, say: Callable) -> DoctorReport:
@@ -60,7 +75,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
         kind=kind,
         devices=devices,
         versions=versions,
-        settings=[setting._asdict() for setting in find_settings()],
+        settings=_settings(),
         speed=[row._asdict() for row in rows],
         self_test=[result._asdict() for result in results],
         findings=[f._asdict() for f in findings],
@@ -69,6 +84,20 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
         quick=quick,
         seconds=_clock.now() - start,
     )
+
+
+def _settings():
+    """Settings in force that change what 16 bits bring, by name."""
+    found = {n: os.environ[n] for n in _VARIABLES if n in os.environ}
+    # Each is a sentence that starts with NAME=VALUE.
+    for text in ignored_variables():
+        name, _, about = text.partition("=")
+        found[name] = about
+    found["matmul precision"] = str(in_force())
+    policy = keras.config.dtype_policy().name
+    if policy != "float32":
+        found["global policy"] = policy
+    return found
 
 
 def _devices(instructions, gpus):

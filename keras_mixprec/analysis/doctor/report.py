@@ -38,7 +38,7 @@ class DoctorReport:
         devices: List of dicts: `name`, `memory` in bytes, `capability` such
             as `"8.0"`, `architecture`, `instructions`, and `formats`, a dict
             from format to `status`, `note` and `source`.
-        settings: List of dicts: `name`, `value`, `note`.
+        settings: Dict of strings, of what is in force and matters here.
         speed: List of dicts: `operation`, `size`, `mode`, `seconds` in
             float32, `ratios` (format -> times as fast as float32) and
             `left_out` (format -> why).
@@ -57,7 +57,7 @@ class DoctorReport:
     quick: bool
     kind: str | None = None
     devices: list = dataclasses.field(default_factory=list)
-    settings: list = dataclasses.field(default_factory=list)
+    settings: dict = dataclasses.field(default_factory=dict)
     speed: list = dataclasses.field(default_factory=list)
     self_test: list = dataclasses.field(default_factory=list)
     recommendation: dict | None = None
@@ -86,7 +86,7 @@ class DoctorReport:
         versions = (f"{name} {v}" for name, v in self.versions.items())
         lines.append(_line("Versions", ", ".join(versions)))
         if self.settings:
-            parts = (f"{s['name']}={s['value']}" for s in self.settings)
+            parts = map("=".join, self.settings.items())
             lines.append(_line("Settings", ", ".join(parts)))
         if self.speed:
             lines += _speed(self.speed)

@@ -101,27 +101,22 @@ _SAID = {
 
 def judge_results(results: list[Result], device: str) -> list[Finding]:
     """Returns a finding for each format in which a device computes wrong."""
-    groups = {}
-    for result in results:
-        if result.status in _SAID:
-            key = result.format, result.status
-            groups.setdefault(key, []).append(result)
-    return [
-        _finding(device, format, status, bad)
-        for (format, status), bad in groups.items()
-    ]
-
-
-def _finding(device, format, status, bad):
-    said, level = _SAID[status]
-    operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
-    return Finding(
-        f"{status}-{format}",
-        # Without float32 nothing runs.
-        "error" if format == "float32" else level,
-        f"{device} {said} in {format}: {operations}",
-        f"do not train in {format} here; update driver and libraries",
-    )
+    found = []
+    for format, status in dict.fromkeys((r.format, r.status) for r in results):
+        if status == "right":
+            continue
+        said, level = _SAID[status]
+        bad = [r for r in results if (r.format, r.status) == (format, status)]
+        operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
+        finding = Finding(
+            f"{status}-{format}",
+            # Without float32 nothing runs.
+            "error" if format == "float32" else level,
+            f"{device} {said} in {format}: {operations}",
+            f"do not train in {format} here; update driver and libraries",
+        )
+        found.append(finding)
+    return found
 
 
 def _result(format, name, run):
