@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -305,9 +306,15 @@ def _measure_memory(store, arms, job):
 def _run(store, arms, job, verbose):
     seeds = store.record["seeds"]
     total = sum(len(store.missing(seed)) for seed in seeds) * job.blocks
-    bar = None
-    if verbose and total:
-        bar = keras.utils.Progbar(total, unit_name="block")
+    shown = verbose if total else 0
+    bar = keras.utils.Progbar(total, verbose=shown, unit_name="block")
+    count = itertools.count(1)
+
+    def told(failure):
+        if failure and verbose:
+            print_message(f"\n{failure}")
+        bar.update(next(count), finalize=False)
+
     for seed in seeds:
         with contextlib.ExitStack() as stack:
             workers = {}
@@ -317,12 +324,11 @@ def _run(store, arms, job, verbose):
                     own = dataclasses.replace(job, asks_for_memory=unknown)
                     workers[arm.name] = _Worker(arm, seed, own)
                     stack.callback(workers[arm.name].stop)
-            _take_turns(store, workers, bar)
-    if bar:
-        bar.update(total, finalize=True)
+            _take_turns(store, workers, told)
+    bar.update(total, finalize=True)
 
 
-def _take_turns(store, workers, bar):
+def _take_turns(store, workers, told):
     """Lets one after the other train a block, until all are done."""
     turn = 0
     while workers:
@@ -335,10 +341,7 @@ def _take_turns(store, workers, bar):
                 store.add(name, content)
             elif kind == "failed":
                 store.fail(name, content)
-                if bar:
-                    print_message(f"\n{name} failed: {content}")
-            if bar:
-                bar.add(1)
+            told(f"{name} failed: {content}" if kind == "failed" else "")
             if kind != "block":
                 workers.pop(name)
         turn += 1
