@@ -116,7 +116,7 @@ def test_the_demo_names_a_layer_and_repairs_it(run, folder):
     rows = re.findall(r"^(float[\w, ]+?) +([\d.]+)% +\d+ +(\d+) ", out, re.M)
     accuracy = {name: float(share) for name, share, _ in rows}
     assert accuracy["float16, Keras alone"] < 20
-    assert accuracy["float16 with both"] > accuracy["float32"] - 5
+    assert accuracy["float16 with the tuner"] > accuracy["float32"] - 5
     # The repaired layer, and the last one, which is float32 by design.
     assert rows[-1][2] == "2"
     assert "forward_overflow in 'response_norm'" in out
