@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.metrics import PERFORMANCE
+from keras_mixprec.reporting.schema import Row
 from keras_mixprec.reporting.skipped_steps import share_skipped
 
 # Fewer steps, or readings of their time, say nothing of the next ones.
@@ -36,21 +36,6 @@ _FEW_SLOW = 1.1
 
 # What runs are compared by: the first of these that both have.
 COMPARED = "samples_per_second", "step_time"
-
-
-class Row(NamedTuple):
-    """A row of the log, with the columns that `schema` says."""
-
-    step: float
-    steps: float
-    seconds: float
-    samples: float
-    step_time_median: float
-    step_time_p95: float
-    peak_memory: float
-    output_bytes_saved: float
-    overhead_share: float
-    once_seconds: float
 
 
 def rates_of(row: Row) -> dict:
@@ -305,9 +290,8 @@ def sentence(found: dict) -> str:
         found: Dict, as `performance` returns it.
 
     Example:
-    >>> from keras_mixprec.reporting.performance import (
-    ...     Row, performance, sentence
-    ... )
+    >>> from keras_mixprec.reporting.performance import performance, sentence
+    >>> from keras_mixprec.reporting.schema import Row
     >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
     '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \

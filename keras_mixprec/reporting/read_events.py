@@ -8,7 +8,7 @@ types that they need.
 from collections.abc import Iterator
 
 from keras_mixprec.reporting.facts import STORY
-from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.reporting.schema import EXPONENTS, PRECISION_CHANGES
 
 # What stands in for what could not be read.
 UNREADABLE = "unreadable"
@@ -158,16 +158,27 @@ def is_layer(row) -> bool:
     """
     return (
         isinstance(row, dict)
-        and _fits(row, _OF_LAYER.keys(), _OF_LAYER)
+        and all(isinstance(row.get(n), kind) for n, kind in _OF_LAYER.items())
         and all(_is_amount(row.get(name)) for name in _AMOUNTS)
     )
 
 
-def _fits(content, needed, types):
-    return needed <= content.keys() and all(
-        isinstance(content[name], kind)
-        for name, kind in types.items()
-        if name in content
+def is_histogram(row: dict) -> bool:
+    """Whether a row of the table of histograms can be read.
+
+    Args:
+        row: Dict.
+    """
+    exponents, counts = row.get("exponents"), row.get("counts")
+    return (
+        row.get("part") in (*EXPONENTS,)
+        and isinstance(row.get("layer"), str)
+        and isinstance(row.get("step"), int)
+        and isinstance(exponents, list)
+        and isinstance(counts, list)
+        and len(exponents) == len(counts) > 0
+        and all(isinstance(x, int) and -200 < x < 200 for x in exponents)
+        and all(isinstance(x, int) and 0 <= x < 2**63 for x in counts)
     )
 
 

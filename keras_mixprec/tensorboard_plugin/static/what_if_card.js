@@ -42,10 +42,9 @@ export function createWhatIf(store) {
   const scroller = element("div", { class: "table-scroll short" }, table);
   const download = element("a", { class: "button", download: PLAN_FILE }, `Download it for apply_policy (${PLAN_FILE})`);
   const plan = element("p", {});
-  const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
-    element("h3", {}, "Smallest plan that these ranges allow"), plan, caution, element("p", {}, CANNOT), download);
+    element("h3", {}, "Smallest plan that these ranges allow"), plan, element("p", {}, CANNOT), download);
   const root = card("what-if", "What if", [which, type], nothing, body);
   root.classList.add("wide");
   // Reading all ranges takes long where there are many layers.
@@ -76,7 +75,7 @@ export function createWhatIf(store) {
     if (body.hidden) return;
     const names = Object.keys(whatIf.formats);
     if (!type.value) fillSelect(type, names.map((name) => [name, name]), runData.format.name);
-    const { layers, plan: { text, file, caution: found } } = whatIf.formats[type.value];
+    const { layers, plan: { text, file } } = whatIf.formats[type.value];
     const chosen = which.value;
     const shown = layers.filter(({ path }) => (chosen.endsWith("/") ? `${path}/`.startsWith(chosen) :
       chosen === ALL || path === chosen));
@@ -86,8 +85,6 @@ export function createWhatIf(store) {
       [...counts].map(([said, count]) => `${formatInteger(count)} ${said}`).join(", ") + ".";
     rows.replaceChildren(...shown.slice(0, ROWS_SHOWN).map(row));
     plan.textContent = readable(text);
-    caution.hidden = !found;
-    caution.textContent = `◆ ${found}`;
     download.hidden = !file;
     download.href = `data:application/json,${encodeURIComponent(JSON.stringify(file, null, 2))}`;
   }
