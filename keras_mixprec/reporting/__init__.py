@@ -31,6 +31,7 @@ Files that read:
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
+- `event_kinds.py`: every kind of event, with its fields and its sentence.
 - `event_rows.py`, `figures.py`: what events say, and the key figures of a run;
   `worth.py`: what two runs tell of each other.
 - `read_events.py`: events and rows of layers, checked as they are read.

@@ -73,11 +73,10 @@ def performance(
             `0`.
 
     Returns:
-        Dict with `"steps"`, the step of each row, `"figures"`, a list of
-        dicts: what `metrics.PERFORMANCE` says of each, with its `"value"`, the
-        same as `"text"`, and its `"values"` by row; `"speed"`, what the run is
-        compared by, as `speed` returns it; and `"notes"`, sentences on what is
-        to be known of the figures.
+        Dict with `"figures"`, a list of dicts: what `metrics.PERFORMANCE` says
+        of each, with its `"value"`, and the same as `"text"`; `"speed"`, what
+        the run is compared by, as `speed` returns it; and `"notes"`, sentences
+        on what is to be known of the figures.
     """
     if not rows:
         return None
@@ -102,18 +101,14 @@ def performance(
             "name": name,
             "title": metric.title.replace("monitor and tuner", who),
             "explanation": metric.explanation,
-            "kind": metric.unit,
-            "worst": metric.worst,
             "value": value[name],
             "text": "–"
             if value[name] is None
             else _WRITE[metric.unit](value[name]),
-            "values": values.get(name, []),
         }
         for name, metric in PERFORMANCE.items()
     ]
     return {
-        "steps": [int(row.step) for row in rows],
         "figures": figures,
         "speed": compared,
         "notes": [*_notes(value, compared["lacks"])],

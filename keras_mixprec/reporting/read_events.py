@@ -7,8 +7,8 @@ types that they need.
 
 from collections.abc import Iterator
 
-from keras_mixprec.reporting.facts import STORY
-from keras_mixprec.reporting.schema import EXPONENTS, PRECISION_CHANGES
+from keras_mixprec.reporting.event_kinds import EVENTS
+from keras_mixprec.reporting.schema import EXPONENTS
 
 # What stands in for what could not be read.
 UNREADABLE = "unreadable"
@@ -16,36 +16,11 @@ UNREADABLE = "unreadable"
 _NAME = str | None
 _NUMBER = int | float
 
-_NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
-_FAILED = (
-    "diagnosis_failed",
-    "probe_failed",
-    "plan_not_written",
-    "validation_failed",
-)
 # The keys without which an event of a kind says nothing.
-NEEDED: dict[str, set[str]] = {
-    **dict.fromkeys(STORY, set()),
-    **dict.fromkeys(_FAILED, {"reason"}),
-    "train_begin": set(),
-    "train_end": set(),
-    "skipped_step": set(),
-    "skipped_steps_not_kept": {"count"},
-    "ranges_measured": set(),
-    "ranges_withheld": {"message"},
-    "bad_batches": {"count", "message"},
-    "zero_gradients": {"message"},
-    "loss_scale_low": {"message"},
-    "no_16_bits": {"message"},
-    "metric_not_finite": {"message"},
-    "validation_not_finite": {"message"},
-    "before_training": {"finding", "level", "message"},
-    "sign_off": {"within", "message"},
-    "step_raised": {"at_step", "reason"},
-    "fit_raised": {"at_step", "reason"},
-    "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
-    **dict.fromkeys(_NONFINITE, {"counts"}),
+NEEDED = {
+    kind: {*event.needs.split()}
+    for kind, event in EVENTS.items()
+    if event.needs is not None
 }
 # Of a range of steps: one alone says nothing.
 _ENDS = {"first_step", "last_step"}

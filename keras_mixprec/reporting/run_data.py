@@ -39,7 +39,6 @@ from keras_mixprec.reporting.run_layers import (
     add_repairs,
     read_layers,
 )
-from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import (
     conclusion,
     policy_of,
@@ -205,8 +204,7 @@ class RunData:
             part: String. `"activation"` or `"gradient"`.
 
         Returns:
-            Dict of lists by step: `"steps"`, `"exponents"`, `"counts"` and
-            `"low"`, the exponent of the smallest magnitude that counts.
+            Dict of lists by step: `"steps"`, `"exponents"` and `"counts"`.
 
         Raises:
             KeyError: If there is no such histogram.
@@ -215,12 +213,10 @@ class RunData:
         rows = self.histograms(mark).get(part, {}).get(layer, [])
         if not rows:
             raise KeyError(f"{part} of {layer}")
-        pairs = [(row["exponents"], row["counts"]) for row in rows]
         return {
             "steps": [row["step"] for row in rows],
-            "exponents": [exponents for exponents, _ in pairs],
-            "counts": [counts for _, counts in pairs],
-            "low": [smallest_that_counts(*pair) for pair in pairs],
+            "exponents": [row["exponents"] for row in rows],
+            "counts": [row["counts"] for row in rows],
         }
 
     def histograms(self, mark: bytes = b"") -> dict:

@@ -356,6 +356,8 @@ class RunLog:
             if self._gap:
                 gap, self._gap = self._gap, None
                 lost, self._backlog.lost = self._backlog.lost, 0
+                if lost:  # Among them may be what says what a file is of.
+                    self._measured.clear()
                 self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 
     def _restart(self):

@@ -14,7 +14,7 @@ export function histogramAt(data, step) {
   const finite = bars.filter((bar) => bar.exponent < NONFINITE);
   const total = (some) => some.reduce((sum, bar) => sum + bar.count, 0);
   const nonfinite = total(bars) ? 1 - total(finite) / total(bars) : 0;
-  return { step: data.steps[index], bars: finite, nonfinite, low: data.low[index] };
+  return { step: data.steps[index], bars: finite, nonfinite };
 }
 
 export function zoneOf(exponent, format) {
