@@ -172,11 +172,16 @@ def _opened(runs, run):
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    return _ANSWERS[name](RunData(run, log), dict(query))
+    data = (_data if name == "heat" else RunData)(run, log)
+    return _ANSWERS[name](data, dict(query))
 
 
 def _overview(data, query):
     return Answer(to_json(data.overview()).encode(), _JSON)
+
+
+# Who looks at one metric looks at others: what they have in common is kept.
+_data = functools.lru_cache(2)(RunData)
 
 
 def _heat(data, query):
