@@ -4,6 +4,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import types
 from collections.abc import Iterable
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -22,7 +23,7 @@ def stack(without: str = "") -> Iterable[tuple[str, int]]:
     Args:
         without: String. The name of functions to leave out. Defaults to none.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name != without:
             yield frame.f_code.co_filename, frame.f_lineno

@@ -26,10 +26,17 @@ class Fault(NamedTuple):
     direction: str
     code: str | None = None
 
-    @property
-    def evidence(self) -> dict:
-        """What is known of it, for the evidence of a verdict."""
-        return {"code": self.code} if self.code else {}
+    def of(self, path, layers: list, numbers: dict) -> "Culprit":
+        """Returns the culprit of it.
+
+        Args:
+            path: As in `Culprit`.
+            layers: As in `Culprit`.
+            numbers: Dict. The evidence, besides the code.
+        """
+        if self.code:
+            numbers = numbers | {"code": self.code}
+        return Culprit(path, layers, self.kind, self.direction, numbers)
 
 
 class Culprit(NamedTuple):

@@ -134,7 +134,7 @@ def _cause(run, path, parts):
         rounded = {}  # Which is not what makes it infinite.
     elif rounded:
         fault = Fault("precision_loss", "forward")
-    culprit = _culprit(run, path, own, fault, rounded)
+    culprit = fault.of(path, own, run.numbers() | rounded)
     return run.located(culprit, calls[-1])
 
 
@@ -146,12 +146,7 @@ def _around(calls):
 
 def _outside(run, path, layers):
     """The code outside of layers, such as that of the loss."""
-    return _culprit(run, path, layers, run.fault(layers), {})
-
-
-def _culprit(run, path, layers, fault, more):
-    numbers = run.numbers() | more | fault.evidence
-    return Culprit(path, layers, fault.kind, fault.direction, numbers)
+    return run.fault(layers).of(path, layers, run.numbers())
 
 
 def _outputs(call):
