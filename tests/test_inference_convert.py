@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
-from keras_mixprec.inference.latency import latency
+from keras_mixprec.inference.comparison import latency
 
 BACKEND = keras.backend.backend()
 # On JAX no CPU has attention in float16.
@@ -250,7 +250,6 @@ def test_what_cannot_be_compiled_is_wide():
 
 
 def overflowing():
-    """An ELU hands no power of two on, so the layer cannot be rescaled."""
     first = layers.Dense(4, "elu", name="big")
     middle = layers.LayerNormalization(), layers.Dense(64)
     model = keras.Sequential([keras.Input((4,)), first, *middle])
@@ -262,9 +261,9 @@ def overflowing():
 def test_the_format_is_chosen_and_what_it_brings_is_said():
     _, report = converted(overflowing(), "auto", POSITIVE)
     (other,) = {"float16", "bfloat16"} - {report.policy}
-    said = " ".join(report.notes)
-    assert f"{other} would be" in said
-    assert ("no speed" in said) == (report.latency["speedup"] < 1.1)
+    # float16 needs layers in float32, and so more bytes, on every machine.
+    assert (report.policy, report.wide_layers) == ("bfloat16", [])
+    assert f"{other} would be" in " ".join(report.notes)
 
 
 def test_a_layer_without_init_is_rebuilt_and_kept_wide():

@@ -11,8 +11,8 @@ import keras
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import format_count
+from keras_mixprec.inference.assignment import Assignment, has_policy
 from keras_mixprec.inference.rebuild import Rebuilder
-from keras_mixprec.inference.storage import Assignment, has_policy
 from keras_mixprec.policies.names import is_16_bit, policy_name
 
 _INSIDE = "a .keras file has one dtype for it and the layer that it is part of"
@@ -75,9 +75,9 @@ def _adapted(assignment, others):
         ours = assignment.policies.get(path, "float32")
         if not is_16_bit(theirs):
             if assignment.is_inside_float32(path):
-                assignment = assignment.replaced(path, theirs, _INSIDE)
+                assignment = assignment.replaced([path], theirs, _INSIDE)
         elif is_16_bit(ours):  # Stored in what it computes in.
-            assignment = assignment.replaced(path, theirs)
+            assignment = assignment.replaced([path], theirs, "")
         elif holder := path.rpartition("/")[0]:
             assignment = assignment.widened(holder, _BY_ITSELF)
     return assignment

@@ -11,13 +11,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
 from keras_mixprec._console import one_line
 from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.inference.lambdas import lambda_at_fault
 from keras_mixprec.keras_internals import (
+    Functional,
     flat_layers,
     functional_of,
     set_policy_object,
@@ -153,14 +153,12 @@ class Rebuilder:
             if not model.built:
                 model(self._x, training=False)
         except Exception as error:  # Of the user's code, of any kind.
-            advice = lambda_at_fault(self._model, error) or (
-                "See that `get_config` returns what `from_config` needs, and "
-                "that `keras.saving.custom_object_scope` knows functions of "
-                "your own."
-            )
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
-                f"config, which converting and loading it take. {advice} "
+                "config, which converting and loading it take. See that "
+                "`get_config` returns what `from_config` needs, that "
+                "`keras.saving.custom_object_scope` knows functions of your "
+                "own, and that those of `Lambda` layers import what they use. "
                 f"Received: {one_line(error, 400)}"
             ) from error
         return model
@@ -195,6 +193,44 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source.save_assets(folder)
             target.load_assets(folder)
+
+
+def with_float32_outputs(model: keras.Model) -> keras.Model:
+    """Returns a model that casts its 16-bit outputs to float32.
+
+    By a layer more behind each of them, which is Keras' own.
+
+    Args:
+        model: A `keras.Model` that is functional or `Sequential`, and may be
+            changed. One of another class is returned as it is.
+    """
+    if type(model) is keras.Sequential and model.outputs:
+        if _is_narrow(model.outputs[0]):
+            model.add(_cast(model.layers[-1].name, model.layers))
+        return model
+    if type(model) is not Functional or not any(map(_is_narrow, model.outputs)):
+        return model
+    names = iter(model.output_names)
+
+    def cast(tensor):
+        layer = _cast(next(names), model.layers)
+        return layer(tensor) if _is_narrow(tensor) else tensor
+
+    outputs = tree.map_structure(cast, model.output)
+    return keras.Model(model.input, outputs, name=model.name)
+
+
+def _is_narrow(tensor):
+    return keras.backend.standardize_dtype(tensor.dtype) in SIXTEEN_BITS
+
+
+def _cast(name, layers):
+    """A layer that does nothing but what its policy says."""
+    taken = {layer.name for layer in layers}
+    name = f"{name}_float32"
+    while name in taken:
+        name += "_"
+    return keras.layers.Identity(dtype="float32", name=name)
 
 
 def _config_of(model):
