@@ -686,6 +686,5 @@ def conversion() -> ConversionReport:
         tolerance=0.01,
         size={"before": 1024, "after": 640},
         latency={"before": 0.004, "after": 0.002, "speedup": 2.0, "pairs": 9},
-        metric={"name": "accuracy", "before": 0.931, "after": 0.93},
         notes=["Half."],
     )

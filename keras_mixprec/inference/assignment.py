@@ -61,9 +61,10 @@ class Assignment(NamedTuple):
 
     def is_inside_float32(self, path: str) -> bool:
         """Whether a layer that this one is part of is in float32."""
-        parts = path.split("/")
-        holders = ["/".join(parts[:n]) for n in range(1, len(parts))]
-        return any(self.policies.get(p) == "float32" for p in holders)
+        while path := path.rpartition("/")[0]:
+            if self.policies.get(path) == "float32":
+                return True
+        return False
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
         """Returns what to compute in whatever the weights are stored in.

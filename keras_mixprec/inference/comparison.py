@@ -114,24 +114,23 @@ def latency(
         the pair with the median ratio; `pairs`, how many there were.
     """
     models = [reference, converted]
-    for model in models:  # Compiled, and allocated.
-        _seconds(model, x)
     pairs: list[tuple] = []
     end = _clock.now() + _SECONDS
-    while len(pairs) < _FEWEST or (len(pairs) < _MOST and _clock.now() < end):
+    while len(pairs) <= _FEWEST or (len(pairs) <= _MOST and _clock.now() < end):
         # Which is first takes turns as well.
         order = models[:: -1 if len(pairs) % 2 else 1]
         taken = {id(model): _seconds(model, x) for model in order}
         pairs.append((taken[id(reference)], taken[id(converted)]))
-    ratios = [a / b for a, b in pairs]
+    # The first compiles them.
+    ratios = {a / b: (a, b) for a, b in pairs[1:]}
     # Medians of each by itself may contradict that of the ratios.
-    speedup = statistics.median_low(ratios)
-    before, after = pairs[ratios.index(speedup)]
+    speedup = statistics.median_low([a / b for a, b in pairs[1:]])
+    before, after = ratios[speedup]
     return {
         "before": before,
         "after": after,
         "speedup": speedup,
-        "pairs": len(pairs),
+        "pairs": len(pairs) - 1,
     }
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -71,7 +71,6 @@ class Conversion:
         batches: List of batches of inputs.
         tolerance: Float. How far off an output may be.
         keep_io: Boolean. Whether outputs are float32.
-        metric: Function of a model that returns a number, or `None`.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Conversion:
         batches: list[Any],
         tolerance: float,
         keep_io: bool,
-        metric: Callable[[keras.Model], float] | None,
     ):
         self._source = Rebuilder(model, batches[0])
         self._reference = self._source.reference
@@ -90,7 +88,6 @@ class Conversion:
         self._batches = batches
         self._tolerance = tolerance
         self._keep_io = keep_io
-        self._metric = metric
         self._exact = self._predicted_exactly()
 
     def in_format(
@@ -190,19 +187,19 @@ class Conversion:
         off = [n for n in worst if errors[n] > self._tolerance]
         assignment = built.assignment
         with temporary_policies(assignment.computing(self._entries)):
-            found = wide_layers.wide_layers(
+            culprits, is_smallest = wide_layers.wide_layers(
                 self._reference,
                 [self._batches[n] for n in (off or worst)[:_MOST_BATCHES]],
                 _MARGIN * self._tolerance,
             )
-        assignment = self._with_wide(assignment, found.culprits)
-        if not found.culprits or not assignment.dtypes():
+        assignment = self._with_wide(assignment, culprits)
+        if not culprits or not assignment.dtypes():
             return built
         rebuilt = self._built(assignment)
-        if found.is_smallest:
+        if is_smallest:
             return rebuilt
         note = (
-            f"The search ended before each of {len(found.culprits)} layers in "
+            f"The search ended before each of {len(culprits)} layers in "
             "float32 was tried in 16 bits again: fewer may do."
         )
         return rebuilt._replace(notes=[*rebuilt.notes, note])
@@ -235,22 +232,12 @@ class Conversion:
             tolerance=self._tolerance,
             size={"before": self._bytes, "after": bytes_of(model.weights)},
             latency=latency(self._reference, model, self._batches[0]),
-            metric=self._measured(model),
-            notes=built.notes + _unconverted(built),
+            notes=built.notes,
         )
 
     def _drift(self, built):
         names = getattr(self._reference, "output_names", None) or []
         return drift(names, self._exact, built.outputs)
-
-    def _measured(self, model):
-        if self._metric is None:
-            return None
-        return {
-            "name": getattr(self._metric, "__name__", "metric"),
-            "before": float(self._metric(self._reference)),
-            "after": float(self._metric(model)),
-        }
 
     def _refusal(self, policy, built, error, ranges):
         """What is off, by how much, and what helps."""
@@ -305,15 +292,6 @@ def _overflowing_operation(model, x):
                 "in float32, such as `keras.layers.Identity(dtype='float32')`. "
             )
     return ""
-
-
-def _unconverted(built):
-    if built.assignment.dtypes():
-        return []
-    return [
-        "No layer was converted: those that are quantized stay as they are, "
-        "and so do those that only look words up."
-    ]
 
 
 def _row(entry, plan, ranges):

@@ -1,7 +1,7 @@
 """`convert_for_inference`: a model in 16 bits, and how far off it is."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -32,7 +32,6 @@ def convert_for_inference(
     calibration: Any,
     tolerance: float = 0.05,
     keep_io: str | None = "float32",
-    metric: Callable[[keras.Model], float] | None = None,
     rules: Iterable[PrecisionRule] | None = None,
     batch_size: int = 32,
 ) -> tuple[keras.Model, ConversionReport]:
@@ -59,9 +58,6 @@ def convert_for_inference(
         keep_io: `"float32"`, inputs and outputs are float32 as before, or
             `None`, outputs have the dtype of the layers that make them, as
             those of subclassed models have anyhow. Defaults to `"float32"`.
-        metric: Function of a model that returns a number, computed for the
-            report in float32 and converted. The models are not compiled.
-            Defaults to `None`.
         rules: Iterable of `PrecisionRule`: layers that stay wide in any case.
             Defaults to `DEFAULT_RULES` but for the outputs. Not allowed with a
             plan.
@@ -92,15 +88,12 @@ def convert_for_inference(
         "tolerance", tolerance, low=1e-12, why="of 0, nothing has 16 bits"
     )
     check_choice("keep_io", keep_io, ("float32", None))
-    _check_metric(metric)
     batch_size = check_integer("batch_size", batch_size, low=1)
     batches = calibration_batches(calibration, batch_size, model)
     if isinstance(policy, PrecisionPlan):
         policy.validate(model)
     with leaving_no_trace(model), np.errstate(all="ignore"):
-        conversion = Conversion(
-            model, batches, tolerance, keep_io == "float32", metric
-        )
+        conversion = Conversion(model, batches, tolerance, keep_io == "float32")
         if isinstance(policy, PrecisionPlan):
             return conversion.by_plan(policy)
         if policy == "auto":
@@ -134,27 +127,12 @@ def _check_adapters(model):
 
 
 def _check_policy(policy, rules):
-    if isinstance(policy, PrecisionPlan):
-        if rules is not None:
-            raise ValueError(
-                "A plan is followed exactly as it is; leave out `rules`. "
-                f"Received: rules={rules!r}"
-            )
-        return
-    if not isinstance(policy, str):
-        raise TypeError(
-            "`policy` must be 'auto', 'float16', 'bfloat16' or a "
-            f"`PrecisionPlan`. Received: policy={policy!r} of type "
-            f"{type(policy).__name__}"
-        )
-    check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
-
-
-def _check_metric(metric):
-    if metric is not None and not callable(metric):
-        raise TypeError(
-            "`metric` must be a function of a model that returns a number. "
-            f"Received: metric={metric!r} of type {type(metric).__name__}"
+    if not isinstance(policy, PrecisionPlan):
+        check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
+    elif rules is not None:
+        raise ValueError(
+            "A plan is followed exactly as it is; leave out `rules`. "
+            f"Received: rules={rules!r}"
         )
 
 

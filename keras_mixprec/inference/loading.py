@@ -99,16 +99,10 @@ def _note(others):
             "A .keras file of it cannot be loaded: save its weights instead, "
             "with `save_weights`, or export it."
         )
-    narrow = [path for path, policy in others.items() if is_16_bit(policy)]
-    shown = ", ".join((narrow or [*others])[:3])
-    count = format_count(len(narrow or others), "layer")
-    what = (
-        f"computes {count} in 16 bits that need float32 ({shown})"
-        if narrow
-        else f"gives {count} back in float32 ({shown})"
-    )
+    shown = ", ".join([*others][:3])
     return (
-        f"A .keras file of it {what}, which other code makes without a dtype. "
+        f"A .keras file of it gives {format_count(len(others), 'layer')} back "
+        f"in another dtype ({shown}), which other code makes without one. "
         "Save the plan as well, `report.plan.save('plan.json')`, and set it "
         "behind `keras.saving.load_model`: `keras_mixprec.apply_policy(model, "
         "keras_mixprec.PrecisionPlan.load('plan.json'))` computes the same."

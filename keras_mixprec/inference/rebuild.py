@@ -206,14 +206,14 @@ def with_float32_outputs(model: keras.Model) -> keras.Model:
     """
     if type(model) is keras.Sequential and model.outputs:
         if _is_narrow(model.outputs[0]):
-            model.add(_cast(model.layers[-1].name, model.layers))
+            model.add(_cast(model.layers[-1].name))
         return model
     if type(model) is not Functional or not any(map(_is_narrow, model.outputs)):
         return model
     names = iter(model.output_names)
 
     def cast(tensor):
-        layer = _cast(next(names), model.layers)
+        layer = _cast(next(names))
         return layer(tensor) if _is_narrow(tensor) else tensor
 
     outputs = tree.map_structure(cast, model.output)
@@ -224,23 +224,19 @@ def _is_narrow(tensor):
     return keras.backend.standardize_dtype(tensor.dtype) in SIXTEEN_BITS
 
 
-def _cast(name, layers):
+def _cast(name):
     """A layer that does nothing but what its policy says."""
-    taken = {layer.name for layer in layers}
-    name = f"{name}_float32"
-    while name in taken:
-        name += "_"
-    return keras.layers.Identity(dtype="float32", name=name)
+    return keras.layers.Identity(dtype="float32", name=f"{name}_float32")
 
 
 def _config_of(model):
     """What a file of the model says of it, but for training."""
     # The optimizer, loss and metrics need not have a config: they are left out.
-    uncompiled = {"get_compile_config": lambda self: None}
+    compiled = [x for x in flat_layers(model) if getattr(x, "compiled", False)]
     try:
         with contextlib.ExitStack() as stack:
-            for cls in _defining(model, "get_compile_config"):
-                stack.enter_context(patched(cls, uncompiled))
+            for part in compiled:
+                stack.enter_context(patched(part, {"compiled": False}))
             config = keras.saving.serialize_keras_object(model)
     except Exception as error:  # Of the user's code, of any kind.
         raise ValueError(
@@ -249,13 +245,6 @@ def _config_of(model):
             f"Received: {one_line(error, 400)}"
         ) from error
     return _fit_for_16_bits(config)
-
-
-def _defining(model, method):
-    """The classes of a model and its layers that define a method."""
-    kinds = {type(layer) for layer in (model, *flat_layers(model))}
-    classes = {cls for kind in kinds for cls in kind.__mro__}
-    return [cls for cls in classes if method in vars(cls)]
 
 
 def _fit_for_16_bits(config):

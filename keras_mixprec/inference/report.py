@@ -56,7 +56,6 @@ class ConversionReport(_html.HtmlReport):
         latency: Dict, `before` and `after`: seconds of a batch in float32 and
             converted, and `speedup`, their ratio: of pairs that ran one after
             the other the one with the median ratio; `pairs`, how many.
-        metric: Dict, `name`, `before` in float32 and `after`; `None` without.
         notes: List of strings: what else a caller should know, such as what a
             `.keras` file cannot keep.
 
@@ -75,7 +74,6 @@ class ConversionReport(_html.HtmlReport):
     tolerance: float
     size: dict[str, int]
     latency: dict[str, Any]
-    metric: dict[str, Any] | None
     notes: list[str]
 
     @property
@@ -147,12 +145,6 @@ def _sentences(report) -> Iterator[str]:
     yield _size(report.size)
     yield _latency(report.latency)
     yield from (_drift(row, report.tolerance) for row in report.drift)
-    if report.metric:
-        before, after = report.metric["before"], report.metric["after"]
-        yield (
-            f"{report.metric['name']}: {before:.6g} in float32, {after:.6g} "
-            "converted."
-        )
     yield from report.notes
 
 

@@ -5,7 +5,6 @@ brings the outputs of all batches within the tolerance.
 """
 
 import logging
-from typing import NamedTuple
 
 import keras
 
@@ -32,21 +31,9 @@ _log = logging.getLogger("keras_mixprec.inference")
 _MOST_TRIED = 400
 
 
-class WideLayers(NamedTuple):
-    """The layers that are to stay in float32.
-
-    Attributes:
-        culprits: List of `Culprit`.
-        is_smallest: Boolean. Whether it is known that no layer can be spared.
-    """
-
-    culprits: list[Culprit]
-    is_smallest: bool
-
-
 def wide_layers(
     model: keras.Model, batches: list, tolerance: float
-) -> WideLayers:
+) -> tuple[list[Culprit], bool]:
     """Returns the smallest set of layers that `predict` needs in float32.
 
     So that its outputs agree with float32's on all batches. No layer of the set
@@ -56,12 +43,15 @@ def wide_layers(
         model: A built `keras.Model`, in the dtypes that all others follow.
         batches: List of batches of inputs, that first which is off the most.
         tolerance: Float, above 0. The share by which an output may be off.
+
+    Returns:
+        Pair of the `Culprit`s and whether it is known that none can be spared.
     """
     with active.processes().single_process(model), same_draws():
         run = _Batches([Prediction(model, to_tensors(x)) for x in batches])
         run.tolerance = tolerance
         culprits = run.found()
-        return WideLayers(culprits, run.tried < _MOST_TRIED)
+        return culprits, run.tried < _MOST_TRIED
 
 
 class _Batches(CallRun):
