@@ -377,3 +377,9 @@ class Runtime(Protocol):
 
     def wait(self, tensors):
         """Waits until the tensors are computed."""
+
+    def random_state(self):
+        """Returns the state of the random numbers of the whole process."""
+
+    def set_random_state(self, state):
+        """Sets it to what `random_state` returned."""

@@ -16,3 +16,11 @@ def compiled(function, mode):
 
 def wait(tensors):
     jax.block_until_ready(tensors)
+
+
+def random_state():
+    """Nothing: JAX has none."""
+
+
+def set_random_state(state):
+    pass

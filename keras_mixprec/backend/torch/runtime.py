@@ -31,3 +31,12 @@ def wait(tensors):
         torch.cuda.synchronize()
     elif torch.xpu.is_available():
         torch.xpu.synchronize()
+
+
+def random_state():
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all()
+
+
+def set_random_state(state):
+    torch.set_rng_state(state[0])
+    torch.cuda.set_rng_state_all(state[1])
