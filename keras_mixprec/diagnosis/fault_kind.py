@@ -81,23 +81,6 @@ def _add_smallest(numbers, replay, cotangents=None):
     numbers["smallest_inside_in_float32"] = smallest
 
 
-def kind_over_draws(replay: LayerReplay, low, numbers: dict) -> str:
-    """Returns the same of a layer that returns something else each time.
-
-    Args:
-        replay: `LayerReplay` of the layer.
-        low: As for `kind_of_outputs`.
-        numbers: As for `kind_of_outputs`.
-    """
-    largest_inside = replay.largest_intermediate()
-    if largest_inside <= limit_of(replay) and nonfinite(low):
-        _add_smallest(numbers, replay)
-        return "underflow"
-    numbers["largest_inside_in_float32"] = largest_inside
-    overflows = largest_inside > limit_of(replay)
-    return "forward_overflow" if overflows else "precision_loss"
-
-
 def kind_of_gradients(
     replay: LayerReplay, cotangents, low, numbers: dict
 ) -> str:

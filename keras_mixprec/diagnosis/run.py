@@ -69,7 +69,7 @@ class Run:
         Args:
             low: What `record` returned, with all other culprits repaired.
         """
-        yield lambda call: check_forward(call, None, self._compiled, True)[1]
+        yield lambda call: check_forward(call, None, self._compiled, True)
 
     def located(self, culprit: Culprit, call) -> Culprit:
         """Returns the culprit with which call it is, where that counts."""

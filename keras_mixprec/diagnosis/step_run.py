@@ -192,7 +192,7 @@ class StepRun(Run):
         exact = self.exact_calls.get(call.name)
         if exact is None or call.nested:
             return None
-        return check_backward(call, exact, self._compiled, self.bits, True)[1]
+        return check_backward(call, exact, self._compiled, self.bits)
 
     def fault(self, layers) -> Fault:
         """Returns what makes the step wrong; see `Run`."""

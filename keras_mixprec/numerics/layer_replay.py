@@ -256,8 +256,6 @@ class LayerReplay:
             dtypes, as it does in the model's step.
         extremes: Boolean. Whether it draws the smallest and the largest random
             number that there is. Defaults to `False`.
-        draw: Int. Which random numbers it draws: 0, the default, for those of
-            the step.
     """
 
     def __init__(
@@ -265,12 +263,10 @@ class LayerReplay:
         call: LayerCall,
         compiled: bool = False,
         extremes: bool = False,
-        draw: int = 0,
     ):
         self.call = call
         self._dtype = call.layer.compute_dtype
         self._extremes = extremes
-        self._seeds = [(v, value + draw) for v, value in call.seeds]
         self._compiled = compiled
         self._backend = active.replay()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -432,7 +428,7 @@ class LayerReplay:
         mapping = [*zip(self._weights, primals[count:], strict=True)]
         with (
             keras.StatelessScope(
-                state_mapping=[*mapping, *self._seeds],
+                state_mapping=[*mapping, *call.seeds],
                 collect_losses=call.collects_losses,
             ) as scope,
             called_with(call.training),
