@@ -35,7 +35,6 @@ _LANES = {
 
 # Where the name in the log would say nothing to a reader.
 _TITLES = {
-    "probe_compiled": "probed step compiled",
     "skipped_steps_not_kept": "more skipped steps",
 }
 
@@ -61,8 +60,6 @@ _SAID = {
     ),
     "train_begin": "Call {fit} of fit starts.",
     "rebuild": "Train step rebuilt in {seconds} s.",
-    "probe_compiled": "The probed step, which trains and measures every layer, "
-    "one in probe_every steps, was compiled in {seconds} s.",
     "zero_gradients": "Reading of ranges: {message}.",
     "graph_rewrite": "Graph rewrite: {message}.",
     "no_16_bits": "Precision: {message}.",

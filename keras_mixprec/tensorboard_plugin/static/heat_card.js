@@ -92,16 +92,7 @@ export function createHeatCard(store) {
   function readingsInWords() {
     const { heat, runData } = store.state;
     return isByReading(store.state, heat) ?
-      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps${
-        howRead(runData.events, heat.from.length)}.` : "";
-  }
-
-  // An event has those beside training alone.
-  function howRead(events, count) {
-    const beside = events.filter(({ kind }) => kind === "ranges_measured")
-      .reduce((sum, { steps = [] }) => sum + steps.length, 0);
-    return beside > 0 && beside < count ?
-      `, ${formatInteger(beside)} measured beside training and the others in probed steps` : "";
+      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.` : "";
   }
 
   // Between two readings it is no end.
