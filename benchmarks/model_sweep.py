@@ -116,7 +116,7 @@ def _fitted(model, x, y):
     return _Fitted(
         f"{seconds:.1f}",
         str(model.optimizer.skipped_steps),
-        str(len(monitor._session.prober.readings)),
+        str(len(monitor._session.range_log.last.readings)),
         tuple(monitor.verdicts),
     )
 

@@ -2,19 +2,17 @@
 
 All arms fit the same mixed_float16 model with our `LossScaleOptimizer` on the
 same batches: without a callback, the same once more, whose ratio shows how much
-equal models differ by themselves, with the monitor at its defaults, with every
-step probed and, with `--peers`, with Keras' `TensorBoard` and its histograms of
-each epoch (a fit is an epoch) and, on TensorFlow, `enable_check_numerics` and
-the Debugger V2. The fits of all arms alternate: ours in one process, the others
-each in one of its own, because TensorFlow's tools stay in what it compiled and
-the debugger cannot be switched on twice. A ratio is the median, over the
-rounds, of a step's time to that without a callback in the same round; the ratio
-of the fastest rounds stands beside it in brackets. What costs a multiple fits
-an eighth of the steps; where every step is probed, nothing is measured beside
-them, as the defaults do once or twice a fit. "Compile" is how long the probed
-step took to compile, in the round before the first. "Same" says whether the
-losses of all epochs and the final weights, with defaults, are the same bit for
-bit, and otherwise by how much a weight differs at most.
+equal models differ by themselves, with the monitor at its defaults, with ranges
+read before every step and, with `--peers`, with Keras' `TensorBoard` and its
+histograms of each epoch (a fit is an epoch) and, on TensorFlow,
+`enable_check_numerics` and the Debugger V2. The fits of all arms alternate:
+ours in one process, the others each in one of its own, because TensorFlow's
+tools stay in what it compiled and the debugger cannot be switched on twice. A
+ratio is the median, over the rounds, of a step's time to that without a
+callback in the same round; the ratio of the fastest rounds stands beside it in
+brackets. What costs a multiple fits an eighth of the steps. "Same" says whether
+the losses of all epochs and the final weights, with defaults, are the same bit
+for bit, and otherwise by how much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
@@ -25,7 +23,6 @@ bit, and otherwise by how much a weight differs at most.
 import concurrent.futures
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import pathlib
@@ -50,7 +47,7 @@ OURS = ("none", "none again", "defaults", "every step")
 TENSORFLOW_TOOLS = ("check_numerics", "CONCISE_HEALTH", "FULL_HEALTH")
 PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
 HEADER = ["without, ms a step", "without again", "defaults"]
-HEADER += ["every step", "compile", "same"]
+HEADER += ["every step", "same"]
 
 # Of the arms whose steps take a multiple of a plain one, so few of the steps.
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
@@ -74,7 +71,6 @@ def measure(jit_compile, name, rounds, steps, peers=(), clock=CLOCKS["wall"]):
         arms = {kind: arm.fit for kind, arm in ours.items()}
         arms |= {peer: process(peer).fit for peer in peers}
         failed = _warm_up(arms)
-        compiled = ours["every step"].compilation()
         seconds = interleave(arms, rounds, clock)
         same = _difference(*(ours[kind].result() for kind in OURS[::2]))
     per_step = {
@@ -84,7 +80,7 @@ def measure(jit_compile, name, rounds, steps, peers=(), clock=CLOCKS["wall"]):
     ratios = {k: ratio(s, per_step["none"], 3) for k, s in per_step.items()}
     cells = [f"{1e3 * statistics.median(per_step['none']):.2f}"]
     cells += [ratios[kind] for kind in OURS[1:]]
-    cells += [f"{compiled:.1f} s", same]
+    cells.append(same)
     if peers:
         cells += [failed.get(k) or ratios.get(k, "-") for k in PEERS]
     return cells
@@ -163,7 +159,7 @@ class _Arm:
         """Fits once."""
         from keras_mixprec.backend import active
 
-        with _nothing_beside(self._kind == "every step"):
+        with _undiagnosed(self._kind == "every step"):
             history = self._fit(callbacks=self._callbacks()).history
         active.runtime().wait([v.value for v in self._model.variables])
         self._losses += history["loss"]
@@ -182,12 +178,6 @@ class _Arm:
         return [
             keras_mixprec.MixPrecMonitor(self._log_dir, verbose=0, **arguments)
         ]
-
-    def compilation(self):
-        """Returns how many seconds compiling the probed step took."""
-        path = self._log_dir / "mixprec" / "events.jsonl"
-        events = map(json.loads, path.read_text().splitlines())
-        return sum(e["seconds"] for e in events if "seconds" in e)
 
     def result(self):
         """Returns the losses of all epochs and the weights."""
@@ -208,20 +198,13 @@ def _switch_on(kind, folder):
         )
 
 
-@contextlib.contextmanager
-def _nothing_beside(wanted):
-    """Context in which nothing is measured beside the steps, if wanted."""
-    from keras_mixprec.monitoring import audits as examiner
-    from keras_mixprec.monitoring import range_schedule as range_reader
+def _undiagnosed(wanted):
+    """Context without diagnoses, which come after few steps if they may."""
+    from keras_mixprec.monitoring import audits
 
-    with contextlib.ExitStack() as stack:
-        if wanted:
-            for module, name, value in (
-                (examiner, "_COST", float("inf")),
-                (range_reader, "_reason_for_none", lambda settings: "not here"),
-            ):
-                stack.enter_context(mock.patch.object(module, name, value))
-        yield
+    if not wanted:
+        return contextlib.nullcontext()
+    return mock.patch.object(audits, "_COST", float("inf"))
 
 
 def main():

@@ -9,14 +9,13 @@ mixed_float16 model with our `LossScaleOptimizer` that lasts some epochs:
   single steps with and without it that alternate on the same weights;
 - hooks: the time within the callbacks' own methods, waiting for the device
   included;
-- special steps: what probed and diagnosed steps take beyond the median step,
-  the first probe apart, which compiles.
+- special steps: what steps with a reading of ranges or a diagnosis take beyond
+  the median step.
 
 Hooks and special steps are those of the epochs after the first, as a share of
 the rest of the time of those epochs. "Total" is the sum of the three. "Once"
-is how long the hooks and diagnoses of the first epoch and the first probe
-take, in seconds, and all readings of ranges beside training, which take 2 s of
-a run or 5% of its first epoch at most.
+is how long the hooks and diagnoses of the first epoch take, in seconds, and the
+readings of ranges that do not wait for the budget.
 
     python benchmarks/steady_cost.py
     OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
@@ -24,7 +23,6 @@ a run or 5% of its first epoch at most.
 """
 
 import functools
-import json
 import pathlib
 import statistics
 import sys
@@ -65,9 +63,8 @@ def measure(
             callbacks = [monitor, *tuners]
             epochs = rounds + 1
             run = _Run(jit_compile, name, steps, epochs, callbacks, clock)
-            early, late = _compilation(folder, steps)
-        shares.append([guard, *run.shares(late)])
-        once.append(run.once + early + late)
+        shares.append([guard, *run.shares()])
+        once.append(run.once)
     return [
         f"{1e3 * run.median_step:.2f}",
         *(
@@ -100,15 +97,6 @@ def _guard(jit_compile, name, clock, pairs):
     seconds = interleave(arms, pairs, clock)
     both = zip(seconds[True], seconds[False], strict=True)
     return statistics.median(guarded / own for guarded, own in both) - 1
-
-
-def _compilation(folder, steps):
-    """Seconds of the first probe, in the first epoch and after that."""
-    path = pathlib.Path(folder, "mixprec", "events.jsonl")
-    events = map(json.loads, path.read_text().splitlines())
-    probes = [e for e in events if e["kind"] == "probe_compiled"]
-    early = sum(e["seconds"] for e in probes if e["step"] <= steps)
-    return early, sum(e["seconds"] for e in probes) - early
 
 
 class _Run:
@@ -172,17 +160,13 @@ class _Run:
         """Seconds of a plain step."""
         return statistics.median(s for _, s, _ in self._steady())
 
-    def shares(self, compilation):
-        """Hooks and special steps but for compilation, as shares of the rest.
-
-        Args:
-            compilation: Float. Its seconds.
-        """
+    def shares(self):
+        """Hooks and special steps, as shares of the rest."""
         steady = self._steady()
         hooks = sum(h for h, _, _ in steady)
         special = sum(s - self.median_step for _, s, odd in steady if odd)
         rest = sum(s for _, s, _ in steady) - special
-        return hooks / rest, (special - compilation) / rest
+        return hooks / rest, special / rest
 
     def _steady(self):
         return self._batches[self._steps + 1 :]
@@ -195,11 +179,12 @@ class _Run:
     def _timed(self, method):
         @functools.wraps(method)
         def timed(*args, **kwargs):
-            start = self._clock()
+            start, readings = self._clock(), self._readings
             try:
                 return method(*args, **kwargs)
             finally:
-                self._hooks += self._clock() - start
+                seconds = self._clock() - start
+                self._hooks += seconds - (self._readings - readings)
 
         return timed
 
@@ -214,12 +199,13 @@ class _Run:
         return timed
 
     def _timed_reading(self, read):
-        def timed(*args):
+        def timed(reader, model, step, is_extra, batch):
             start = self._clock()
-            read(*args)
+            read(reader, model, step, is_extra, batch)
             seconds = self._clock() - start
-            self._readings += seconds
-            self._hooks -= seconds  # They were within one.
+            if not is_extra:  # It is no part of the steps.
+                self._readings += seconds
+                self._last += seconds
 
         return timed
 

@@ -95,7 +95,7 @@ def _of(part, quantity):
     )
 
 
-# Of a probed step, in the order of the log's columns.
+# Of a reading of ranges, in the order of the log's columns.
 _PROBED = (
     *(
         _of(part, quantity)
@@ -180,7 +180,7 @@ _PERFORMANCE = (
         "count",
         "steps measured",
         "Plain steps that these figures are of: left out are compiling, "
-        "probed and diagnosed steps, the one behind each, and an epoch's "
+        "measured and diagnosed steps, the one behind each, and an epoch's "
         "last. To compare two runs each needs 20, in 5 readings.",
     ),
     _of_run(
@@ -221,14 +221,14 @@ _PERFORMANCE = (
         "overhead_share",
         "share",
         "monitor and tuner, share of the time",
-        "Share of the training time in readings, probes and diagnoses.",
+        "Share of the training time in readings, ranges and diagnoses.",
     ),
     _of_run(
         "once_seconds",
         "seconds",
         "monitor and tuner, done once",
-        "Seconds of what happens once: compiling the probed step, ranges "
-        "beside training, the first audits.",
+        "Seconds of what happens once: the first and the last ranges, the "
+        "first audits.",
     ),
 )
 PERFORMANCE = {metric.name: metric for metric in _PERFORMANCE}

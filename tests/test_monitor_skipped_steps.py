@@ -115,7 +115,7 @@ def test_a_run_that_only_skips_is_ended(good_epochs, jit, tmp_path):
     shown, model = Shown(), one_weight(jit=jit, metrics=["mae"])
     values = epochs_of([1 / 8] * good_epochs + [BAD] * 4)
     ending = keras.callbacks.TerminateOnNaN()
-    callbacks = [monitor(tmp_path), shown, ending]
+    callbacks = [monitor(tmp_path, probe_every=1), shown, ending]
     fit(model, values, callbacks, epochs=good_epochs + 4)
     # One epoch of skips shows what was before, the next one that all failed.
     assert len(shown.loss) == 6 * good_epochs + 1

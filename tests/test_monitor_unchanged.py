@@ -43,6 +43,7 @@ from scale_use_models import gradients_of
 
 import keras_mixprec as kmp
 from keras_mixprec.guards.train_function import TrainFunction
+from keras_mixprec.numerics import range_reading
 
 pytestmark = one_backend
 
@@ -529,23 +530,20 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(hook, error, tmp_path):
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@only_torch
 @pytest.mark.usefixtures("training_goes_on")
-def test_a_probe_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
-    from keras_mixprec.numerics.collector import Collector
-
+def test_a_reading_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
     def run(*callbacks):
         keras.utils.set_random_seed(0)
         model = model_with()
         fit(model, (X, Y), callbacks, batch_size=2)
         return numbers(model.variables)
 
-    def fails(self, result):
+    def fails(*args):
         raise MemoryError
 
     expected = run()
-    monkeypatch.setattr(Collector, "carry", fails)
-    with pytest.warns(UserWarning, match="probe"):
+    monkeypatch.setattr(range_reading, "run_held", fails)
+    with pytest.warns(UserWarning, match="measure"):
         found = run(monitor(tmp_path, probe_every=1))
     assert_same(found, expected)
 
@@ -557,16 +555,10 @@ def waiting(model):
     """What is called for the next step of a model, in order."""
     model.make_train_function()
     function, called = TrainFunction.of(model), []
-
-    def step(*args):
-        called.append("instead")
-        return model.train_function(*args)
-
-    works = [lambda _, name=name: called.append(name) for name in "ab"]
-    function.instead_of_next(step)
+    works = [lambda _, name=name: called.append(name) for name in "abc"]
     for work in works:
         function.before_next(work)
-    return function, called, [*works, step]
+    return function, called, works
 
 
 @pytest.mark.parametrize("canceled", [None, 0, 2])
@@ -576,10 +568,10 @@ def test_calls_that_wait_go_one_after_the_other(canceled):
     own = model.train_function
     function, called, waits = waiting(model)
     assert all(map(function.waits, waits))
-    expected = ["b", "a", "instead"]
+    expected = ["c", "b", "a"]
     if canceled is not None:
         function.cancel(waits[canceled])
-        expected.remove(["a", "b", "instead"][canceled])
+        expected.remove("abc"[canceled])
     fit(model, [1.0, 1.0], [])
     assert called == expected
     assert not any(map(function.waits, waits))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.one_backend
 ROOT = pathlib.Path(kmp.__file__).parent
 FILES = {p.relative_to(ROOT).as_posix(): p for p in sorted(ROOT.rglob("*.py"))}
 BACKENDS = {"tensorflow", "jax", "jaxlib", "torch"}
-INTERFACES = "Batches,Probe,Processes,Replay,Runtime,Step"
+INTERFACES = "Batches,Processes,Replay,Runtime,Step"
 DEVICE_INTERFACES = "Devices,Memory,Precision"
 PROTOCOLS = [
     *(getattr(interface, name) for name in INTERFACES.split(",")),

@@ -8,7 +8,6 @@ Files:
 - `active.py`: the modules of the backend that Keras uses.
 - `common.py`: what all backends share: a model's variables, compiled programs,
   agreement of workers.
-- `fused_ranges.py`: the range of many tensors in one reduction, for XLA.
 - `user_code.py`: which line of the user's code runs an operation.
 - `grouped_norms.py`: norms and products of many gradients in few operations.
 

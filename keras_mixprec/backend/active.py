@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     )
     from keras_mixprec.backend.interface import (
         Batches,
-        Probe,
         Processes,
         Replay,
         Runtime,
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 def step() -> Step:
     """Returns what an optimizer step that may be skipped needs."""
     return _module("step")
-
-
-def probe() -> Probe:
-    """Returns what gets measurements out of a running train step."""
-    return _module("probe")
 
 
 def replay() -> Replay:

@@ -1,18 +1,13 @@
 """What a backend must define: a Protocol for each of its modules.
 
 A folder `backend/<name>/` has a module for each Protocol here and in
-`device_interface.py`, but `Outlet`, named like it in lower case. `active.py`
-finds those of the backend that Keras uses. Only these folders import
-TensorFlow, JAX or torch.
+`device_interface.py`, named like it in lower case. `active.py` finds those of
+the backend that Keras uses. Only these folders import TensorFlow, JAX or torch.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
-
-# Exponents of a float32, the shift of its bits that leads to them, that of 1,
-# and the bits of infinity.
-EXPONENTS, SHIFT, BIAS, INFINITY = 256, 23, 127, 0xFF << 23
 
 
 class Step(Protocol):
@@ -107,92 +102,6 @@ class Step(Protocol):
 
     def value(self, variable):
         """Returns the variable's value as a tensor, on one replica."""
-
-
-class Outlet(Protocol):
-    """Lets rows of float32 numbers, each with a key, leave a step.
-
-    Where a step has parts of which nothing can be returned, such as loops on
-    TensorFlow and JAX, it also has `put(key, row)`, to be called within one.
-    """
-
-    def carry(self, result, keys, rows):
-        """Called at the end of a step with what it returns.
-
-        With a tuple of keys as well, and a tensor with a row for each, or
-        `None`. Returns what the instrumented step is to return.
-        """
-
-    def take(self, result):
-        """Returns what the plain train function would have returned.
-
-        Of the result of a call of the instrumented one.
-        """
-
-    def read(self):
-        """Waits for the step, and returns pairs of a key and its row.
-
-        A list of pairs with an array `(1, n)`, in no certain order, with a
-        pair for each replica. Of rows that one replica puts under the same key
-        the last.
-        """
-
-
-class Probe(Protocol):
-    """Getting measurements out of a running train step.
-
-    TensorFlow's has `ragged(tensors)` as well: tensors of one dtype, whose
-    sizes are known only when the step runs, as rows that `measure` takes.
-    """
-
-    Outlet: Callable[[], Outlet]
-
-    def measure(self, tensors, floors):
-        """Returns the largest magnitudes, means and counts of `(k, n)`.
-
-        A float32 tensor `(k, 5 + len(floors))`: the largest finite magnitude,
-        the root mean square with zeros for what is not finite, the number of
-        NaNs, of all elements, of those whose float32 exponent is at least each
-        of `floors`, and of infinities and NaNs. Of what a 16-bit dtype can
-        hold: XLA may keep more digits and a wider range than that where it
-        fuses operations.
-        """
-
-    def exponents(self, tensors):
-        """Returns int `(k, 256)`, how many elements have each exponent."""
-
-    def traced_once(self, function):
-        """Returns a function of tensors, traced once for each shape.
-
-        Rather than at each of hundreds of calls in a step.
-        """
-
-    def without_gradient(self) -> AbstractContextManager:
-        """Context in which nothing is recorded for a backward pass."""
-
-    def rows(self, gradient):
-        """Returns a dense tensor of all numbers of a gradient."""
-
-    def twice(self, arguments):
-        """Returns the arguments of a call of a train function, and a copy.
-
-        The copy is for the same call once more.
-        """
-
-    def state_given(self, model, arguments) -> AbstractContextManager:
-        """Context in which variables have the values that a call is given."""
-
-    def own_trace(self, arguments):
-        """Returns what traces a train step called with `arguments`."""
-
-    def belongs(self, tensor, trace):
-        """Whether what is computed from it can be returned by the step."""
-
-    def kept(self, tensor, trace):
-        """Returns a tensor of the midst of a step, to be measured at its end.
-
-        `None` if it cannot be: it belongs to a loop, say.
-        """
 
 
 class Replay(Protocol):

@@ -9,9 +9,9 @@ counters once and diagnose once. What happens in a `fit`:
   optimizers are exchanged for ones that record their steps, its metrics are
   guarded.
 - `on_train_batch_begin`: before most steps nothing. When it is due: counters
-  are read and logged, a step is probed, the next batch is diagnosed, ranges are
-  read; after that the tuner decides.
-- `on_epoch_end`: the counters are read, histograms and dtypes are logged.
+  are read and logged, ranges are read on the next batch, and it is diagnosed;
+  after that the tuner decides.
+- `on_epoch_end`: the counters are read, dtypes are logged.
 - `on_train_end`: the last reading, the summary; the model is left as it was,
   but for the dtypes that a tuner has changed.
 

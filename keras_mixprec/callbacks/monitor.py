@@ -37,26 +37,26 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec_overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
-    | `mixprec_ranges/<part>_headroom_bits` | least one | P, R |
-    | `mixprec_ranges/gradient_subnormal` | largest share in one layer | P, R |
-    | `mixprec_ranges/weight_gradient_below` | below all of float16 | P, R |
-    | `mixprec_ranges/lost_updates` | of weights that a step left alone | P |
-    | `mixprec_ranges/attention_logits_largest` | of any layer | P, R |
-    | `mixprec_ranges/nonfinite_layers` | with infinities or NaNs | P, R |
+    | `mixprec_ranges/<part>_headroom_bits` | least one | R |
+    | `mixprec_ranges/gradient_subnormal` | largest share in one layer | R |
+    | `mixprec_ranges/weight_gradient_below` | below all of float16 | R |
+    | `mixprec_ranges/lost_updates` | of weights that a step leaves alone | R |
+    | `mixprec_ranges/attention_logits_largest` | of any layer | R |
+    | `mixprec_ranges/nonfinite_layers` | with infinities or NaNs | R |
     | `mixprec_performance/<name>` | step time, samples a second ... | U |
-    | `mixprec/heat/<n>` | all of these by layer, for the plugin | P, R |
-    | `mixprec_<part>_exponent/<path>` | histograms | epoch, R |
+    | `mixprec/heat/<n>` | all of these by layer, for the plugin | R |
+    | `mixprec_<part>_exponent/<path>` | histograms | some R |
 
     Parts are `activation`, `gradient` and `weight`, of which weights have no
-    histogram. Kinds are `inf`, `-inf` and
-    `nan`, each from when it was first seen.
+    histogram. Kinds are `inf`, `-inf` and `nan`, each from when it was first
+    seen.
 
     U: every `update_freq` steps and at the end of an epoch, but of short
     epochs only at some, and whenever a step was skipped or a loss not finite.
-    S: at each step that changed it. P: when a step was probed. R: when ranges
-    were read. The x axis counts batches, skipped ones included, on over several
-    calls of `fit`. Between two readings the compiled step itself keeps the
-    record, so a skipped step is not lost when nobody reads.
+    S: at each step that changed it. R: when ranges were read. The x axis counts
+    batches, skipped ones included, on over several calls of `fit`. Between two
+    readings the compiled step itself keeps the record, so a skipped step is not
+    lost when nobody reads.
 
     Step `s` is after `s` steps, 0 before the first: the scale at step `s` is
     the one that step `s + 1` runs with, and what is found then is found at step
@@ -72,8 +72,7 @@ class MixPrecMonitor(CopiedCallback):
     writes to `<log_dir>/mixprec_2` and so on.
 
     The first of several workers writes the log, with what any of them finds.
-    All need the monitor, with the same arguments: they probe the same steps,
-    and stop together.
+    All need the monitor, with the same arguments: they stop together.
 
     Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
     it exchanges for one that shares its state and follows its rule. Training
@@ -82,19 +81,15 @@ class MixPrecMonitor(CopiedCallback):
     applies them undivided and warns. A model with several optimizers as
     attributes is logged by attribute name.
 
-    A probed step is taken by an instrumented copy of the compiled train step,
-    which measures the range of every activation, gradient and weight on the
-    device and changes none. Steps are probed every `probe_every` steps, after
-    the scale grew and after a skipped step, as far as `max_overhead` allows.
-    That copy is compiled after `20 / max_overhead - 20` steps, which are 980;
-    `events.jsonl` says how long it took.
-
-    However short a run is, ranges are read after its first step and after its
-    last, and in between after 8, 64, 512 and so on, after 2, 4, 16 as well if
-    that takes 5% of the time at most, unless steps are probed: the model's
-    `train_step` runs on the first batch, with the optimizers held, and takes no
-    step. That is not compiled, but on JAX, and no part of the overhead. The
-    summary and `events.jsonl` say how long it took.
+    Ranges are those of every activation, gradient and weight in the next step:
+    the model's `train_step` runs once on its batch, with the optimizers held,
+    and all that it changes is put back. That is not compiled, but on JAX.
+    However short a run is, they are read after its first step, after its last
+    and whenever eight times as many steps were taken, which is no part of the
+    overhead; in between every `probe_every` steps, after the scale grew and
+    after a skipped step, as far as `max_overhead` allows. Histograms are
+    logged whenever twice as many steps were taken. The summary and
+    `events.jsonl` say how long it took.
 
     When five steps in a row are skipped, the next batch is diagnosed as by
     `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
@@ -124,14 +119,14 @@ class MixPrecMonitor(CopiedCallback):
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
-        probe_every: Int, steps. `0` for no probes, and no ranges at all.
-            Defaults to `100`.
+        probe_every: Int, steps between two readings of ranges. `0` for none at
+            all. Defaults to `100`.
         max_overhead: Float, share of the training time. Readings of the
-            counters without news, probes and ranges in between are thinned to
+            counters without news and of ranges in between are thinned to
             stay below it; what happens once is not, nor are diagnoses, which
             are counted in steps. Up to half of it, at most 1.25 percentage
-            points, is reserved for overhead that cannot be timed; readings and
-            probes take at most half of the rest each. At 1 these two are not
+            points, is reserved for overhead that cannot be timed; the two kinds
+            of readings take at most half of the rest each. At 1 they are not
             thinned. At 0 no ranges are read. Defaults to `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,

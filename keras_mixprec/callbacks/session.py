@@ -39,11 +39,11 @@ from keras_mixprec.monitoring.failures import (
     warn_disabled,
 )
 from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
-from keras_mixprec.monitoring.probe_schedule import Prober
+from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.numerics.held_optimizer import is_scaling
 
-# How often, between two readings or probes, to ask whether one that is due is
+# How often, between two readings, to ask whether one that is due is
 # within budget: asking takes 20 us, 1% of a step of small layers in JAX.
 _RETRIES = 8
 
@@ -79,8 +79,8 @@ class Session:
         log_dir: String. Where the first worker logs, as far as is known.
         budget: `OverheadBudget`, what all of this costs.
         examiner: Diagnoses batches.
-        prober: Probes steps.
         ranges: Reads the ranges of all layers.
+        range_log: `RangeLog`, which logs them.
         recorder: Keeps failing batches.
         early_stop: `EarlyStop`.
         bad_data: `BadData`.
@@ -125,14 +125,13 @@ class Session:
         self.log = log = settings.open_log()
         verbose, share = settings.verbose, settings.max_overhead
         self.budget = OverheadBudget(share)
-        every = settings.probe_every
-        self.prober = Prober(log, every, share, verbose, self.budget)
+        self.range_log = RangeLog(log, verbose)
         # Only a monitor has a log; its session may have a tuner as well.
         has_monitor = settings.log_dir is not None
         who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
-        zeros = self.prober.zeros
+        zeros = self.range_log.zeros
         self.examiner = Examiner(log, verbose, share, self.budget, zeros, who)
-        self.ranges = RangeReader(log, settings, self.prober, self.budget)
+        self.ranges = RangeReader(log, settings, self.range_log, self.budget)
         self.recorder = Recorder(settings.keep_failing_batches)
         self.early_stop = EarlyStop(self.model, log, settings)
 
@@ -309,7 +308,7 @@ class Session:
 
     def _all_tasks(self) -> list[Task]:
         """Returns what is done beside training, in this order."""
-        counters, prober, ranges = self.counter_log, self.prober, self.ranges
+        counters, ranges = self.counter_log, self.ranges
 
         def at_once(condition):
             return lambda: 0 if condition() else math.inf
@@ -327,33 +326,22 @@ class Session:
                 lambda: math.inf if self._has_begun else self.first_step + 1,
             ),
             Task(
-                "probe steps",
-                lambda: prober.collect(self.step),
-                at_once(lambda: prober.armed or prober.has_probed),
-            ),
-            Task(
                 "read the counters",
                 self._read_if_due,
                 lambda: counters.due_at,
             ),
             Task("", self._agree, lambda: self._next_agreement),
-            Task("diagnose", partial(self._examine_if_wanted, True), is_read),
-            Task(
-                "probe steps",
-                self._probe_if_wanted,
-                lambda: math.inf if self.several_workers else prober.due_at,
-                thinned=True,
-            ),
-            Task("diagnose", partial(self._examine_if_wanted, False), is_read),
+            Task("diagnose", self._examine_if_wanted, is_read),
             Task(
                 "diagnose",
                 self._examine_scale_use,
                 at_once(self._is_scale_use_unknown),
             ),
             Task("predict the loss scale", self._predict_scale, is_first),
+            # What waits last goes first: a diagnosis may change dtypes.
             Task(
                 "measure layers",
-                lambda: ranges.read(self.synchronized_model, self.step),
+                lambda: ranges.read(self.model, self.step),
                 lambda: ranges.due_at,
                 thinned=True,
             ),
@@ -371,7 +359,7 @@ class Session:
         step = self.step
         self.examiner.warn()
         if step > self.first_step:
-            self.budget.begin(step)
+            self.budget.begin()
         for task in self._tasks:
             if task.due() > step:
                 continue
@@ -425,8 +413,6 @@ class Session:
         if step > self.first_step and not self._has_begun:
             attempt("note the first loss", self._note_first_loss)
         attempt("look at metrics", metrics.read, self.model, step, logs)
-        attempt("probe steps", self.prober.collect, step)
-        self.ranges.end_epoch(step)
         # Epochs of few steps are read at fewer and fewer of their ends.
         gap = min((step - self.first_step) // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
@@ -466,7 +452,7 @@ class Session:
         self.synchronized_model()
         attempt("keep failing batches", self._keep_if_failed)
         self.performance.clock.end_epoch(known_length=True)
-        for part in self.recorder, self.prober, self.examiner:
+        for part in self.recorder, self.examiner:
             part.disarm()
         self.examiner.warn()
         attempt("read the counters", self._read_counters)
@@ -554,29 +540,25 @@ class Session:
             now = self.counters.now()
         return now.nonfinite, now.in_a_row
 
-    # Reading, probing, diagnosing.
+    # Reading, diagnosing.
 
     @property
     def has_tuner(self) -> bool:
         """Whether a `PrecisionTuner` is part of this `fit`."""
         return self.on_diagnosis is not None
 
-    def _examine_if_wanted(self, because_of_trouble):
-        """Has the next batch diagnosed if there is reason to, or trouble."""
+    def _examine_if_wanted(self):
+        """Has the next batch diagnosed if there is reason to."""
         counters, step = self.counter_log, self.step
-        if counters.state.trouble != because_of_trouble:
-            return
         self._asked_at = counters.step
-        if counters.step != step or self.prober.armed:
-            return
-        if self._wants_diagnosis():
+        if counters.step == step and self._wants_diagnosis():
             work = partial(self._examine, step=step)
             self.examiner.on_next_batch(self.model, step, work)
 
     def _wants_diagnosis(self):
         trouble = self.counter_log.state.trouble
         taken = self.step - self.first_step
-        dtypes = self.prober.dtypes
+        dtypes = self._layers.dtypes
         return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
 
     def _examine(self, batch, step):
@@ -617,32 +599,21 @@ class Session:
                 lambda batch: examiner.examine_scale_use(model, batch, step),
             )
 
-    def _probe_if_wanted(self):
-        if self._wants_probe():
-            self.prober.arm(self.model, self.step)
-
-    def _wants_probe(self):
-        at = self.step, self.step - self.first_step
-        return not self.examiner.armed and self.prober.wants(self.model, *at)
-
     def _agree(self):
         """Does what all workers must do at one step, if all are for it.
 
-        A worker whose step is probed, or who stops, while others go on waits
-        for them for ever: the probed step adds gradients up in its own calls.
+        A worker who stops while others go on lets them wait for ever.
         """
         self._next_agreement = self.step + self.settings.agree_every
         reason = self.counter_log.state.reason_to_stop
         news = self.examiner.has_news
-        flags = [not self._wants_probe(), reason is not None, news]
-        unwanted, unrecoverable, news = any_worker(self.model, flags)
+        flags = [reason is not None, news]
+        unrecoverable, news = any_worker(self.model, flags)
         if news:
             self.share_verdicts()
         if unrecoverable:
             reason = reason or "another worker cannot go on"
             self.early_stop.stop(self.step, reason)
-        elif not unwanted:
-            self.prober.arm(self.model, self.step)
 
     def share_verdicts(self):
         """Reports what other workers have found; every worker must call it."""
@@ -703,5 +674,4 @@ class Session:
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""
-        if (dtypes := self._layers.write(self.step)) is not None:
-            self.prober.dtypes = dtypes
+        self._layers.write(self.step)

@@ -38,7 +38,7 @@ Files:
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.
-- `ranges.py`: headroom, zeros and subnormals of each layer in a probed step;
+- `ranges.py`: headroom, zeros and subnormals of each layer, from a reading;
   `headroom.py`: headroom at an audit; `forecasts.py`: overflows to come.
 - `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
   that failed, with all that made it fail.

@@ -7,7 +7,7 @@ from keras_mixprec.diagnosis import thresholds
 
 
 class ProbeForecast:
-    """The headroom of one layer over the last probed steps.
+    """The headroom of one layer over the last readings.
 
     Wortsman et al., 2023 (arXiv 2309.14322) predict instabilities from how
     activation norms grow; an overflow is where the line through their
@@ -18,7 +18,7 @@ class ProbeForecast:
         self._points = deque(maxlen=thresholds.TREND_POINTS)
 
     def add(self, step: int, headroom_bits: float) -> float | None:
-        """Adds a probed step.
+        """Adds a reading.
 
         Args:
             step: Int.

@@ -1,4 +1,4 @@
-"""Headroom, zeros and subnormals of each layer, from a probed step."""
+"""Headroom, zeros and subnormals of each layer, from a reading."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.numerics.probed_step import LayerReading
+from keras_mixprec.numerics.range_reading import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
 # A column of `PROBED` is named after the part and one of these.
@@ -35,7 +35,7 @@ _NAMED = 3
 def metrics_table(
     readings: Sequence[LayerReading], limits: Format
 ) -> np.ndarray:
-    """Returns the numbers of a probed step, a row for each layer call.
+    """Returns the numbers of a reading, a row for each layer call.
 
     Args:
         readings: List of `LayerReading`.

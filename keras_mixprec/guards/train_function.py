@@ -1,4 +1,4 @@
-"""A model's train function: numbered steps, one call, the next batch."""
+"""A model's train function: numbered steps, the next batch."""
 
 import functools
 import weakref
@@ -104,7 +104,6 @@ class TrainFunction:
         self._tap: Callable | None = None
         self._below: Callable | None = None
         self._before: list = []
-        self._instead: Callable | None = None
 
     @classmethod
     def of(cls, model: keras.Model) -> "TrainFunction":
@@ -134,27 +133,17 @@ class TrainFunction:
         self._put_tap()
         self._before.append(work)
 
-    def instead_of_next(self, call: Callable):
-        """Calls `call` in place of the next call of the train function.
-
-        Not if that is rebuilt before.
-        """
-        self._put_tap()
-        self._instead = call
-
     def waits(self, work: Callable | None) -> bool:
-        """Whether what was given to one of these is still to be called.
+        """Whether what was given to `before_next` is still to be called.
 
         It never will once the train function has been rebuilt.
         """
-        waiting = [*self._before, self._instead]
-        return work is not None and self._is_tapped and work in waiting
+        return self._is_tapped and work in self._before
 
     def cancel(self, work: Callable | None):
-        """Does not call what was given to one of these after all."""
+        """Does not call what was given to `before_next` after all."""
         self._before = [other for other in self._before if other != work]
-        self._instead = None if self._instead == work else self._instead
-        if not self._before and self._instead is None:
+        if not self._before:
             self._remove_tap()
 
     @property
@@ -177,31 +166,24 @@ class TrainFunction:
     def _remove_tap(self):
         if self._is_tapped:
             self._model.train_function = self._below
-        waited = self._below, self._before[::-1], self._instead
-        self._tap = self._below = self._instead = None
-        self._before = []
-        return waited
+        works, self._before = self._before[::-1], []
+        self._tap = self._below = None
+        return works
 
     def _called(self, *args):
-        if not self._before:
-            _, _, instead = self._remove_tap()
-            return instead(*args)
-        below = instead = taken = None
+        taken = None
 
         def visit(batch):
-            nonlocal below, instead, taken
+            nonlocal taken
             # Not before: an epoch of unknown length ends with a call without
             # a batch.
-            below, works, instead = self._remove_tap()
-            taken = batch
+            works, taken = self._remove_tap(), batch
             for work in works:
                 work(batch)
 
         def train(*args):
-            rebuilt = self._model.train_function is not below
-            if rebuilt or instead is None:
-                return self._model.train_function(*args)
-            return instead(*args)
+            # Another one, if what waited has rebuilt it.
+            return self._model.train_function(*args)
 
         def raised(error):
             known = self.on_error is not None and taken is not None

@@ -326,16 +326,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._stages.unscales(gradients, unscaled, scale, overflows)
         return unscaled
 
-    def scale_of(self, gradients: list) -> Any:
-        """Returns what gradients are scaled by that `apply` would be given.
-
-        Args:
-            gradients: List of gradients, or `None`.
-        """
-        scale = self._scale_in_use()
-        unscaled = gradients and self._stages.are_unscaled(gradients, scale)
-        return ops.ones_like(scale) if unscaled else scale
-
     def get_scaled_loss(self, loss: Any) -> Any:
         """`scale_loss` under its Keras 2 name; a function is wrapped."""
         if callable(loss):

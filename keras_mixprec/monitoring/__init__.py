@@ -1,10 +1,10 @@
 """Monitoring a run: its counters, ranges, audits, failing batches, summary.
 
-Four things are measured, from cheap to expensive, each when it is due and as
+Three things are measured, from cheap to expensive, each when it is due and as
 far as the overhead budget allows: the counters that the optimizer keeps in its
-own variables (a reading), the range of every tensor in a step (a probe) or on
-the first batch (a range reading), and every layer against float32 (an audit, or
-a diagnosis after skipped steps). None of them changes the run.
+own variables (a reading), the range of every tensor in a step (a reading of
+ranges), and every layer against float32 (an audit, or a diagnosis after skipped
+steps). None of them changes the run.
 
 One that fails is disabled with a warning; its traceback goes to the logger and
 to `events.jsonl`, and training continues.
@@ -22,9 +22,8 @@ Files:
   skipped steps, and each change of the loss scale.
 - `loss_curve.py`: the mean loss since the last reading, or of an epoch.
 - `low_scale.py`: a loss scale that fell far below what gradients need.
-- `probe_schedule.py`: when to probe a step, and logging what it measured.
-- `range_schedule.py`: ranges of every layer from the first steps of a run and
-  from its last.
+- `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
+  them.
 - `audit_schedule.py`: when a model is due for an audit; `progress.py`: how far
   a long one is.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.

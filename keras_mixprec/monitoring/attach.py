@@ -11,11 +11,11 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.range_reading import output_dtype
 from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.schema import (
     EPOCHS,
@@ -103,34 +103,34 @@ class LayerLog:
     Args:
         model: The `keras.Model`.
         log: The `RunLog`.
+
+    Attributes:
+        dtypes: Dict from paths to the dtypes of outputs.
     """
 
     def __init__(self, model, log):
+        self.dtypes: dict = {}
         self._model = model
         self._log = log
         self._known = self._last_step = None
 
-    def write(self, step: int) -> dict | None:
+    def write(self, step: int):
         """Logs the table if dtypes, or which layers are built, have changed.
 
         Args:
             step: Int. The number of the next batch.
-
-        Returns:
-            Dict from paths to the dtypes of outputs, `None` if nothing has
-            changed.
         """
         # What is not built yet has no weights and no FLOPs.
         built = [entry.layer.built for entry in walk(self._model)]
         now = PrecisionPlan.from_model(self._model), built
         if now == self._known:
-            return None
+            return
         table = _with_feeders(precision_summary(self._model), self._model)
         # With what has changed since the last step none was taken.
         if step != self._last_step:
             self._known, self._last_step = now, step
             self._log.layers(step, table)
-        return {e.path: _output_dtype(e.layer) for e in walk(self._model)}
+        self.dtypes = {e.path: output_dtype(e.layer) for e in walk(self._model)}
 
 
 def _with_feeders(summary, model):
@@ -145,11 +145,6 @@ def _with_feeders(summary, model):
     if not around:
         return summary.to_list()
     return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
-
-
-def _output_dtype(layer):
-    own = rescaling_of(layer)
-    return layer.compute_dtype if own is None else own.output_dtype
 
 
 def log_epoch(log, step: int):

@@ -434,7 +434,7 @@ class CounterLog:
         # A tuner looks at every skipped step by itself.
         below_1 = reading.below_1 and not session.has_tuner
         if reading.new_steps or reading.grown:
-            session.prober.hurry()
+            session.ranges.hurry()
         if reading.collapsed:
             session.examiner.report_collapse(
                 reading.loss_scale, reading.in_a_row, self.step

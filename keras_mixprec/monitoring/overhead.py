@@ -10,26 +10,26 @@ from keras_mixprec import _clock
 # and steps that wait for each other when counters are read.
 _UNTIMED = 0.0125
 
-# Purposes. Readings of the counters and probes have half of the budget each, no
-# more, or one of them would leave nothing to the other: a probe takes as long
-# as a hundred readings.
+# Purposes. Readings of the counters and of ranges (`PROBES`) have half of the
+# budget each, no more, or one of them would leave nothing to the other: ranges
+# take as long as hundreds of readings.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 
 class OverheadBudget:
     """Counts the seconds that `fit` spends beside training.
 
-    It thins only what repeats: readings, probes, ranges between the first and
-    the last. Nothing that a run is told depends on it, or a busy machine would
-    be told less. Diagnoses are counted in steps, see `audit_schedule.py` and
-    `tuning/trigger.py`, and readings come whenever there is news, see
-    `CounterLog.read_if_due`.
+    It thins only what repeats: readings of the counters, and of ranges between
+    those that are needed. Nothing that a run is told depends on it, or a busy
+    machine would be told less. Diagnoses are counted in steps, see
+    `audit_schedule.py` and `tuning/trigger.py`, and readings come whenever
+    there is news, see `CounterLog.read_if_due`.
 
     Args:
         max_overhead: Float. Share of the time of `fit`, from the second call
             of the train function on, that may be taken; of which 0.0125, but
-            at most half, is for what is not timed. At 1 readings and probes
-            have no limit.
+            at most half, is for what is not timed. At 1 neither has
+            a limit.
 
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
@@ -48,17 +48,11 @@ class OverheadBudget:
         self._origin: float | None = None
         self.once = self.before = 0.0
         self.special = 0
-        self._first_step = 0
 
-    def begin(self, step: int):
-        """The first call, which compiles, is over; only now seconds count.
-
-        Args:
-            step: Int. The number of the next step.
-        """
+    def begin(self):
+        """The first call, which compiles, is over; only now seconds count."""
         if self._origin is None:
             self._origin = self.now()
-            self._first_step = step
 
     def now(self) -> float:
         """Returns the seconds of the clock, which stands still in a pause."""
@@ -89,10 +83,6 @@ class OverheadBudget:
         """Share of the time since then that counts as overhead."""
         spent = self.counted.total()
         return spent / (self.trained + spent) if spent else 0.0
-
-    def seconds_per_step(self, step: int) -> float:
-        """Returns how long a plain step takes on average."""
-        return self.trained / max(step - self._first_step, 1)
 
     def left(self, purpose: str) -> float:
         """Returns the seconds that a purpose may take now."""

@@ -45,8 +45,6 @@ class PerformanceLog:
 
     def due_at(self) -> float:
         """Returns the step at which it is to wait for the steps so far."""
-        if self._session.prober.armed:  # A probe waits for them as well.
-            return 0
         return self.clock.due_at(self._session.settings.update_freq)
 
     def wait_if_affordable(self):
@@ -119,9 +117,11 @@ class PerformanceLog:
         return peak if peak > self._peak_before else math.nan
 
     def _saved_in_outputs(self):
-        prober = self._session.prober
-        measured = [r for r in prober.readings if "activation" in r.parts]
-        narrow = in_16_bits(measured, prober.dtypes)
+        ranges = self._session.range_log.last
+        if ranges is None:
+            return math.nan
+        measured = [r for r in ranges.readings if "activation" in r.parts]
+        narrow = in_16_bits(measured, ranges.dtypes)
         counts = [r.parts["activation"].cumulative[-1] for r in measured]
         total = float(sum(counts))
         return float(narrow @ counts) / (2 * total) if total else math.nan

@@ -48,11 +48,11 @@ class StepClock:
     are those of its steps.
 
     A stretch does not contain the last call of an epoch, validation, calls that
-    compile, are probed or diagnosed, and the one after these.
+    compile, are measured or diagnosed, and the one after these.
 
     Args:
         model: The `keras.Model`.
-        budget: `OverheadBudget`, which knows of probes and diagnoses.
+        budget: `OverheadBudget`, which knows of ranges and diagnoses.
         samples: `SampleCount`.
         wait: Function that waits for all steps so far.
         step: Int. The number of the first step.

@@ -39,8 +39,8 @@ class TrainingSummary(NamedTuple):
             scaling. Of several, the one that skipped most is remarked upon.
         headroom: Dict from `"activation"` and `"gradient"` to the path of the
             layer with the least headroom and that headroom in bits, as of the
-            last probed step, `-inf` if numbers are not finite there though the
-            batch was; empty if none was probed.
+            last reading of ranges, `-inf` if numbers are not finite there
+            though the batch was; empty if there was none.
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
@@ -201,7 +201,7 @@ def summarize(session) -> TrainingSummary:
     }
     steps = session.step - session.first_step
     lack = lack_of_scaling(session.model, used, steps > 0)
-    headroom = session.prober.least_headroom()
+    headroom = session.range_log.least_headroom()
     dtypes = [row["compute_dtype"] for row in rows]
     # Not needed before a `fit` has ended.
     from keras_mixprec.reporting.performance import performance, sentence
@@ -216,7 +216,7 @@ def summarize(session) -> TrainingSummary:
         steps=steps,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=_in_a_row(optimizers),
-        measured=any("activation" in r.parts for r in session.prober.readings),
+        measured=session.range_log.last is not None,
         fits=session.log.fits + 1,
         first=session.first_step + 1,
         examined=bool(session.examiner.schedule.errors),
@@ -269,7 +269,7 @@ def _in_a_row(optimizers):
 def _of_formats(headroom, session):
     """Without what is not finite because the batch of that step was not."""
     bad = {batch["step"] for batch in session.bad_data.batches}
-    if session.prober.last_step not in bad:
+    if session.range_log.last_step not in bad:
         return headroom
     return {
         part: least for part, least in headroom.items() if least[1] > -math.inf

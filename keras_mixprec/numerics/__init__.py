@@ -1,10 +1,9 @@
 """Measuring: what layers see, compute, and would compute in float32.
 
-Nothing here decides whether a layer is good enough. A probe is a train step
-that measures itself on the device and changes nothing in what it computes. A
-dry step runs `train_step` and updates nothing; on the way every layer call is
-recorded, so that one layer can be replayed in another dtype: called again, or
-compiled first where the model's step is. Two things differ by backend
+Nothing here decides whether a layer is good enough. A dry step runs
+`train_step` and updates nothing; on the way every layer call is recorded, so
+that one layer can be replayed in another dtype: called again, or compiled first
+where the model's step is. Two things differ by backend
 (`backend/<name>/replay.py`). What each operation inside of a layer makes,
 TensorFlow and torch report while they run it; JAX evaluates its trace
 (`each_operation`). A whole step is run operation by operation, but on JAX,
@@ -15,11 +14,10 @@ reference with other dropout masks would say nothing about dtypes.
 
 Files:
 
-- `statistics.py`: the range of tensors, from one pass over each.
-- `collector.py`: gathers the statistics of a whole step in few operations.
+- `statistics.py`: the range of a tensor: how many elements have each exponent.
 - `attention_logits.py`: what the softmax inside of attention layers is given.
-- `probed_step.py`: the train step with a measurement of every tensor in it.
-- `range_reading.py`: the ranges of every layer on one batch, without a step.
+- `range_reading.py`: the ranges of every layer on one batch, and the share of
+  updates that are lost, without a step.
 - `held_optimizer.py`: an optimizer that takes losses and gradients, no more.
 - `held_optimizers.py`: holds every optimizer that a step turns to.
 - `untouched.py`: after which nothing that a step changes is another one.

@@ -214,8 +214,9 @@ def run_held(
         }
         stack.enter_context(scope)
         # Within the scope: what it returns shall be of this batch alone, and a
-        # `fit` that raised may leave metrics without values.
-        model.reset_metrics()
+        # `fit` that raised may leave metrics without values. Not by what guards
+        # them, which would take it for the end of an epoch.
+        type(model).reset_metrics(model)
         with naming_exhaustion():
             returned = active.replay().train_step(model, data)
     losses, gradients, scales = held.taken()

@@ -1,25 +1,57 @@
 """The ranges of every layer on one batch, without taking a step."""
 
+import contextlib
 from typing import NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_mixprec._checks import raise_if_strict
+from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
-from keras_mixprec.formats import Format
-from keras_mixprec.keras_internals import own_trainable
+from keras_mixprec.backend.common import all_variables, optimizers_of
+from keras_mixprec.formats import Format, get_format
+from keras_mixprec.keras_internals import (
+    holding,
+    learning_rate_object,
+    micro_batches,
+    own_trainable,
+    stored_value,
+    updated_variables,
+)
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.attention_logits import logits_hook
 from keras_mixprec.numerics.calls import observe_outputs
-from keras_mixprec.numerics.collector import loss_scale
 from keras_mixprec.numerics.dry_step import restored, run_held
 from keras_mixprec.numerics.layer_hooks import names_of_output
-from keras_mixprec.numerics.probed_step import LayerReading, limits_of
 from keras_mixprec.numerics.statistics import (
     Statistics,
-    measure_exponents,
+    measure,
     statistics_of,
 )
 from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.rescaled import rescaling_of
+
+
+class LayerReading(NamedTuple):
+    """What was measured of one layer call.
+
+    Attributes:
+        path: String. The layer's path, with `#k` behind it for the call after
+            `k` others in the same step.
+        parts: Dict from `"activation"` (outputs), `"gradient"` (of the scaled
+            loss, at the outputs), `"weight_gradient"` (unscaled), `"weight"`
+            or `"attention_logits"` to its `Statistics`.
+        lost_updates: Float. Share of the weights with a gradient that the
+            step leaves as they are, or `None` if it is not to change them: it
+            is skipped, it only accumulates gradients, the learning rate is
+            zero, or the gradients are of some rows alone.
+    """
+
+    path: str
+    parts: dict
+    lost_updates: float | None
 
 
 class Ranges(NamedTuple):
@@ -27,38 +59,47 @@ class Ranges(NamedTuple):
 
     Attributes:
         readings: List of `LayerReading`, in the order of the calls.
-        limits: The `Format` that headroom refers to.
-        failures: Dict from the path of each layer that could not be measured
-            to the reason.
+        limits: The `Format` that headroom refers to: float16 if any layer
+            computes in it or none in 16 bits, bfloat16 otherwise.
+        dtypes: Dict from layer path to the dtype of its outputs.
+        failures: Dict from the path of each layer, or name of each optimizer,
+            that could not be measured to the reason.
     """
 
     readings: list[LayerReading]
     limits: Format
+    dtypes: dict
     failures: dict
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all outputs of layers are finite."""
+        parts = [reading.parts.get("activation") for reading in self.readings]
+        return not any(part.nonfinite for part in parts if part)
 
 
 def read_ranges(model: keras.Model, data) -> Ranges:
-    """Measures activations, gradients and weights as a step would meet them.
+    """Measures layers, weights and updates as the next step would meet them.
 
-    The model's own `train_step` runs once with its optimizers held, so that
-    nothing is changed and the train function is not compiled again.
+    The model's own `train_step` runs once with its optimizers held, which are
+    then given the gradients apart. Nothing is changed afterwards, and the train
+    function is not compiled again.
 
     Args:
         model: A built and compiled `keras.Model`, with variables that are up
             to date.
         data: The batch, as `train_step` takes it.
     """
-    taken = _Taken(model)
     with active.processes().single_process(model), restored(model):
+        taken = _Taken(model)
         tensors = active.replay().run_once(model, taken.run, data)
+    with active.processes().single_process(model):
         return taken.ranges(tensors)
 
 
-def read_weights(model: keras.Model) -> Ranges:
-    """Measures the weights alone, which takes no batch."""
-    taken = _Taken(model)
-    with active.processes().single_process(model):
-        return taken.ranges([])
+def accumulation_steps(optimizer) -> int:
+    """Returns of how many steps the gradients make one update."""
+    return _innermost(optimizer).gradient_accumulation_steps or 1
 
 
 class _Taken:
@@ -68,10 +109,15 @@ class _Taken:
         self._model = model
         self._entries = walk(model)
         self._paths = {id(e.layer): e.path for e in self._entries}
-        self._limits = limits_of(self._entries)
         self._found = {}
+        self._failures = {}
+        self._updating = [
+            optimizer
+            for optimizer in optimizers_of(model).values()
+            if optimizer.built and _updates_next(_innermost(optimizer))
+        ]
         # A copy of all activations in the memory of the host takes longer
-        # than a few fused reductions on the device; on a CPU the latter do.
+        # than a few reductions on the device; on a CPU the latter do.
         self._on_host = active.devices()["kind"] == "cpu"
 
     def run(self, data):
@@ -80,44 +126,58 @@ class _Taken:
             _, gradients, scales, scaled, _ = run_held(
                 self._model, data, _scale
             )
+        unscaled = {}
         for position, (path, variable) in enumerate(self._variables()):
             gradient = gradients.get(id(variable))
-            if gradient is not None:
-                gradient = active.probe().rows(gradient)
-                gradient = ops.cast(gradient, "float32")
-                if scaled:
-                    gradient = gradient / scales.get(id(variable), 1.0)
-                self._take([path], "weight_gradient", position, gradient)
+            if gradient is None:
+                continue
+            scale = scales.get(id(variable), 1.0) if scaled else 1.0
+            (gradient,) = active.step().unscale([gradient], 1 / scale, [False])
+            unscaled[id(variable)] = path, gradient
+            rows = gradient.values if _is_sparse(gradient) else gradient
+            self._take([path], "weight_gradient", position, rows)
+        for optimizer in self._updating:
+            with self._noting_failure(optimizer.name):
+                self._update(optimizer, unscaled)
         return list(self._found.values())
 
     def ranges(self, tensors) -> Ranges:
         """Returns the ranges, given the tensors that `run` returned."""
-        parts, failures = {}, {}
-        for (path, part, _), tensor in zip(self._found, tensors, strict=True):
+        found = dict(zip(self._found, tensors, strict=True))
+        for position, (path, variable) in enumerate(self._variables()):
+            value = self._measured(ops.stop_gradient(variable.value))
+            found[path, "weight", position] = value
+        parts, updates = {}, {}
+        for (path, part, _), tensor in found.items():
             of_layer = parts.setdefault(path, {})
             if tensor is None:
-                failures[path] = "it runs inside a loop or a traced function"
+                reason = "it runs inside a loop or a traced function"
+                self._failures[path] = reason
+            elif part == "updates":
+                updates[path] = updates.get(path, 0) + to_array(tensor)
             else:
-                of_layer.setdefault(part, []).append(self._read(tensor))
-        for path, variable in self._variables():
-            value = self._read(
-                self._measured(ops.stop_gradient(variable.value))
-            )
-            parts.setdefault(path, {}).setdefault("weight", []).append(value)
-        readings = [
-            LayerReading(
-                path,
-                {name: Statistics.together(each) for name, each in own.items()},
-                lost_updates=None,
-            )
+                with self._noting_failure(path):
+                    measured = self._read(tensor)
+                    of_layer.setdefault(part, []).append(measured)
+        parts = {
+            path: {n: Statistics.together(each) for n, each in own.items()}
             for path, own in parts.items()
-        ]
-        return Ranges(readings, self._limits, failures)
+        }
+        if any(
+            own["weight_gradient"].nonfinite
+            for own in parts.values()
+            if "weight_gradient" in own
+        ):
+            updates = {}  # The step is skipped.
+        layers = [entry.layer for entry in self._entries]
+        return Ranges(
+            [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],
+            _limits_of(layers),
+            {self._paths[id(x)]: output_dtype(x) for x in layers},
+            self._failures,
+        )
 
     def _hook(self):
-        # As of a probed step.
-        from keras_mixprec.numerics.attention_logits import logits_hook
-
         def put(name, position, tensor):
             self._take([name], "attention_logits", position, tensor)
 
@@ -147,15 +207,51 @@ class _Taken:
             self._found[name, part, position] = measured
 
     def _measured(self, tensor):
-        if self._on_host:
-            return tensor
-        return measure_exponents(ops.reshape(tensor, (1, -1)))
+        return tensor if self._on_host else measure(tensor)
 
     def _read(self, tensor):
         array = np.asarray(ops.convert_to_numpy(tensor))
         if self._on_host:
             return statistics_of(array)
-        return Statistics.from_rows(array, self._limits)[0]
+        return Statistics.from_row(array)
+
+    def _update(self, optimizer, unscaled):
+        """Lets an optimizer update, and counts the weights that it changes."""
+        variables = updated_variables(optimizer)
+        variables = [v for v in variables if id(v) in unscaled]
+        gradients = [unscaled[id(v)][1] for v in variables]
+        before = [ops.copy(v.value) for v in variables]
+        inner, held = _innermost(optimizer), all_variables(self._model)
+        with (
+            holding(held, [stored_value(v) for v in held]),
+            patched(inner, {"loss_scale_factor": None}),
+        ):
+            inner.apply(gradients, variables)
+            after = [ops.convert_to_tensor(v.value) for v in variables]
+        for position, variable in enumerate(variables):
+            path, gradient = unscaled[id(variable)]
+            # A sparse gradient is of some rows only, and what overwrites its
+            # variable is no update.
+            if not _is_sparse(gradient) and not getattr(
+                variable, "overwrite_with_gradient", False
+            ):
+                moving = ops.not_equal(gradient, 0)
+                moved = ops.not_equal(before[position], after[position])
+                moved = ops.logical_and(moving, moved)
+                counts = [
+                    ops.sum(ops.cast(x, "int32")) for x in (moved, moving)
+                ]
+                self._found[path, "updates", position] = ops.stack(counts)
+
+    @contextlib.contextmanager
+    def _noting_failure(self, path):
+        # Whatever a layer hands on, the others are measured.
+        try:
+            yield
+        except Exception as error:
+            raise_if_strict(error)
+            reason = f"{type(error).__name__}: {error}"
+            self._failures.setdefault(path, reason)
 
     def _variables(self):
         for entry in self._entries:
@@ -163,6 +259,51 @@ class _Taken:
                 yield entry.path, variable
 
 
+def _is_sparse(gradient):
+    return active.step().is_sparse(gradient)
+
+
+def _lost(counts):
+    """The share of weights to be changed that an update leaves as they are."""
+    if counts is None or not counts[1]:
+        return None
+    return 1 - float(counts[0]) / float(counts[1])
+
+
+def _limits_of(layers):
+    dtypes = {layer.compute_dtype for layer in layers}
+    only_bfloat16 = "bfloat16" in dtypes and "float16" not in dtypes
+    return get_format("bfloat16" if only_bfloat16 else "float16")
+
+
+def output_dtype(layer) -> str:
+    """Returns the dtype of what a layer computes."""
+    own = rescaling_of(layer)
+    return layer.compute_dtype if own is None else own.output_dtype
+
+
+def _innermost(optimizer):
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _updates_next(optimizer):
+    """Whether its next step is to change variables, unless it is skipped."""
+    steps = micro_batches(optimizer)
+    if (int(to_array(steps)) + 1) % accumulation_steps(optimizer):
+        return False
+    rate = learning_rate_object(optimizer)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = rate(steps)
+    # A function may change something when it is called, and a
+    # `MultiOptimizer` has several rates.
+    has_rate = hasattr(optimizer, "learning_rate") and not callable(rate)
+    return not has_rate or float(to_array(rate)) != 0
+
+
 def _scale(optimizer):
     # `compile` makes one that training may not use.
-    return loss_scale(optimizer) if optimizer.built else 1.0
+    if not optimizer.built:
+        return 1.0
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return ops.convert_to_tensor(optimizer.dynamic_scale)
+    return optimizer.loss_scale_factor or 1.0

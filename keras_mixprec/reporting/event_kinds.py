@@ -91,11 +91,6 @@ EVENTS = {
     "graph_rewrite": Event("Graph rewrite: {message}."),
     "ignored_variable": Event("{message}"),
     # What was measured.
-    "probe_compiled": Event(
-        "The probed step, which trains and measures every layer, one in "
-        "probe_every steps, was compiled in {seconds} s.",
-        title="probed step compiled",
-    ),
     "ranges_measured": Event(
         "Ranges of all layers measured at {steps} beside training, in "
         "{seconds} s.",

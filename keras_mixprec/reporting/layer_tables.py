@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-# What a run of a million steps, probed every 100, comes to with 500 rows at
+# What a run of a million steps, read every 100, comes to with 500 rows at
 # each interval: 2,156 rows of 10,000. TensorBoard holds them in memory.
 ROWS_PER_INTERVAL = 500
 

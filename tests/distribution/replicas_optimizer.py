@@ -5,7 +5,7 @@ import numpy as np
 from replicas import IS_TENSORFLOW, fit, scope, value
 
 from keras_mixprec import LossScaleOptimizer
-from keras_mixprec.numerics.probed_step import Probe
+from keras_mixprec.numerics.range_reading import read_ranges
 
 SCALE = 2.0**10
 X = np.linspace(-1, 1, 8, dtype="float32")[:, None]
@@ -66,25 +66,21 @@ def check_told(model, optimizer):
         assert np.isfinite(value(variable)).all()
 
 
-def a_probe_measures_both():
+def ranges_are_those_of_both():
     x = np.arange(1, 9, dtype="float32")[:, None]
     keras.config.set_dtype_policy("mixed_float16")
-    weights = []
-    for probes in (False, True):
-        with scope():
-            dense = keras.layers.Dense(1, None, False, "ones", name="dense")
-            model = keras.Sequential([keras.Input((1,)), dense])
-            optimizer = LossScaleOptimizer(sgd(1e-3), 8.0)
-            model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
-        fit(model, x, x * 0)
-        if probes:
-            probe = Probe(model)
-            model.train_function = probe.train_function
-        fit(model, x, x * 0)
-        weights.append(value(dense.kernel))
-    np.testing.assert_array_equal(*weights)
-    (reading,) = [r for r in probe.read() if r.path == "dense"]
-    # The second saw the largest input, the first the smallest.
+    with scope():
+        dense = keras.layers.Dense(1, None, False, "ones", name="dense")
+        model = keras.Sequential([keras.Input((1,)), dense])
+        optimizer = LossScaleOptimizer(sgd(1e-3), 8.0)
+        model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
+    fit(model, x, x * 0)
+    before = value(dense.kernel)
+    data = [keras.ops.convert_to_tensor(each) for each in (x, x * 0)]
+    found = read_ranges(model, tuple(data))
+    assert found.failures == {}, found.failures
+    np.testing.assert_array_equal(value(dense.kernel), before)
+    (reading,) = found.readings
     activation = reading.parts["activation"]
     assert activation.size == 8, activation.size
     assert 7.5 < activation.largest < 8
@@ -126,7 +122,7 @@ if __name__ == "__main__":
     a_bad_shard_skips_the_step("second", sgd())
     everything = adam(weight_decay=0.1, clipnorm=1.0, use_ema=True)
     a_bad_shard_skips_the_step("second", everything)
-    a_probe_measures_both()
+    ranges_are_those_of_both()
     if IS_TENSORFLOW:
         custom_loop("second")
     print("done")

@@ -1,7 +1,7 @@
 """What two workers with a monitor do: each prints what it did.
 
 The second is made to have nothing left to spend at first, so that left to
-itself it would probe, look and stop at other steps than the first. The first
+itself it would look and stop at other steps than the first. The first
 takes long to log what both report.
 """
 
@@ -41,7 +41,6 @@ def work(worker, wrap, dataset):
         spy = Spy(broke_until=BROKE_UNTIL * worker)
         fit(model, dataset, batches, monitor, spy)
         found[name] = {
-            "probes": spy.probes,
             "steps": model.optimizer.attempted_steps,
             "verdicts": sorted(f"{v.kind} {v.layer}" for v in monitor.verdicts),
             "report": str(monitor.report),
@@ -56,36 +55,21 @@ def at_the_floor(inner, initial_scale):
 
 
 class Spy(keras.callbacks.Callback):
-    """Notes when steps are probed, and keeps the engine short of time."""
+    """Keeps the engine short of time."""
 
     def __init__(self, broke_until):
         super().__init__()
-        self.probes = []
         self._broke_until = broke_until
 
     def on_train_begin(self, logs=None):
         session = vars(self.model)["_keras_mixprec_session"]
-        arm, left = session.prober.arm, session.budget.left
-        event = session.log.event
+        left, event = session.budget.left, session.log.event
 
         def late(step, what):
             time.sleep(session.log.writes and what["kind"] == "train_end")
             event(step, what)
 
         session.log.event = late
-        wants = session.prober.wants
-
-        def noting(model, step):
-            self.probes.append(step)
-            arm(model, step)
-
-        def affords(step):
-            return step >= self._broke_until
-
-        session.prober.arm = noting
-        session.prober.wants = lambda model, step, steps: (
-            wants(model, step, steps) and affords(step)
-        )
         session.budget.left = lambda purpose: (
-            left(purpose) if affords(session.step) else -1.0
+            left(purpose) if session.step >= self._broke_until else -1.0
         )

@@ -1,16 +1,15 @@
-"""A probed step measures what the plain step computes, and is that step."""
+"""Ranges that are read are those of the next step, which they leave alone."""
 
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
-from monitor_models import each_jit, only_tensorflow
+from keras import layers, ops, tree
+from monitor_models import each_jit, monitor, only_tensorflow, told
 from optimizer_models import BACKEND, numbers, rarely
 from tuner_models import Squares
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics.layer_replay import cause_of_nonfinite
-from keras_mixprec.numerics.probed_step import Probe
 from keras_mixprec.numerics.range_reading import read_ranges
 from keras_mixprec.policies.layers import walk
 
@@ -21,32 +20,13 @@ X = RANDOM.normal(size=(48, 6)).astype("float32")
 Y = RANDOM.normal(size=(48, 2)).astype("float32")
 
 
-class Probing(keras.callbacks.Callback):
-    """Probes every step but the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.probe = None
-
-    def on_train_batch_begin(self, batch, logs=None):
-        if self.probe is None and batch:
-            own, call = self.model.train_function, layers.Layer.__call__
-            self.probe = Probe(self.model)
-            # What the model has is left as it was.
-            assert self.model.train_function is own
-            assert layers.Layer.__call__ is call
-            assert self.probe.read() == []
-            self.model.train_function = self.probe.train_function
-
-    def readings(self):
-        return {r.path: r for r in self.probe.read()}
-
-
-def probed(model, x=X, y=Y, **arguments):
-    probing = Probing()
-    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0} | arguments
-    model.fit(x, y, callbacks=[probing], **arguments)
-    return probing
+def read(model, x=X, y=Y, batch_size=8):
+    """The readings by path, of the first batch after a step on each."""
+    model.fit(x, y, batch_size, shuffle=False, verbose=0)
+    batch = x[:batch_size], y[:batch_size]
+    found = read_ranges(model, tree.map_structure(ops.convert_to_tensor, batch))
+    assert found.failures == {}
+    return {r.path: r for r in found.readings}
 
 
 def sequential(*parts, shape=(6,), dtype=None):
@@ -66,7 +46,7 @@ def test_numbers_are_those_of_the_step(jit):
     dense = layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = compiled(sequential(dense, shape=(1,)), jit, sgd(0.0))
     x, y = np.full((8, 1), 0.5, "float32"), np.zeros((8, 1))
-    dense = probed(model, x, y, batch_size=4).readings()["dense"]
+    dense = read(model, x, y, batch_size=4)["dense"]
     scale = 2.0**15
     # 2 * y / 4 rows at the output, and summed over the rows times x.
     found = {p: (s.largest, s.size) for p, s in dense.parts.items()}
@@ -105,8 +85,7 @@ class Twice(keras.Model):
 def test_calls_are_distinct_and_in_order(jit):
     model = Twice()
     model(X[:1])
-    probing = probed(compiled(model, jit))
-    readings = probing.readings()
+    readings = read(compiled(model, jit))
     activations = [p for p, r in readings.items() if "activation" in r.parts]
     (cell,) = [p for p in readings if p.startswith("rnn/")]
     assert activations == ["shared", "shared#1", "inner/first", "rnn", cell]
@@ -114,7 +93,6 @@ def test_calls_are_distinct_and_in_order(jit):
     own, of_layer = readings[cell].parts, readings["rnn"].parts
     assert set(own) == {"activation", "gradient", "weight", "weight_gradient"}
     assert own["activation"].largest == of_layer["activation"].largest
-    assert probing.probe.failures == {}
     assert model.stepped
     assert "train_step" not in vars(model)
 
@@ -128,18 +106,19 @@ def middle():
 
 @pytest.mark.long
 @each_jit
-def test_a_probed_run_is_the_same_run(jit):
+def test_a_run_that_is_read_is_the_same_run(jit, tmp_path):
     # XLA may fuse, and so round, differently: an ulp of float32 in each of 24
     # steps, against weights of about 1.
     atol, weights = 24 * 2.0**-23 * jit, []
-    for callbacks in ([], [Probing()]):
+    for callbacks in ([], [monitor(tmp_path, probe_every=1)]):
         keras.utils.set_random_seed(1)
         model = sequential(*middle(), layers.Dense(2))
         compiled(model, jit, keras.optimizers.AdamW(0.01))
         arguments = {"epochs": 4, "shuffle": False, "verbose": 0}
         model.fit(X, Y, 8, callbacks=callbacks, **arguments)
         weights.append(numbers(model.weights))
-    assert callbacks[0].readings()
+    [event] = told(tmp_path, "ranges_measured")
+    assert event["steps"] == [*range(1, 25)]
     for weight, expected in zip(*weights, strict=True):
         np.testing.assert_allclose(weight, expected, 0, atol)
 
@@ -147,7 +126,7 @@ def test_a_probed_run_is_the_same_run(jit):
 @each_jit
 def test_what_the_dtype_cannot_hold_is_not_finite(jit):
     model = compiled(sequential(Squares(), Squares(), layers.Dense(2)), jit)
-    found = probed(model, np.full((48, 6), 16.0)).readings()
+    found = read(model, np.full((48, 6), 16.0, "float32"))
     assert found["squares"].parts["activation"].largest == 256.0
     squares = found["squares_1"].parts["activation"]
     # 65536 is kept in float32 by XLA, and is none of float16's numbers.
@@ -165,7 +144,7 @@ SHAPES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(("jit", "steps"), SHAPES)
-def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
+def test_shapes_that_change_from_batch_to_batch(jit, steps, tmp_path):
     """Layers over axes whose lengths nobody knows before a batch comes."""
     images = keras.Input((None, None, 3))
     words = keras.Input((None,), dtype="int32")
@@ -182,14 +161,17 @@ def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
             images = np.full((rows, side, side, 3), 2.0, "float32")
             yield (images, np.ones((rows, side), "int32")), np.zeros((rows, 2))
 
-    probing = probed(model, batches(), None, batch_size=None, steps_per_epoch=4)
-    assert probing.probe.failures == {}
-    found = {
-        p: r.parts["activation"].size for p, r in probing.readings().items()
-    }
-    assert found["convolution"] == 3 * 5 * 5 * 2
-    assert (found["embedding"], found["head"]) == (3 * 5 * 2, 3 * 2)
-    assert "AutoGraph" not in "".join(capfd.readouterr())
+    watcher = monitor(tmp_path, probe_every=1)
+    model.fit(
+        batches(),
+        steps_per_epoch=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[watcher],
+    )
+    assert told(tmp_path, "probe_failed") == []
+    [event] = told(tmp_path, "ranges_measured")
+    assert event["steps"] == [*range(steps, 5, steps)]
 
 
 @pytest.mark.parametrize("wrap", [kmp.LossScaleOptimizer, lambda inner: inner])
@@ -200,12 +182,36 @@ def test_shapes_that_change_from_batch_to_batch(jit, steps, capfd):
 def test_updates_are_lost_only_where_there_is_one(
     wrap, rate, accumulated, expected
 ):
-    # The last of six steps: the second update of three gradients each, or
-    # the second gradient of an update of four.
+    # The sixth step: the second update of three gradients each, or the second
+    # gradient of an update of four.
     model = sequential(layers.Dense(2, None, False))
     inner = sgd(rate, gradient_accumulation_steps=accumulated)
     model.compile(wrap(inner), "mse", jit_compile=JIT)
-    assert probed(model).readings()["dense"].lost_updates == expected
+    assert read(model, X[:40], Y[:40])["dense"].lost_updates == expected
+
+
+UPDATES = {
+    "sgd": lambda: sgd(3e-7),
+    "adam": lambda: keras.optimizers.Adam(3e-8, weight_decay=0.1, clipnorm=1.0),
+    "ema": lambda: keras.optimizers.RMSprop(1e-8, use_ema=True),
+}
+if hasattr(keras.optimizers, "MultiOptimizer"):  # From Keras 3.14 on.
+    UPDATES["several"] = lambda: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(UPDATES["adam"](), {"dense": sgd(3e-7)})
+    )
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_lost_updates_are_those_of_the_next_step(name):
+    model = sequential(layers.Dense(64, None, False), layers.Dense(2))
+    found = read(compiled(model, JIT, UPDATES[name]()))
+    before = numbers(model.weights)
+    model.train_on_batch(X[:8], Y[:8])
+    lost = np.mean(before[0] == model.layers[0].kernel.numpy())
+    assert 0.05 < lost < 0.95
+    assert found["dense"].lost_updates == pytest.approx(
+        lost, abs=1e-9 + 0.02 * JIT
+    )
 
 
 @only_tensorflow
@@ -217,7 +223,7 @@ def test_repeated_rows_of_tables_of_other_lengths(jit):
     x = layers.Add()([table(ids) for table in tables])
     model = compiled(keras.Model(ids, layers.Flatten()(x)), jit)
     x = np.array([[0, 1, 1]] * 16)
-    found = probed(model, x, np.zeros((16, 6))).readings()
+    found = read(model, x, np.zeros((16, 6)))
     for rows in (5, 7):
         parts = found[f"of_{rows}"].parts
         assert parts["weight"].size == 2 * rows
@@ -261,31 +267,19 @@ def test_the_largest_attention_logit_is_that_of_numpy(name):
     sequences = np.random.default_rng(0).normal(size=(8, 5, 6))
     sequences[3] *= 4.0
     data = sequences.astype("float32"), np.ones((8, 2))
-    weights = []
-    for callbacks in ([], [Probing()]):
-        keras.utils.set_random_seed(0)
-        make, logits = LAYERS[name]
-        layer, inputs = make(), keras.Input((5, 6))
-        x = layers.Dense(2)(layers.Flatten()(layer(inputs, inputs)))
-        built = keras.Model(inputs, layers.Softmax()(x))
-        built.compile("sgd", "mse", jit_compile=JIT)
-        built.optimizer.build(built.trainable_variables)
-        built.fit(*data, 4, 1, shuffle=False, verbose=0, callbacks=callbacks)
-        weights.append(built.get_weights())
-        if not callbacks:
-            known = np.abs(logits(data[0].astype("float64"), layer)).max()
-            found = {
-                reading.path: reading.parts["attention_logits"].largest
-                for reading in read_ranges(built, data).readings
-                if "attention_logits" in reading.parts
-            }
-            expected = pytest.approx(known, rel=1e-3)
-            assert found == {walk(built)[0].path: expected}
-    # A probed step measures it and changes nothing.
-    parts = callbacks[0].readings()[walk(built)[0].path].parts
-    assert parts["attention_logits"].largest > 0
-    for plain, probed in zip(*weights, strict=True):
-        np.testing.assert_allclose(probed, plain, rtol=2e-6, atol=1e-7)
+    keras.utils.set_random_seed(0)
+    make, logits = LAYERS[name]
+    layer, inputs = make(), keras.Input((5, 6))
+    x = layers.Dense(2)(layers.Flatten()(layer(inputs, inputs)))
+    model = keras.Model(inputs, layers.Softmax()(x))
+    model.compile("sgd", "mse", jit_compile=JIT)
+    found = {
+        path: reading.parts["attention_logits"].largest
+        for path, reading in read(model, *data).items()
+        if "attention_logits" in reading.parts
+    }
+    known = np.abs(logits(data[0].astype("float64"), layer)).max()
+    assert found == {walk(model)[0].path: pytest.approx(known, rel=1e-3)}
 
 
 def test_products_of_attention_in_float16_run_one_by_one():
