@@ -28,7 +28,7 @@ from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.performance import Row, performance, sentence
+from keras_mixprec.reporting.performance import Row
 from keras_mixprec.reporting.run_log import RunLog
 
 SECONDS = 0.01
@@ -310,18 +310,15 @@ class Fit:
             examined=self._examined,
         )
         dtypes = Counter(row["compute_dtype"] for row in self.layers)
-        speed = performance(self.speed, self.layers) if self.speed else None
         return TrainingSummary(
             dtypes=dict(dtypes),
             optimizers={name: self._optimizer(name) for name in self.scales},
-            headroom={},
             folder="",
             unscaled_float16="",
             headline=headline(facts),
             text=headline(facts, brief=True)["text"],
             bad_data=str(self.bad_data),
             nonfinite_losses=dict(self._losses),
-            speed=sentence(speed) if speed else "",
         )
 
     def _optimizer(self, name):

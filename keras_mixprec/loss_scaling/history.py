@@ -116,6 +116,10 @@ def _declared(count, state, windows):
         _Declared("recent_inputs", (CAPACITY, parts + 1), "int32"),
         # Whether a weight was not finite at the last skipped step.
         _Declared("lost_weights", (), "int32"),
+        # What the guard of metrics counts: losses of each kind, and whether the
+        # last epoch had no finite one.
+        _Declared("nonfinite_losses", (kinds,), "int32"),
+        _Declared("epoch_lost", (), "int32"),
         _Declared("changed_steps", (CHANGES, 3), "int32"),
         _Declared("changed_scales", (CHANGES, 2), "float32"),
         *window,
@@ -313,9 +317,9 @@ class StepHistory(KerasSaveable):
             for (step, skipped, bad), scale in zip(steps, scales, strict=True)
         ]
 
-    def read_kinds(self):
-        """Returns in how many steps a gradient held each `NONFINITE_KINDS`."""
-        return count_kinds(self._read(self.nonfinite_counts))
+    def read_kinds(self, name):
+        """Returns `nonfinite_counts` or `nonfinite_losses` by kind."""
+        return count_kinds(self._read(getattr(self, name)))
 
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables.

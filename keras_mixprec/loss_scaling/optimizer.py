@@ -577,7 +577,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
         """
-        return self.history.read_kinds() if self.built else count_kinds()
+        return self._count_kinds("nonfinite_counts")
+
+    def nonfinite_losses(self) -> dict:
+        """Returns how many batches of `fit` had a loss that is not finite.
+
+        A dict with `"inf"`, `"-inf"` and `"nan"`. It is counted while a
+        callback of this package watches; each replica counts its own part.
+        """
+        return self._count_kinds("nonfinite_losses")
+
+    def _count_kinds(self, name):
+        return self.history.read_kinds(name) if self.built else count_kinds()
 
     def gradient_norms(self) -> dict:
         """Returns, by variable path, the last step's unscaled gradient norm.

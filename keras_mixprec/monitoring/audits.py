@@ -265,7 +265,7 @@ class Examiner:
             step: Int.
             values: Dict from metrics to numbers, as `validated` returns it.
             follow_up: Function of an `Examination`, a batch and a step that
-                repairs layers, or `None`.
+                repairs layers.
         """
         # With the diagnosis, which a run without validation has no use for.
         from keras_mixprec.diagnosis.examination import Examination
@@ -285,7 +285,7 @@ class Examiner:
         for event in events:
             self._log.event(step, event)
         self._report([f.verdict for f in findings], step)
-        if follow_up and any(f.layers for f in findings):
+        if any(f.layers for f in findings):
             follow_up(Examination(findings), batch, step)
 
     def examine_scale_use(self, model, batch, step: int):

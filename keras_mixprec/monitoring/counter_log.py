@@ -199,37 +199,6 @@ def remedy(model, lack: str) -> str:
     )
 
 
-class UnscaledLoss:
-    """Logs what does not scale the loss, before the first step or after it.
-
-    Args:
-        model: As for `lack_of_scaling`.
-        log: The `RunLog`.
-    """
-
-    def __init__(self, model, log):
-        self._model = model
-        self._log = log
-        self._reads, self._logged = set(), set()
-
-    def read(self, step: int, used: dict, trained: bool):
-        """Logs it if it is so.
-
-        Args:
-            step: Int.
-            used: As for `lack_of_scaling`.
-            trained: As for `lack_of_scaling`.
-        """
-        if trained in self._reads:
-            return
-        self._reads.add(trained)
-        lack = lack_of_scaling(self._model, used, trained)
-        if lack and lack not in self._logged:
-            self._logged.add(lack)
-            event = {"kind": "no_loss_scaling", "by": lack}
-            self._log.event(step, event)
-
-
 def _computes_in_float16(model):
     entries = walk_with_model(model)
     return any(e.layer.compute_dtype == "float16" for e in entries)
@@ -279,6 +248,8 @@ class CounterLog:
         due_at: Int. The step from which on to look at them again.
         state: `RunState`, as of the last reading.
         loss: `LossCurve`.
+        lack: String. What does not scale the loss, as `lack_of_scaling`
+            returned it, `None` if it is scaled.
     """
 
     def __init__(self, session, counters):
@@ -291,7 +262,7 @@ class CounterLog:
         self._skips = Skips(session.log)
         self._low_scales = LowScales(session.log)
         self.loss = LossCurve(session.model, session.log)
-        self._unscaled = UnscaledLoss(session.model, session.log)
+        self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
         self.due_at, self._first_step, self._signs = 0, 0, None
         self.state = RunState()
@@ -351,7 +322,7 @@ class CounterLog:
         self.step = step
         self.due_at = step + 1  # If reading fails.
         session = self._session
-        with self.synchronized() as waited:
+        with self.synchronized():
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
@@ -360,10 +331,9 @@ class CounterLog:
             lost = self._counters.only_mean_is_lost(loss)
             now = self._counters.now()
         self._signs = now.skipped, now.losses, lost
-        session.performance.clock.waited(step, waited)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
-        self._unscaled.read(step, used, step > session.first_step)
+        self._note_lack(step, used, step > session.first_step)
         started = _clock.now()
         self._write(readings, counted)
         # A tuner looks at each of them by itself.
@@ -376,6 +346,17 @@ class CounterLog:
         self._plan(step)
         session.budget.add(READINGS, _clock.now() - started)
         session.bad_data.report(session)
+
+    def _note_lack(self, step, used, trained):
+        """Logs what does not scale the loss, before the first step or after."""
+        if trained in self._lacks_read:
+            return
+        self._lacks_read.add(trained)
+        before = self.lack
+        self.lack = lack_of_scaling(self._session.model, used, trained)
+        if self.lack not in (None, before):
+            event = {"kind": "no_loss_scaling", "by": self.lack}
+            self._log.event(step, event)
 
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
@@ -393,15 +374,12 @@ class CounterLog:
 
     @contextlib.contextmanager
     def synchronized(self):
-        """Context in which counters are those of the last step.
-
-        It is given the seconds that the steps under way took to end.
-        """
-        started = _clock.now()
+        """Context in which counters are those of the last step."""
+        started, session = _clock.now(), self._session
         with self._counters.synchronized(self.loss.variables) as waited:
-            yield waited
-        seconds = _clock.now() - started
-        self._session.budget.add(READINGS, seconds - waited)
+            session.performance.clock.waited(session.step, waited)
+            yield
+        session.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""

@@ -2,13 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
 
 from keras_mixprec import _clock
-from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
@@ -45,102 +44,6 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
         scale = f"{reading.loss_scale:g}"
         return f"{skipped} and a loss scale of {scale} does not help either"
     return skipped
-
-
-class EarlyStop:
-    """Ends a `fit`, once, in the way that was asked for.
-
-    Args:
-        model: The `keras.Model`.
-        log: The `RunLog`.
-        settings: `Settings`.
-    """
-
-    def __init__(self, model, log, settings):
-        self._model = model
-        self._log = log
-        self._settings = settings
-        self._stopped = False
-        self._failure = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether an exception is to end `fit`."""
-        return self._failure is not None
-
-    def stop(self, step: int, reason: str):
-        """Stops training, or lets it end with an exception.
-
-        Args:
-            step: Int. The number of the next batch.
-            reason: String.
-        """
-        if self._stopped:
-            return
-        self._stopped = True
-        self._log.event(step, {"kind": "stopped", "reason": reason})
-        if self._settings.on_stop == "raise":
-            where = self._log.folder or "the log of the first worker"
-            self.fail(
-                f"MixPrecMonitor stops at step {step}: {reason}. See "
-                f"{where} for what is wrong, or pass `on_stop='stop'`."
-            )
-            return
-        self._model.stop_training = True
-        if self._settings.verbose:
-            print_message(f"MixPrecMonitor stops here: {reason}.")
-
-    def fail(self, reason: str):
-        """Lets `fit` end with an exception as soon as it can.
-
-        Args:
-            reason: String. Its message.
-        """
-        self._failure = reason
-
-    def raise_if_failed(self, callbacks):
-        """Raises what was asked for, with our own callbacks at their end.
-
-        Others do not come to theirs, where `BackupAndRestore` deletes its
-        backup.
-
-        Args:
-            callbacks: List of our callbacks of this `fit`.
-        """
-        if not self.failed:
-            return
-        reason, self._failure = self._failure, None
-        for callback in [*callbacks]:
-            callback.on_train_end()
-        raise FloatingPointError(reason)
-
-
-class Tally:
-    """What was not finite since a `fit` started, and in its log before.
-
-    Args:
-        tag: String. What its curves are called, each with a kind behind it.
-        read: Function that returns the counts by kind, as of now.
-        earlier: Dict from tags to what earlier runs counted.
-    """
-
-    def __init__(self, tag: str, read: Callable, earlier: Mapping):
-        self._tags = {kind: f"{tag}/{kind}" for kind in NONFINITE_KINDS}
-        self._read, self._first = read, read()
-        self._earlier = earlier
-
-    def counts(self) -> dict:
-        """Returns how often each kind was seen since the start."""
-        now = self._read()
-        return {kind: now[kind] - self._first[kind] for kind in NONFINITE_KINDS}
-
-    def curves(self) -> dict:
-        """Returns tag -> count in the whole log, of the kinds ever seen."""
-        counts = {
-            self._tags[kind]: count + self._earlier.get(self._tags[kind], 0)
-            for kind, count in self.counts().items()
-        }
-        return {tag: count for tag, count in counts.items() if count > 0}
 
 
 class Glance(NamedTuple):
@@ -182,21 +85,16 @@ class Counters:
             )
             for name, optimizer in watch_optimizers(model).items()
         }
-        self._gradients = {
-            name: Tally(
-                curve_tag(NONFINITE_GRADIENTS_TAG, name),
-                reader.optimizer.nonfinite_counts,
-                log.counts,
-            )
-            for name, reader in self._readers.items()
+        # What is counted by kind, by tag, and what it was at the start.
+        self._by_kind = {
+            curve_tag(NONFINITE_GRADIENTS_TAG, name): o.nonfinite_counts
+            for name, o in self._optimizers().items()
         }
-        guard, self._losses = guard_of(model), None
-        if guard.on and guard.counters:
-            self._losses = Tally(
-                NONFINITE_LOSSES_TAG,
-                lambda: guard_of(model).nonfinite_losses,
-                log.counts,
-            )
+        if guard_of(model).on:
+            first, *_ = self._optimizers().values()
+            self._by_kind[NONFINITE_LOSSES_TAG] = first.nonfinite_losses
+        self._first = {tag: read() for tag, read in self._by_kind.items()}
+        self._earlier = log.counts
 
     def used(self) -> dict[str, StepReader]:
         """Returns the `StepReader` of each optimizer that training uses.
@@ -214,10 +112,10 @@ class Counters:
 
     def optimizers(self) -> dict:
         """Returns all loss scale optimizers, by the name of the attribute."""
-        return {
-            name or "optimizer": reader.optimizer
-            for name, reader in self._readers.items()
-        }
+        return {n or "optimizer": o for n, o in self._optimizers().items()}
+
+    def _optimizers(self):
+        return {name: r.optimizer for name, r in self._readers.items()}
 
     def rule(self, name: str):
         """Returns the `LossScale` of an optimizer, by its name in `used`."""
@@ -246,7 +144,13 @@ class Counters:
 
         Since the start; `None` where that is not counted.
         """
-        return self._losses and self._losses.counts()
+        return self._since_start(NONFINITE_LOSSES_TAG)
+
+    def _since_start(self, tag):
+        if tag not in self._by_kind:
+            return None
+        now, first = self._by_kind[tag](), self._first[tag]
+        return {kind: now[kind] - first[kind] for kind in NONFINITE_KINDS}
 
     def only_mean_is_lost(self, sums: tuple | None) -> bool:
         """Whether no loss is counted, and their mean is not finite.
@@ -254,7 +158,8 @@ class Counters:
         Args:
             sums: What `LossCurve.read` returned.
         """
-        return not (self._losses or sums is None or math.isfinite(sums[0]))
+        counted = NONFINITE_LOSSES_TAG in self._by_kind
+        return not (counted or sums is None or math.isfinite(sums[0]))
 
     def nonfinite_gradients(self, name: str) -> dict:
         """Returns, by kind, in how many steps a gradient was not finite.
@@ -262,14 +167,16 @@ class Counters:
         Args:
             name: String. Which optimizer's, as in `used`.
         """
-        return self._gradients[name].counts()
+        return self._since_start(curve_tag(NONFINITE_GRADIENTS_TAG, name))
 
     def nonfinite_curves(self) -> dict:
         """Returns tag -> count in the whole log, of what was not finite."""
-        curves = self._losses.curves() if self._losses else {}
-        for tally in self._gradients.values():
-            curves |= tally.curves()
-        return curves
+        curves = {
+            f"{tag}/{kind}": count + self._earlier.get(f"{tag}/{kind}", 0)
+            for tag in self._by_kind
+            for kind, count in self._since_start(tag).items()
+        }
+        return {tag: count for tag, count in curves.items() if count > 0}
 
     def scales_of_subclasses(self) -> dict:
         """Returns tag -> loss scale, of what is derived from Keras' optimizer.
@@ -307,7 +214,7 @@ class Counters:
                 "optimizer": name,
                 "counts": self.nonfinite_gradients(name),
             }
-            for name in self._gradients
+            for name in self._readers
         ]
         return [event for event in events if any(event["counts"].values())]
 
@@ -404,8 +311,8 @@ class Counters:
         Args:
             more: List of variables of metrics that are read as well.
         """
-        holders = [*self.optimizers().values(), guard_of(self._model)]
-        counters = [v for holder in holders for v in holder.counters]
+        own = self._optimizers().values()
+        counters = [v for optimizer in own for v in optimizer.counters]
         counters += more or []
         # What is read of a model without loss scaling, to wait for its steps.
         others = [] if self._readers else optimizers_of(self._model).values()

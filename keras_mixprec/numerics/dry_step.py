@@ -259,7 +259,8 @@ def run_held(
         stack.enter_context(scope)
         # Within the scope: what it returns shall be of this batch alone, and a
         # `fit` that raised may leave metrics without values.
-        model.reset_metrics()
+        # Of the class: the one of a guarded model ends an epoch.
+        type(model).reset_metrics(model)
         with naming_exhaustion():
             returned = active.replay().train_step(model, data)
     losses, gradients, scales = held.taken()

@@ -362,9 +362,7 @@ class Tuning:
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._session.early_stop.fail(
-                f"PrecisionTuner at step {step} {message}."
-            )
+            self._session.fail(f"PrecisionTuner at step {step} {message}.")
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason, "give_up")
             self._demote(step, wanted)
