@@ -532,7 +532,6 @@ _RAISED = {"at_step": 3, "reason": "why"}
 OTHER_EVENTS = {
     "advise_scale": _SCALES,
     "diagnosis_failed": _FAILED,
-    "first_scale": {"scale": 256.0},
     "fit_raised": _RAISED,
     "give_up": {"message": "gives up: limit", "on_limit": "continue"},
     "graph_rewrite": {"message": "converted 3"},

@@ -23,7 +23,7 @@ from keras_mixprec.monitoring.attach import (
     METRICS,
     SETTINGS,
     LayerLog,
-    keep_watching,
+    guard_of,
     log_epoch,
     settings_of,
     stop_watching,
@@ -114,6 +114,7 @@ class Session:
         self.counters: Any = None
         self.counter_log: Any = None
         self.performance: Any = None
+        self._guard: Any = None
         self._layers: Any = None
         self._metrics: Any = None
         self._tasks: list[Task] = []
@@ -130,7 +131,9 @@ class Session:
         has_monitor = settings.log_dir is not None
         who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
         zeros = self.prober.zeros
-        self.examiner = Examiner(log, verbose, share, self.budget, zeros, who)
+        self.examiner = Examiner(
+            log, verbose, share, self.budget, zeros, who, self._in_a_row
+        )
         self.ranges = RangeReader(log, settings, self.prober, self.budget)
         self.recorder = Recorder(settings.keep_failing_batches)
 
@@ -247,7 +250,7 @@ class Session:
         if not self.started and not self._can_start():
             self._has_waited = True
             return
-        keep_watching(self.model)
+        self._guard.keep()
         # After the first batch, Keras may show a progress bar.
         verbose = (self._params or {}).get("verbose")
         in_progress_bar(batch > 0 and verbose in (1, "auto"))
@@ -302,7 +305,6 @@ class Session:
             return lambda: 0 if condition() else math.inf
 
         records = at_once(lambda: not self.recorder.full)
-        is_first = at_once(lambda: self.step == self.first_step)
         is_read = at_once(
             lambda: self.examiner.armed or counters.step != self._asked_at
         )
@@ -331,7 +333,6 @@ class Session:
                 lambda: math.inf if self.several_workers else prober.due_at,
                 thinned=True,
             ),
-            Task("predict the loss scale", self._predict_scale, is_first),
             Task(
                 "measure layers",
                 lambda: ranges.read(self.synchronized_model, self.step),
@@ -344,7 +345,6 @@ class Session:
     def _act(self):
         """Does what is due, and notes when there is something to do again."""
         step = self.step
-        self.examiner.warn()
         if step > self.first_step:
             self.budget.begin(step)
         for task in self._tasks:
@@ -492,7 +492,6 @@ class Session:
         self.performance.clock.end_epoch(known_length=True)
         for part in self.recorder, self.prober, self.examiner:
             part.disarm()
-        self.examiner.warn()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
         # What it shows may be reason for a diagnosis.
@@ -535,6 +534,7 @@ class Session:
             self._next_agreement = first_step + settings.agree_every
         self._layers = LayerLog(model, log)
         self.counters = Counters(self.synchronized_model(), log, first_step)
+        self._guard = guard_of(model)
         self.counter_log = CounterLog(self, self.counters)
         self.performance = PerformanceLog(self)
         self._metrics = MetricValues(log)
@@ -569,14 +569,8 @@ class Session:
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
 
-    def nonfinite_steps(self) -> tuple[int, int]:
-        """Returns how many steps were skipped or had a non-finite loss.
-
-        And how many were skipped since the last one applied.
-        """
-        with self.counter_log.synchronized():
-            now = self.counters.now()
-        return now.nonfinite, now.in_a_row
+    def _in_a_row(self):
+        return self.counter_log.seen.in_a_row if self.counter_log else 0
 
     # Reading, probing, diagnosing.
 
@@ -606,10 +600,9 @@ class Session:
             return
         # The first one happens once.
         is_overhead = self.examiner.schedule.cost is not None
-        who = "MixPrecMonitor" * self.settings.verbose
-        with self.examiner.diagnosing(step, is_overhead):
-            found = self.examiner.examine(self.model, batch, step, who)
-            self.repair(*found, step)
+        self.examiner.diagnose(
+            self.model, batch, step, self.repair, is_overhead
+        )
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""
@@ -675,15 +668,6 @@ class Session:
         counters = self.counter_log
         with counters.synchronized():
             self.examiner.began(counters.loss.read())
-
-    def _predict_scale(self):
-        for reader in self.counters.all():
-            initial = getattr(reader.optimizer.rule, "initial_scale", None)
-            if initial == "auto" and not reader.optimizer.attempted_steps:
-                # Few runs begin with a scale that is measured.
-                from keras_mixprec.monitoring import first_scale
-
-                first_scale.arm_first_scale(self, reader)
 
     def _keep_if_failed(self):
         if not self.recorder.full:

@@ -224,7 +224,10 @@ class TrainFunction:
     @property
     def is_guarded(self) -> bool:
         """Whether a guarded one is what the model trains with."""
-        return self._guarded is not None and self.own is self._guarded
+        guarded = self._guarded
+        if guarded is None or self._model.train_function is guarded:
+            return guarded is not None
+        return self.own is guarded
 
     def guard(self, in_steps: Replacements, wrapped: Callable):
         """Lets the model train with a guarded one, compiled if need be.

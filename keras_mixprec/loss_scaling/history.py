@@ -219,11 +219,12 @@ class StepHistory(KerasSaveable):
             after: The `LossScaleState` after it.
         """
         xp = namespace(finite)
-        bad = _integer(xp, xp.logical_not(finite))
-        moved = _integer(xp, xp.not_equal(after.scale, before.scale))
-        changed = xp.maximum(bad, moved)
+        bad = xp.logical_not(finite)
+        moved = xp.not_equal(after.scale, before.scale)
+        changed = xp.where(xp.logical_or(bad, moved), np.int32(1), np.int32(0))
+        bad = xp.where(bad, np.int32(1), np.int32(0))
         skipped = counts[SKIPPED] + bad
-        steps = _integers(xp, (after.steps, skipped, bad))
+        steps = xp.stack([after.steps, skipped, bad])
         scales = xp.stack([before.scale, after.scale])
         # Before counts are written: on torch those read are the same memory.
         if xp is ops:
@@ -237,7 +238,7 @@ class StepHistory(KerasSaveable):
             after.hysteresis_left,
             counts[CHANGED] + changed,
         )
-        self.counts.assign(_integers(xp, new))
+        self.counts.assign(xp.stack(new))
         self.gradient_norms.assign(norms)
         self.pending_scale.assign(after.pending_scale)
 
@@ -370,14 +371,6 @@ def _write(ring, row, value):
 def _slots(capacity, count):
     """Where a ring keeps the last of so many entries, in order."""
     return np.arange(max(count - capacity, 0), count) % capacity
-
-
-def _integer(xp, value):
-    return ops.cast(value, "int32") if xp is ops else np.int32(value)
-
-
-def _integers(xp, values):
-    return xp.stack([_integer(xp, value) for value in values])
 
 
 def _if(skipped, compute, otherwise):

@@ -749,9 +749,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ),
             **({"discard_window": True} if self.window else {}),
         }
-        # Keras' class knows no "auto".
-        known = getattr(rule, "initial_scale", "auto") != "auto"
-        if type(rule) is DynamicLossScale and known:
+        if type(rule) is DynamicLossScale:
             plain = DynamicLossScale(
                 initial_scale=rule.initial_scale,
                 growth_interval=rule.growth_interval,

@@ -25,10 +25,8 @@ Files:
 - `probe_schedule.py`: when to probe a step, and logging what it measured.
 - `range_schedule.py`: ranges of every layer from the first steps of a run and
   from its last.
-- `audit_schedule.py`: when a model is due for an audit; `progress.py`: how far
-  a long one is.
+- `audit_schedule.py`: when a model is due for an audit.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
-- `first_scale.py`: the loss scale that a run begins with, if it is measured.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
 - `metric_values.py`: metrics that float16 makes infinite or NaN.

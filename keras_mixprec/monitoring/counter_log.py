@@ -10,7 +10,7 @@ from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.stages import scaling_call
-from keras_mixprec.monitoring.counters import reason_to_stop
+from keras_mixprec.monitoring.counters import Glance, reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
@@ -247,6 +247,7 @@ class CounterLog:
         step: Int. The step of the last reading, `None` before the first.
         due_at: Int. The step from which on to look at them again.
         state: `RunState`, as of the last reading.
+        seen: `Glance`, as of the last look.
         loss: `LossCurve`.
         lack: String. What does not scale the loss, as `lack_of_scaling`
             returned it, `None` if it is scaled.
@@ -264,7 +265,8 @@ class CounterLog:
         self.loss = LossCurve(session.model, session.log)
         self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
-        self.due_at, self._first_step, self._signs = 0, 0, None
+        self.due_at = self._first_step = 0
+        self.seen = self._known = Glance()
         self.state = RunState()
 
     def read_if_due(self, step: int, gap: int | None = None):
@@ -289,17 +291,17 @@ class CounterLog:
             if doubled or session.budget.left(READINGS) > 0:
                 self.read(step)
                 return
-        if self._look() != self._signs:
+        before = self._known
+        if self.look()._replace(in_a_row=0) != before._replace(in_a_row=0):
             self.read(step)
         else:
             self._plan(step)
 
-    def _look(self):
-        """What changes if there is anything to report."""
+    def look(self) -> Glance:
+        """Returns what few numbers say of the run."""
         with self.synchronized():
-            lost = self._counters.only_mean_is_lost(self.loss.read())
-            now = self._counters.now()
-            return now.skipped, now.losses, lost
+            self.seen = self._counters.now(self.loss.read())
+        return self.seen
 
     def _plan(self, step):
         """Plans the next look, where `stop_after` may be reached."""
@@ -328,21 +330,19 @@ class CounterLog:
             counted = self._counters.nonfinite_curves()
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
-            lost = self._counters.only_mean_is_lost(loss)
-            now = self._counters.now()
-        self._signs = now.skipped, now.losses, lost
+            now = self.seen = self._known = self._counters.now(loss)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
         self._note_lack(step, used, step > session.first_step)
         started = _clock.now()
-        self._write(readings, counted)
+        rules = {name: w.optimizer.rule for name, w in used.items()}
+        self._write(readings, rules, counted)
         # A tuner looks at each of them by itself.
         new = self._new_losses(now.losses)
         many = new >= TRIGGER_STEPS and not session.has_tuner
-        if many or lost:
+        if many or now.mean_is_lost:
             self.state = self.state._replace(trouble=True)
         self.loss.write(step, loss, now.losses)
-        session.examiner.in_a_row = self.state.in_a_row
         self._plan(step)
         session.budget.add(READINGS, _clock.now() - started)
         session.bad_data.report(session)
@@ -390,7 +390,7 @@ class CounterLog:
         for event in events + self._session.bad_data.events():
             self._log.event(self.step, event)
 
-    def _write(self, readings, counted):
+    def _write(self, readings, rules, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
         self.state = RunState()
         for name, reading in readings.items():
@@ -398,8 +398,7 @@ class CounterLog:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
-            rule = self._counters.rule(name)
-            self._low_scales.read(name, reading, rule)
+            self._low_scales.read(name, reading, rules[name])
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.

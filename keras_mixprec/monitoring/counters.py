@@ -50,19 +50,22 @@ class Glance(NamedTuple):
     """What monitor and tuner both ask of the steps since the start.
 
     Attributes:
-        skipped: List of the number of skipped steps of each optimizer.
+        skipped: Tuple of the number of skipped steps of each optimizer.
         in_a_row: Int. The most steps skipped since the last one applied.
         losses: Int. How many batches had a loss that is not finite.
+        mean_is_lost: Boolean. Whether these are not counted, and the mean of
+            the losses is not finite.
     """
 
-    skipped: list
-    in_a_row: int
-    losses: int
+    skipped: tuple = ()
+    in_a_row: int = 0
+    losses: int = 0
+    mean_is_lost: bool = False
 
     @property
     def nonfinite(self) -> int:
         """How many steps were skipped or had a loss that is not finite."""
-        return max([*self.skipped, self.losses])
+        return max(*self.skipped, self.losses, 0)
 
 
 class Counters:
@@ -117,10 +120,6 @@ class Counters:
     def _optimizers(self):
         return {name: r.optimizer for name, r in self._readers.items()}
 
-    def rule(self, name: str):
-        """Returns the `LossScale` of an optimizer, by its name in `used`."""
-        return self._readers[name].optimizer.rule
-
     def attempted(self) -> int | None:
         """Returns the steps attempted since the start.
 
@@ -129,14 +128,19 @@ class Counters:
         only = self.used().get("")
         return None if only is None else only.since_start().attempted
 
-    def now(self) -> "Glance":
-        """Returns what few numbers say of the run, as of now."""
+    def now(self, sums: tuple | None) -> "Glance":
+        """Returns what few numbers say of the run, as of now.
+
+        Args:
+            sums: What `LossCurve.read` returned.
+        """
         counts = [reader.since_start() for reader in self.used().values()]
-        losses = self.nonfinite_losses() or {}
+        losses = self.nonfinite_losses()
         return Glance(
-            [each.skipped for each in counts],
+            tuple(each.skipped for each in counts),
             max((each.in_a_row for each in counts), default=0),
-            sum(losses.values()),
+            sum((losses or {}).values()),
+            losses is None and not (sums is None or math.isfinite(sums[0])),
         )
 
     def nonfinite_losses(self) -> dict | None:
@@ -151,15 +155,6 @@ class Counters:
             return None
         now, first = self._by_kind[tag](), self._first[tag]
         return {kind: now[kind] - first[kind] for kind in NONFINITE_KINDS}
-
-    def only_mean_is_lost(self, sums: tuple | None) -> bool:
-        """Whether no loss is counted, and their mean is not finite.
-
-        Args:
-            sums: What `LossCurve.read` returned.
-        """
-        counted = NONFINITE_LOSSES_TAG in self._by_kind
-        return not (counted or sums is None or math.isfinite(sums[0]))
 
     def nonfinite_gradients(self, name: str) -> dict:
         """Returns, by kind, in how many steps a gradient was not finite.
@@ -235,7 +230,7 @@ class Counters:
             for reader in self.used().values()
         )
 
-    def raise_scale(
+    def raise_scales(
         self, bits: float, step: int, beyond_first: bool = False
     ) -> bool:
         """Raises loss scales that are below what is needed now.
@@ -261,46 +256,35 @@ class Counters:
                     raised = True
         return raised
 
-    def set_fixed_scale(self, bits: float, step: int) -> bool:
-        """Sets the loss scales that are fixed numbers.
+    def set_scales(
+        self, bits: float, step: int, may_recompile: bool
+    ) -> tuple[bool, bool]:
+        """Sets loss scales that do not adapt: fixed ones, or held by a floor.
+
+        A floor is lowered, which a compiled train function knows nothing of.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
+            may_recompile: Boolean. Whether floors may be lowered.
 
         Returns:
-            Boolean. Whether any was set.
+            Whether any scale was set, and whether a floor was lowered.
         """
-        fixed = [
-            reader
-            for reader in self.used().values()
-            if isinstance(reader.optimizer.rule, FixedLossScale)
-        ]
-        for reader in fixed:
-            reader.set_scale(step, 2.0**bits)
-        return bool(fixed)
-
-    def lower_floor(self, bits: float, step: int) -> bool:
-        """Lets loss scales fall further that their `min_scale` kept above.
-
-        A train function that is compiled still knows the old one.
-
-        Args:
-            bits: Float. The scale that suits the model, as a power of two.
-            step: Int. Step of the log.
-
-        Returns:
-            Boolean. Whether any was kept above.
-        """
-        lowered = False
+        done, lowered, scale = False, False, 2.0**bits
         for reader in self.used().values():
-            optimizer, scale = reader.optimizer, 2.0**bits
-            if (getattr(optimizer.rule, "min_scale", None) or 0.0) > scale:
+            optimizer = reader.optimizer
+            is_fixed = isinstance(optimizer.rule, FixedLossScale)
+            floor = getattr(optimizer.rule, "min_scale", None) or 0.0
+            if not is_fixed and not (may_recompile and floor > scale):
+                continue
+            if not is_fixed:
                 floor = max(scale * _ROOM_TO_FALL, SMALLEST_SCALE)
                 optimizer.rule = optimizer.rule.with_arguments(min_scale=floor)
-                reader.set_scale(step, scale)
                 lowered = True
-        return lowered
+            reader.set_scale(step, scale)
+            done = True
+        return done, lowered
 
     @contextlib.contextmanager
     def synchronized(self, more: list | None = None) -> Iterator[float]:

@@ -249,25 +249,8 @@ class BadData:
         return (
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
-            f"{format_places(self.batches, self.count)}. "
-            f"First bad row, counted within its batch: {self._rows()}. "
-            "Epochs, batches and rows are numbered from 0 here, steps "
-            "from 1."
-        )
-
-    def _rows(self):
-        """Which row belongs to which batch."""
-        listed = self.batches[:_LISTED]
-        rows = []
-        for parts, own in itertools.groupby(
-            listed, lambda b: _parts(b["rows"])
-        ):
-            steps = [f"{batch['step']:,}" for batch in own]
-            at = "steps" if len(steps) > 1 else "step"
-            rows.append(f"{parts} at {at} {', '.join(steps)}")
-        more = self.count - len(listed)
-        return "; ".join(rows) + (
-            f", and {more:,} more {BATCHES[more > 1]}" if more else ""
+            f"{format_places(self.batches, self.count)}. Epochs and batches "
+            "are numbered from 0 here, steps from 1."
         )
 
     def _locate(self, skipped):
@@ -276,10 +259,6 @@ class BadData:
     def _place(self, step):
         start, epoch = max(e for e in self._epochs if e[0] < step)
         return {"epoch": epoch, "batch": step - 1 - start, "step": step}
-
-
-def _parts(rows):
-    return ", ".join(f"{part}[{row}]" for part, row in rows.items())
 
 
 def _fell(reading):

@@ -73,7 +73,6 @@ _SAID = {
     "step{span}.",
     "skipped_steps_not_kept": "{count} more skipped steps{span}, of which the "
     "log has the number alone.",
-    "first_scale": "Loss scaling starts at {scale}.",
     "stopped": "Training stopped: {reason}",
     "validate": "Before the first step {metric} is {float32} in float32.",
     "sign_off": "At the end of training: {message}.",

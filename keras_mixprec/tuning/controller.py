@@ -124,7 +124,7 @@ class Tuning:
         (new,) = any_worker(model, [examiner.schedule.is_new])
         if new:
             examiner.follow_schedule_of(model, new=True)
-        if examiner.schedule.due(0):
+        if examiner.schedule.steps_left(0) <= 0:
             self._audit(step)
         elif step == 0:
             examiner.log_errors(examiner.schedule.errors, step)
@@ -137,13 +137,13 @@ class Tuning:
         taken = step - self._session.first_step
         gap = min(taken // _READINGS_GROW, self._tuner.update_freq)
         self._due = step + max(gap, 1)
-        if (left := schedule.steps_left(taken)) > 0:
+        left = schedule.steps_left(taken)
+        if left > 0:
             self._due = min(self._due, step + left)
         triggered = self._trigger.read(step)
         if self._cooling(step):
             return
-        audit = schedule.due(taken)
-        if not (triggered or audit) or not self._may_examine(step):
+        if not (triggered or left <= 0) or not self._may_examine(step):
             self._return_if_quiet(step)
         elif triggered:
             self._trigger.examined()
@@ -220,16 +220,20 @@ class Tuning:
         self._triggered = triggered
         if self._sample is None or not triggered:
             self._sample = batch
-        name = "PrecisionTuner"
-        who = name * self._tuner.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
             rows = partial(head if is_overhead else rows_to_examine, model)
-        examiner = self._session.examiner
         if batch is not None:
-            with examiner.diagnosing(step, is_overhead, name):
-                found = examiner.examine(model, batch, step, who, rows)
-                own = self.repair(*found, step)
+            own = self._session.examiner.diagnose(
+                model,
+                batch,
+                step,
+                self.repair,
+                is_overhead,
+                rows,
+                who="PrecisionTuner",
+                verbose=self._tuner.verbose,
+            )
         if self._several_workers:
             self._session.share_verdicts()
             self._decide(own or WorkerProposal({}), step)
@@ -296,7 +300,7 @@ class Tuning:
             self._demote(step, wanted | self.repairs.left_alone(wanted, step))
             # An advised one has been set.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
-                self._session.counters.raise_scale(agreed.scale_bits, step)
+                self._session.counters.raise_scales(agreed.scale_bits, step)
 
     def _advise(self, wanted, step):
         """Reports demotions that a dry run leaves to the user, once each."""
@@ -312,27 +316,23 @@ class Tuning:
 
     def _set_scale(self, bits, step, adapts):
         """Lets gradients survive that do not at the loss scale in use."""
-        counters = self._session.counters
+        counters, repairs = self._session.counters, self.repairs
         before, dry = counters.scale_bits(), self._tuner.dry_run
-        if not dry and not (
-            counters.raise_scale(bits, step, beyond_first=True)
-            if adapts
-            else counters.set_fixed_scale(bits, step)
-            or self._lower_floor(bits, step)
-        ):
-            self.records.advise_scale(step, before, bits)
+        done = dry
+        if not dry and adapts:
+            done = counters.raise_scales(bits, step, beyond_first=True)
+        elif not dry:
+            rebuilds_left = self._tuner.max_rebuilds - repairs.rebuilds
+            done, lowered = counters.set_scales(bits, step, rebuilds_left > 0)
+            if lowered:
+                repairs.recompile()
+        if not done:
+            self.records.scale(step, "advise", before, bits)
             return
         self._session.examiner.schedule.all_repaired = not dry
         now = bits if dry else counters.scale_bits()
-        self.records.scale(step, before, now)
-
-    def _lower_floor(self, bits, step):
-        if self.repairs.rebuilds >= self._tuner.max_rebuilds:
-            return False
-        if not self._session.counters.lower_floor(bits, step):
-            return False
-        self.repairs.recompile()
-        return True
+        verb = "lower" if now < before else "raise"
+        self.records.scale(step, verb, before, now)
 
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
@@ -394,7 +394,7 @@ class Tuning:
     def _undo(self, probation, growth, step):
         self._phase = Phase.WATCHING
         probation.restore()
-        self._session.counters.raise_scale(probation.scale_bits, step)
+        self._session.counters.raise_scales(probation.scale_bits, step)
         changes = self.repairs.restore(probation.paths)
         self.repairs.harmful |= changes.keys()
         self._changed(step)
