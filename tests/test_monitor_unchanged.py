@@ -562,24 +562,25 @@ def waiting(model):
         called.append("instead")
         return model.train_function(*args)
 
-    works = [lambda _, name=name: called.append(name) for name in "ab"]
+    def work(batch):
+        called.append("before")
+
     function.instead_of_next(step)
-    for work in works:
-        function.before_next(work)
-    return function, called, [*works, step]
+    function.before_next(work)
+    return function, called, [work, step]
 
 
-@pytest.mark.parametrize("canceled", [None, 0, 2])
+@pytest.mark.parametrize("canceled", [None, 0, 1])
 def test_calls_that_wait_go_one_after_the_other(canceled):
     model = one_weight()
     model.make_train_function()
     own = model.train_function
     function, called, waits = waiting(model)
     assert all(map(function.waits, waits))
-    expected = ["b", "a", "instead"]
+    expected = ["before", "instead"]
     if canceled is not None:
         function.cancel(waits[canceled])
-        expected.remove(["a", "b", "instead"][canceled])
+        expected.pop(canceled)
     fit(model, [1.0, 1.0], [])
     assert called == expected
     assert not any(map(function.waits, waits))

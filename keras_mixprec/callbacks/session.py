@@ -95,8 +95,8 @@ class Session:
 
     def __init__(self, model, params, settings):
         self.model = model
-        self._use(settings)
         self.bad_data = BadData()
+        self._use(settings)
         self._members: list = []
         self._tuner: Any = None
         # In its `fit` Keras gives all callbacks the same dict.
@@ -131,8 +131,10 @@ class Session:
         has_monitor = settings.log_dir is not None
         who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
         zeros = self.prober.zeros
+        locate = partial(self.bad_data.located, self)
+        in_a_row = self._in_a_row
         self.examiner = Examiner(
-            log, verbose, share, self.budget, zeros, who, self._in_a_row
+            log, verbose, share, self.budget, zeros, who, in_a_row, locate
         )
         self.ranges = RangeReader(log, settings, self.prober, self.budget)
         self.recorder = Recorder(settings.keep_failing_batches)
@@ -234,7 +236,7 @@ class Session:
 
     def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
-        if callback is self._members[0] and self._can_start():
+        if callback is self._members[0] and self._try_to_start():
             self._begin_epoch()
             self.counter_log.begin_epoch(self.step)
             self.bad_data.begin_epoch(self.step, epoch)
@@ -247,7 +249,7 @@ class Session:
         """Reads the counters before this step, if it is time to."""
         if callback is not self._members[0]:
             return
-        if not self.started and not self._can_start():
+        if not self.started and not self._try_to_start():
             self._has_waited = True
             return
         self._guard.keep()
@@ -262,7 +264,7 @@ class Session:
             self._count.cancel_batch()
             self.raise_if_failed()
 
-    def _can_start(self):
+    def _try_to_start(self):
         """Starts, unless the first batch of a loop by hand has to build it."""
         model = self.model
         # `fit` makes the train function before it begins.
@@ -400,7 +402,6 @@ class Session:
         if callback is not self._members[0] or not self.started:
             return
         attempt = self.attempt
-        self.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
         self._end_stretch(callback)
@@ -490,8 +491,8 @@ class Session:
         self.synchronized_model()
         attempt("keep failing batches", self._keep_if_failed)
         self.performance.clock.end_epoch(known_length=True)
-        for part in self.recorder, self.prober, self.examiner:
-            part.disarm()
+        self.prober.disarm()
+        self.examiner.disarm()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
         # What it shows may be reason for a diagnosis.
@@ -541,7 +542,6 @@ class Session:
         self._tasks = self._all_tasks()
         function = TrainFunction.of(self.model)
         function.on_error = partial(explain_error, self)
-        self.examiner.locate = partial(self.bad_data.located, self)
         attempt = self.attempt
         attempt("log settings", self._log_settings)
         attempt("log layers", self.log_layers)
@@ -590,7 +590,7 @@ class Session:
             self.examiner.on_next_batch(self.model, step, work)
 
     def _wants_diagnosis(self):
-        trouble = self.counter_log.state.trouble
+        trouble = self.counter_log.trouble
         taken = self.step - self.first_step
         dtypes = self.prober.dtypes
         return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
@@ -634,7 +634,7 @@ class Session:
         for them for ever: the probed step adds gradients up in its own calls.
         """
         self._next_agreement = self.step + self.settings.agree_every
-        reason = self.counter_log.state.reason_to_stop
+        reason = self.counter_log.reason_to_stop
         news = self.examiner.has_news
         flags = [not self._wants_probe(), reason is not None, news]
         unwanted, unrecoverable, news = any_worker(self.model, flags)
@@ -677,7 +677,7 @@ class Session:
 
     def _hold_batch(self):
         step, optimizers = self.step + 1, self.counters.optimizers()
-        self.recorder.hold(self.model, step, optimizers)
+        self.recorder.hold(self.model, step, optimizers, self.examiner)
 
     def _read_counters(self):
         self.counter_log.read(self.step)
@@ -690,7 +690,7 @@ class Session:
 
     def _after_reading(self):
         self.performance.write(self.step)
-        reason = self.counter_log.state.reason_to_stop
+        reason = self.counter_log.reason_to_stop
         if reason and not self.several_workers:
             self.stop(reason)
 

@@ -36,7 +36,7 @@ class PrecisionTuner(CopiedCallback):
     and then after four times as many as the time before, one batch is diagnosed
     as by `keras_mixprec.diagnose`. Steps count over
     all `fit` calls until the model is compiled again or its dtypes or weights
-    are set. A diagnosis that takes long shows its progress. A loss scale at
+    are set. A diagnosis that takes long is announced. A loss scale at
     which gradients vanish is raised to where they survive, and a fixed one is
     set to the scale that suits all layers if there is one; where it cannot be
     set, the history says once which one is needed. The smallest set
@@ -281,7 +281,6 @@ class PrecisionTuner(CopiedCallback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self, logs)
-        self._tuning.end_epoch()
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""

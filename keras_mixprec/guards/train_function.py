@@ -99,11 +99,10 @@ class TrainFunction:
         self.on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
-        self._refused = None
         # While something waits: what is called instead, and before that.
         self._tap: Callable | None = None
         self._below: Callable | None = None
-        self._before: list = []
+        self._before: Callable | None = None
         self._instead: Callable | None = None
 
     @classmethod
@@ -129,10 +128,10 @@ class TrainFunction:
         """Calls `work(batch)` before the model trains on its next batch.
 
         It may rebuild the train function. The batch is `None` if only other
-        processes have one. Of several, the last that was added goes first.
+        processes have one.
         """
         self._put_tap()
-        self._before.append(work)
+        self._before = work
 
     def instead_of_next(self, call: Callable):
         """Calls `call` in place of the next call of the train function.
@@ -147,14 +146,14 @@ class TrainFunction:
 
         It never will once the train function has been rebuilt.
         """
-        waiting = [*self._before, self._instead]
+        waiting = self._before, self._instead
         return work is not None and self._is_tapped and work in waiting
 
     def cancel(self, work: Callable | None):
         """Does not call what was given to one of these after all."""
-        self._before = [other for other in self._before if other != work]
+        self._before = None if self._before == work else self._before
         self._instead = None if self._instead == work else self._instead
-        if not self._before and self._instead is None:
+        if self._before is None and self._instead is None:
             self._remove_tap()
 
     @property
@@ -177,13 +176,12 @@ class TrainFunction:
     def _remove_tap(self):
         if self._is_tapped:
             self._model.train_function = self._below
-        waited = self._below, self._before[::-1], self._instead
-        self._tap = self._below = self._instead = None
-        self._before = []
+        waited = self._below, self._before, self._instead
+        self._tap = self._below = self._before = self._instead = None
         return waited
 
     def _called(self, *args):
-        if not self._before:
+        if self._before is None:
             _, _, instead = self._remove_tap()
             return instead(*args)
         below = instead = taken = None
@@ -192,10 +190,9 @@ class TrainFunction:
             nonlocal below, instead, taken
             # Not before: an epoch of unknown length ends with a call without
             # a batch.
-            below, works, instead = self._remove_tap()
+            below, work, instead = self._remove_tap()
             taken = batch
-            for work in works:
-                work(batch)
+            work(batch)
 
         def train(*args):
             rebuilt = self._model.train_function is not below
@@ -249,87 +246,26 @@ class TrainFunction:
         # that it knows, of another loss, metric or optimizer.
         original = model.train_step
         step = wrapped(original)
-        on_torch = keras.backend.backend() == "torch"
-        if on_torch:
-            step = self._keeping_refused(step)
         setattr(step, STAND_IN, original)
         in_steps.add(model, "train_step", step)
         with in_steps.in_place():
             model.make_train_function(force=True)
         self._guarded = model.train_function
-        if on_torch:
+        if keras.backend.backend() == "torch":
             # There a train function looks `train_step` up in each call.
             self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
     def _in_place_for(self, train, in_steps):
         @functools.wraps(train)
-        def guarded(*args):
-            self._refused = None
+        def guarded(data):
             try:
                 with in_steps.in_place():
-                    return train(*args)
+                    return train(data)
             except Exception as error:
-                batch, self._refused = self._refused, None
-                if batch is None or not self.on_error:
-                    raise
-                if not self.on_error(error, batch):
+                if not (self.on_error and self.on_error(error, data[0])):
                     raise
             # Another one by now.
-            return self.own(*args)
+            return self.own(data)
 
         return guarded
-
-    def _keeping_refused(self, step):
-        @functools.wraps(step)
-        def keeping(batch):
-            try:
-                return step(batch)
-            except Exception:
-                self._refused = batch
-                raise
-
-        return keeping
-
-
-class BatchCapture:
-    """Holds the batch of one step until it is asked for. Nothing is copied."""
-
-    def __init__(self):
-        self._held = self._function = None
-        self._describe: Callable = lambda: None
-
-    def hold(self, model, describe: Callable = lambda: None):
-        """Holds the next batch that `model` trains on.
-
-        Args:
-            model: The `keras.Model`.
-            describe: Function, called before the step is taken. Defaults to
-                one that returns `None`.
-
-        Raises:
-            NotImplementedError: If batches cannot be held.
-        """
-        if getattr(model, "steps_per_execution", 1) > 1:
-            raise NotImplementedError("several steps in one execution")
-        self.end_epoch()
-        self._describe, self._function = describe, TrainFunction.of(model)
-        self._function.before_next(self._visit)
-
-    def _visit(self, batch):
-        self._held = None if batch is None else (batch, self._describe())
-
-    def take(self) -> tuple | None:
-        """Returns the batch and what `describe` returned, once."""
-        held, self._held = self._held, None
-        return held
-
-    def end_epoch(self):
-        """Waits no more for a batch: there was none left to hold."""
-        if self._function:
-            self._function.cancel(self._visit)
-
-    def disarm(self):
-        """Holds no batch after all."""
-        self.end_epoch()
-        self._held = None

@@ -625,15 +625,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)
 
-    def skipped_step_numbers(self) -> np.ndarray:
-        """Returns the numbers of skipped steps, rising.
-
-        They count attempted steps from 1. Those among the last 1,024 steps that
-        were skipped or changed the loss scale.
-        """
-        changes = self.history.read_changes() if self.built else []
-        return np.array([c.step for c in changes if c.was_skipped], int)
-
     def step_counts(self) -> tuple:
         """Returns attempted, skipped and consecutive skipped steps."""
         return self.history.read_counts()[:3]

@@ -66,6 +66,9 @@ class Examiner:
         who: String. The callback that asks, unless another one does.
         in_a_row: Function that returns the steps skipped since the last one
             applied, as last read.
+        locate: Function of a `Verdict` of bad data and the step of its batch,
+            `None` if that is not known, that returns it with what else is known
+            of bad data.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
@@ -75,13 +78,10 @@ class Examiner:
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
         is_before_step: Boolean. Whether a step has begun that a diagnosis is
             made before. On JAX it has taken the variables of `fit` with it.
-        locate: Function of a `Verdict` of bad data and the step of its batch,
-            `None` if that is not known, that returns it with what else is known
-            of bad data; `None` for none.
     """
 
     def __init__(
-        self, log, verbose, max_overhead, budget, zeros, who, in_a_row
+        self, log, verbose, max_overhead, budget, zeros, who, in_a_row, locate
     ):
         self.verdicts = []
         self._works = []
@@ -92,7 +92,7 @@ class Examiner:
         self._verbose = verbose
         self._budget = budget
         self._zeros = zeros
-        self._in_a_row = in_a_row
+        self._in_a_row, self._locate = in_a_row, locate
         self.who = who
         self._examined_zeros = False
         self._examined_at = self._last_errors = -1
@@ -101,7 +101,6 @@ class Examiner:
         self._collapse = None
         self._examined_trouble = self._found = False
         self.gave_up = False
-        self.locate: Callable | None = None
         self.is_before_step = False
         self._step = 0
         self._validation: Any = None
@@ -286,9 +285,9 @@ class Examiner:
 
     def _located(self, finding, at):
         verdict = finding.verdict
-        if verdict.kind != "bad_data" or self.locate is None:
+        if verdict.kind != "bad_data":
             return finding
-        return finding._replace(verdict=self.locate(verdict, at))
+        return finding._replace(verdict=self._locate(verdict, at))
 
     def look_at_validation(self, model, step: int, values: dict, follow_up):
         """Reports what is wrong with a validation.

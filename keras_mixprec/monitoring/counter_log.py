@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 from collections import defaultdict
-from typing import NamedTuple
 
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
@@ -216,26 +215,6 @@ def rows_by_variable(count: int) -> int:
     return rows_for(count, _VARIABLES, ROWS_BY_VARIABLE)
 
 
-class RunState(NamedTuple):
-    """What the counters of all optimizers say of a run.
-
-    Attributes:
-        in_a_row: Int. Steps skipped since the last one applied.
-        trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale: five in a row, or five down to a scale below 1; or
-            five losses were not finite since the reading before, or where none
-            are counted their mean is not.
-        collapsed: Boolean. Whether steps are skipped and no loss scale can
-            fall any further.
-        reason_to_stop: String. Why training cannot go on, `None` if it can.
-    """
-
-    in_a_row: int = 0
-    trouble: bool = False
-    collapsed: bool = False
-    reason_to_stop: str | None = None
-
-
 class CounterLog:
     """Reads the counters from time to time and logs what is new.
 
@@ -246,8 +225,12 @@ class CounterLog:
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
         due_at: Int. The step from which on to look at them again.
-        state: `RunState`, as of the last reading.
         seen: `Glance`, as of the last look.
+        trouble: Boolean. Whether skipped steps are more than a search for the
+            loss scale, as of the last reading: five in a row, or five down to
+            a scale below 1; or five losses were not finite since the reading
+            before, or where none are counted their mean is not.
+        reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
         lack: String. What does not scale the loss, as `lack_of_scaling`
             returned it, `None` if it is scaled.
@@ -267,7 +250,8 @@ class CounterLog:
         self._losses, self.step = 0, None
         self.due_at = self._first_step = 0
         self.seen = self._known = Glance()
-        self.state = RunState()
+        self.trouble = self._collapsed = False
+        self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
         """Looks at what few numbers say, and reads all if that is new.
@@ -308,7 +292,7 @@ class CounterLog:
         settings = self._session.settings
         gap, most = settings.update_freq, settings.stop_after
         if most is not None:
-            gap = min(gap, max(most - self.state.in_a_row, 1))
+            gap = min(gap, max(most - self.seen.in_a_row, 1))
         self.due_at = step + gap
 
     def read(self, step: int):
@@ -341,7 +325,7 @@ class CounterLog:
         new = self._new_losses(now.losses)
         many = new >= TRIGGER_STEPS and not session.has_tuner
         if many or now.mean_is_lost:
-            self.state = self.state._replace(trouble=True)
+            self.trouble = True
         self.loss.write(step, loss, now.losses)
         self._plan(step)
         session.budget.add(READINGS, _clock.now() - started)
@@ -383,7 +367,7 @@ class CounterLog:
 
     def close(self):
         """Logs what waits and what was counted in all."""
-        if self.state.collapsed:
+        if self._collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
         events = self._counters.nonfinite_events()
@@ -392,9 +376,8 @@ class CounterLog:
 
     def _write(self, readings, rules, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
-        self.state = RunState()
+        self._classify(readings)
         for name, reading in readings.items():
-            self.state = self._classified(reading, self.state)
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
@@ -405,23 +388,23 @@ class CounterLog:
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 
-    def _classified(self, reading, state):
-        """The state with one more optimizer's reading."""
-        session = self._session
-        # A tuner looks at every skipped step by itself.
-        below_1 = reading.below_1 and not session.has_tuner
-        if reading.new_steps or reading.grown:
+    def _classify(self, readings):
+        """Takes note of what the counters of all optimizers say of a run."""
+        session, found = self._session, readings.values()
+        if any(reading.new_steps or reading.grown for reading in found):
             session.prober.hurry()
-        if reading.collapsed:
-            session.examiner.report_collapse(
-                reading.loss_scale, reading.in_a_row, self.step
-            )
-        return RunState(
-            max(state.in_a_row, reading.in_a_row),
-            state.trouble or reading.stuck or below_1,
-            state.collapsed or reading.collapsed,
-            state.reason_to_stop
-            or reason_to_stop(
-                reading, session.examiner.verdicts, session.settings.stop_after
-            ),
+        for reading in found:
+            if reading.collapsed:
+                session.examiner.report_collapse(
+                    reading.loss_scale, reading.in_a_row, self.step
+                )
+        self._collapsed = any(reading.collapsed for reading in found)
+        # A tuner looks at every skipped step by itself.
+        self.trouble = any(
+            reading.stuck or (reading.below_1 and not session.has_tuner)
+            for reading in found
         )
+        verdicts = session.examiner.verdicts
+        most = session.settings.stop_after
+        reasons = (reason_to_stop(r, verdicts, most) for r in found)
+        self.reason_to_stop = next(filter(None, reasons), None)

@@ -72,7 +72,8 @@ class StepClock:
         self.steps_per_call = getattr(model, "steps_per_execution", 1)
         self._stamps = deque(maxlen=_MOST_CALLS)
         self._start: Stamp | None = None
-        self._kind = None
+        self._kind: tuple | None = None
+        self._compiles = True
         self._sum = Stretch()
         self._durations = deque(maxlen=_MOST_CALLS)
 
@@ -83,6 +84,7 @@ class StepClock:
             step: Int. The number of the next step.
         """
         kind = self._budget.special, self._model.train_function
+        self._compiles = not self._kind or kind[1] is not self._kind[1]
         if kind != self._kind:
             # One of the last two calls was special, or this one compiles.
             self._end_early(2)
@@ -121,7 +123,7 @@ class StepClock:
         Args:
             step: Int. The number of the next step.
         """
-        if self._start is None:
+        if self._start is None and not self._compiles:
             self._begin(step)
 
     def end_epoch(self, known_length: bool):

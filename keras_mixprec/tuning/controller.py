@@ -8,7 +8,6 @@ from functools import partial
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
-from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.history import BY_HAND
 from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
 from keras_mixprec.tuning.proposal import WorkerProposal, propose, rungs_here
@@ -65,7 +64,7 @@ class Tuning:
         keeps_scale = not (self._several_workers or tuner.dry_run)
         session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger(session)
-        self._held = BatchCapture()
+        self._captured = None
         self._phase = Phase.STARTING
         # Before this step there is nothing to be done.
         self._due: float = 0
@@ -93,22 +92,16 @@ class Tuning:
             who, task = "PrecisionTuner", "tune this model"
             self._session.attempt(task, work, self, step, who=who)
 
-    def end_epoch(self):
-        """An epoch of unknown length ends with a call without a batch."""
-        self._held.end_epoch()
-
     def end(self):
         """Captures no batch any more, and validates the plan."""
         step = self._session.step
-        self._held.disarm()
         self._validation.sign_off(step, self._phase is not Phase.ENDED)
         self.repairs.end(step)
         self.forget()
 
     def forget(self):
         """Drops what must not outlive `fit`: copies of weights, and batches."""
-        self._held.disarm()
-        self._probation = self._sample = None
+        self._probation = self._sample = self._captured = None
         self._evidence.clear()
 
     def _begin(self, step):
@@ -154,7 +147,7 @@ class Tuning:
             self._audit(step)
 
     def _capture(self, step):
-        batch, _ = self._held.take() or (None, None)
+        batch, self._captured = self._captured, None
         if self._undo_if_diverged(step):
             return
         if self._trigger.count():
@@ -169,12 +162,15 @@ class Tuning:
 
     def _hold(self, step):
         self._due = step
-        try:
-            self._held.hold(self._session.model)
-        except NotImplementedError:
+        if getattr(self._session.model, "steps_per_execution", 1) > 1:
             # The next batch has to do, whether it fails or not.
             self._phase = Phase.WATCHING
             self._examine_next(step, triggered=True)
+        else:
+            self._on_next_batch(step, self._capture_batch)
+
+    def _capture_batch(self, batch, step):
+        self._captured = batch
 
     def _rest(self, step):
         self._due = math.inf
@@ -376,7 +372,7 @@ class Tuning:
                 self._probation = Probation(session, step, gap, self._sample)
             except NotImplementedError:
                 return
-        self._probation.paths |= set(paths)
+        self._probation.paths.update(paths)
 
     def _undo_if_diverged(self, step):
         """Whether weights or the loss grew too far, so that it has undone."""
@@ -396,7 +392,7 @@ class Tuning:
         probation.restore()
         self._session.counters.raise_scales(probation.scale_bits, step)
         changes = self.repairs.restore(probation.paths)
-        self.repairs.harmful |= changes.keys()
+        self.repairs.harmful.update(changes)
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
