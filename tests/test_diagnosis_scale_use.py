@@ -178,23 +178,29 @@ class ScalesOneHalf(MicroBatches):
         return super().scaled(model, loss) if self.first else loss
 
 
-def accumulates_over_steps():
-    class Accumulating(Step):
-        def update(self, optimizer, gradients, variables):
-            total = [a + g for a, g in zip(self.sums, gradients, strict=True)]
-            for own, value in zip(self.sums, total, strict=True):
-                own.assign(value)
-            optimizer.apply(total, variables)
+def keeps(rest):
+    """A step that adds gradients to what it keeps, and keeps a part."""
 
-    model = compiled(step=(step := Accumulating()))
-    kept = {"trainable": False, "dtype": "float32", "autocast": False}
-    step.sums = model.sums = [
-        model.add_weight(v.shape, "zeros", **kept)
-        for v in model.trainable_variables
-    ]
-    for own in step.sums:  # Of a step at 2**15.
-        own.assign(ops.full(own.shape, 2.0**12))
-    return model
+    def build():
+        class Keeping(Step):
+            def update(self, optimizer, gradients, variables):
+                kept = model.kept
+                total = [a + g for a, g in zip(kept, gradients, strict=True)]
+                for own, value in zip(kept, total, strict=True):
+                    own.assign(value * rest)
+                optimizer.apply(total, variables)
+
+        model = compiled(step=Keeping())
+        settings = {"trainable": False, "dtype": "float32", "autocast": False}
+        model.kept = [
+            model.add_weight(v.shape, "zeros", **settings)
+            for v in model.trainable_variables
+        ]
+        for own in model.kept:  # Of a step at 2**15.
+            own.assign(ops.full(own.shape, 2.0**12))
+        return model
+
+    return build
 
 
 class SharpnessAware(Step):
@@ -295,6 +301,7 @@ WRONG = {
     "logs, not uses": lambda: compiled(step=Logs(scaled=unscaled)),
     "scales twice": step(scaled=scaled_twice),
     "scales one half": lambda: compiled(step=ScalesOneHalf()),
+    "averages scaled ones": keeps(0.9),
     "custom gradient": lambda: compiled(loss=lambda y, p: SQUARES(p - y)),
     "layer adds gradient": lambda: step(Own(adds_gradient))(),
 }
@@ -314,7 +321,7 @@ RIGHT = {
     "inner clips all": inner(Step(), global_clipnorm=0.1, use_ema=True),
     "accumulates as Keras": inner(gradient_accumulation_steps=2),
     "accumulates in a step": lambda: compiled(step=MicroBatches()),
-    "accumulates over steps": accumulates_over_steps,
+    "accumulates over steps": keeps(0.0),
     "sharpness aware": lambda: compiled(step=SharpnessAware()),
     "sharpness aware, looks": lambda: compiled(step=SharpnessAware(True)),
     "gradient penalty": step(

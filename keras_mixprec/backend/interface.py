@@ -55,6 +55,9 @@ class Step(Protocol):
         `None` if all have values now.
         """
 
+    def are_of_one_trace(self, one, other):
+        """Whether no trace has one of two tensors that has not the other."""
+
     def sum_over_replicas(self, tensor):
         """Returns the sum over the replicas of a strategy."""
 

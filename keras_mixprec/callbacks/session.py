@@ -336,6 +336,11 @@ class Session:
                 thinned=True,
             ),
             Task(
+                "diagnose",
+                self._examine_scale_use,
+                at_once(self._is_scale_use_unknown),
+            ),
+            Task(
                 "measure layers",
                 lambda: ranges.read(self.synchronized_model, self.step),
                 lambda: ranges.due_at,
@@ -613,11 +618,23 @@ class Session:
             return
         if self._wants_diagnosis():
             self._examine(batch, self.step)
-        elif not self.several_workers and any(
-            map(is_scaling, optimizers_of(self.model).values())
-        ):
-            # Of a run that is too short for a comparison, too.
-            self.examiner.examine_scale_use(self.model, batch, self.step)
+
+    def _is_scale_use_unknown(self):
+        # A tuner diagnoses the first batch.
+        watched = self.has_tuner or self.several_workers
+        known = self.examiner.schedule.scale_use_known
+        return self.model.built and not (watched or known)
+
+    def _examine_scale_use(self):
+        """Has the first batch examined, before weights can be lost."""
+        model, step, examiner = self.model, self.step, self.examiner
+        examiner.schedule.scale_use_known = True
+        if any(map(is_scaling, optimizers_of(model).values())):
+            examiner.on_next_batch(
+                model,
+                step,
+                lambda batch: examiner.examine_scale_use(model, batch, step),
+            )
 
     def _probe_if_wanted(self):
         if self._wants_probe():

@@ -16,8 +16,8 @@ from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
 # Of an optimizer, added to what is lost by it.
 _EPSILON = (
     " The optimizer's `{name}` of {value:g} is 0 in the variables' dtype, "
-    "where 0 / 0 makes weights NaN. Set it to 1e-4 or keep variables in "
-    "float32."
+    "so it divides 0 by 0 and weights become NaN. Set it to 1e-4 or keep "
+    "variables in float32."
 )
 _BETA = (
     " The optimizer's `{name}` of {value:g} is 1 in the variables' dtype, "
@@ -149,6 +149,9 @@ _CASES = {
     "(as `nan_to_num` or clipping by value does), so that no step is skipped "
     "and the loss scale never falls. Pass gradients to `optimizer.apply` as "
     "they are.",
+    "keeps_scaled": "Your code keeps gradients that are multiplied by the loss "
+    "scale, and a later step divides them by another scale. Call `gradients = "
+    "optimizer.unscale(gradients)` before you keep or average them.",
     "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
     "scale, but the optimizer divides them by it. Compute gradients of the "
     "result of `optimizer.{scaling}`. A gradient of your own "

@@ -83,7 +83,7 @@ def _scale_use(model, data, exact):
         comparison = _Comparison(model, data, None, bits)
         first = comparison.once(0)
         if not _off(first, comparison.once(1)):
-            return comparison.of_overflow(first)
+            return comparison.of_other_steps(first)
         exact = exact_step(model, data)
     if not is_finite(exact):
         return ScaleUse()
@@ -111,9 +111,9 @@ class _Comparison:
         by_hand = not self._exact.scales
         off = _off(first, second)
         if not off:
-            return self.of_overflow(first, by_hand)
+            return self.of_other_steps(first, by_hand)
         if not self._is_certain():
-            return ScaleUse(by_hand)
+            return self._of_next_step(first, by_hand)
         # The step that was given may have drawn other numbers.
         self._exact = exact_step(self._model, self._data)
         first = self._unscaled(self._exact, 0)
@@ -122,7 +122,39 @@ class _Comparison:
             return ScaleUse(by_hand)
         return ScaleUse(False, *self._fault(off, first, second))
 
-    def of_overflow(self, first, by_hand=False):
+    def of_other_steps(self, first, by_hand=False):
+        """What is wrong where two scales give a step the same gradients.
+
+        Args:
+            first: Dict of them.
+            by_hand: As in `ScaleUse`. Defaults to `False`.
+        """
+        found = self._of_overflow(first, by_hand)
+        return found if found.case else self._of_next_step(first, by_hand)
+
+    def _of_next_step(self, first, by_hand):
+        """Whether a step depends on the scale of the step before it."""
+        if not (has_own_step(self._model) and self._kept()):
+            return ScaleUse(by_hand)
+        off = _off(self._after(0), self._after(1))
+        if not off or not self._differs(self._after):
+            return ScaleUse(by_hand)
+        numbers = {"variables": len(off), "variables_in_all": len(first)}
+        return ScaleUse(False, "keeps_scaled", numbers)
+
+    def _after(self, place):
+        """The gradients of a step that follows one at a scale, as `once`."""
+        step = exact_step(
+            self._model, self._data, 2.0 ** (self._bits * place), records=False
+        )
+        others = self._model.non_trainable_variables
+        written = [v for v in others if id(v) in step.state]
+        with restoring(written):
+            for variable in written:
+                variable.assign(step.state[id(variable)])
+            return self.once(0)
+
+    def _of_overflow(self, first, by_hand):
         """Whether an infinite loss gives the optimizer finite gradients."""
         moving = {k for k, g in first.items() if largest_magnitude(g)}
         with in_float32(self._model), overflowing():
@@ -161,7 +193,7 @@ class _Comparison:
 
     def _is_certain(self):
         """Whether nothing else makes the difference that was seen."""
-        if not self._differs() or self._has_float16():
+        if not self._differs(self.once) or self._has_float16():
             return False
         if not has_own_step(self._model):
             return True
@@ -171,13 +203,17 @@ class _Comparison:
         with restoring(kept), holding_zeros(self._model, shapes):
             for variable in kept:
                 variable.assign(keras.ops.zeros_like(variable.value))
-            return self._differs()
+            return self._differs(self.once)
 
-    def _differs(self):
-        """Whether steps differ by more than those at the same scale do."""
+    def _differs(self, run):
+        """Whether steps differ by more than those at the same scale do.
+
+        Args:
+            run: Function of the place of a scale, as `once`.
+        """
         found = [[], []]
         for place in _ORDER:
-            found[place].append(self.once(place))
+            found[place].append(run(place))
         (one, *ones), (other, another) = found
         off = _off(one, other)
         spread = {}
@@ -204,12 +240,12 @@ class _Comparison:
         return len(one) != len(other) or not all(same)
 
     def _kept(self):
-        """What a step of the user's own keeps, which may be gradients."""
+        """What a step of the user's own may keep gradients in."""
         shapes = {tuple(v.shape) for v in self._variables.values()}
         return [
             v
             for v in self._model.non_trainable_variables
-            if id(v) in self._exact.state and tuple(v.shape) in shapes
+            if "float" in v.dtype and tuple(v.shape) in shapes
         ]
 
     def _fault(self, off, first, second):

@@ -34,9 +34,10 @@ class CheckedGradients:
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
         unscaled: Boolean. Whether the gradients were unscaled by hand.
+        seen: List of what `overflowing` has said of them as they were unscaled.
     """
 
-    def __init__(self, optimizer, gradients, variables, scale, unscaled):
+    def __init__(self, optimizer, gradients, variables, scale, unscaled, seen):
         self._optimizer = optimizer
         self._variables = variables
         self._backend = active.step()
@@ -55,9 +56,9 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        self.finite, self.norms, self.flags = self._examine(present)
+        self.finite, self.norms, self.flags = self._examine(present, seen)
 
-    def _examine(self, variables):
+    def _examine(self, variables, seen):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
         maxima = [_maximum(v.dtype) for v in variables]
@@ -75,6 +76,14 @@ class CheckedGradients:
             largest = self._over_replicas(backend.gradient_maxima(gradients))
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
+        for overflows in seen:
+            # A compiled function that this one calls keeps its tensors.
+            if not backend.are_of_one_trace(overflows, fits):
+                continue
+            if overflows.shape != fits.shape:  # It is not known which.
+                overflows = ops.max(overflows)
+            fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
+            fits = ops.logical_and(fits, fitted)
         flags = self._in_build_order(ops.where(fits, 0, 1))
         return ops.all(fits), self._in_build_order(norms), flags
 
@@ -150,6 +159,18 @@ class CheckedGradients:
 @functools.cache
 def _maximum(dtype):
     return min(get_format(getattr(dtype, "name", dtype)).maximum, _FLOAT32_MAX)
+
+
+def overflowing(gradients):
+    """Returns which of some gradients are not finite, as 0 and 1, in a list.
+
+    Args:
+        gradients: List of tensors. If there are none, so is the list.
+    """
+    if not gradients:
+        return []
+    norms = active.step().gradient_norms(gradients)
+    return [ops.where(ops.less_equal(norms, _FLOAT32_MAX), 0, 1)]
 
 
 def commit_together(steps):

@@ -77,8 +77,8 @@ def check_constants(optimizer, variables):
                 f"Received: beta_2={value!r}"
             )
         raise ValueError(
-            f"{what} underflows to 0 in float16 variables, where 0 / 0 would "
-            "make weights NaN out of finite gradients: set "
+            f"{what} underflows to 0 in float16 variables, so that it would "
+            "divide 0 by 0 and make weights NaN: set "
             f"`{name}=1e-4`, or keep variables in float32 with the policy "
             f"'mixed_float16'. Received: {name}={value!r}"
         )

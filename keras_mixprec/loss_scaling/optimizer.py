@@ -27,6 +27,7 @@ from keras_mixprec.loss_scaling.checked_gradients import (
     CheckedGradients,
     checked_variables,
     commit_together,
+    overflowing,
 )
 from keras_mixprec.loss_scaling.constants import check_constants
 from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
@@ -295,7 +296,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         by hand. `apply` takes the gradients that this returns, and what is
         computed from them, as unscaled. It divides those that were given here,
         so you may look at a norm and apply these. It still checks all of them
-        and moves the scale. The next `scale_loss` begins a new step.
+        and moves the scale. It also skips the step if one of them overflows
+        here and is finite when you apply it. The next `scale_loss` begins a new
+        step.
 
         It divides the gradients of a loss that was never scaled too, so call
         `scale_loss` first.
@@ -319,7 +322,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         keep = [False] * len(gradients)
         inverse = 1.0 / scale
         unscaled = active.step().unscale(as_tensors(gradients), inverse, keep)
-        self._stages.unscales(gradients, unscaled, scale)
+        overflows = overflowing([g for g in unscaled if g is not None])
+        self._stages.unscales(gradients, unscaled, scale, overflows)
         return unscaled
 
     def scale_of(self, gradients: list) -> Any:
@@ -453,8 +457,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._check_loss_was_scaled()
         scale = active.step().value(self._scale_variable)
         unscaled = self._stages.are_unscaled(grads, scale)
+        seen = self._stages.overflows if unscaled else []
         self._stages.steps(grads if unscaled else ())
-        return CheckedGradients(self, grads, variables, scale, unscaled)
+        return CheckedGradients(self, grads, variables, scale, unscaled, seen)
 
     def _check_loss_was_scaled(self):
         """Detects a `train_step` whose loss is not scaled, and warns of it.

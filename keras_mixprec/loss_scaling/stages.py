@@ -6,8 +6,10 @@
 | `unscale` | `UNSCALED` |
 | `apply` | `STEPPED` |
 
-As in `torch.amp.GradScaler`. But `unscale` returns new tensors, so `apply` has
-to know the ones that it was given, which are still scaled.
+As in `torch.amp.GradScaler`, which skips a step whose gradients `unscale` has
+seen overflow, too: code between the two may make them finite. But here
+`unscale` returns new tensors, so `apply` has to know the ones that it was
+given, which are still scaled.
 """
 
 import math
@@ -32,6 +34,7 @@ class _Step(NamedTuple):
         unscaled: Marks of those that it returned, or that `apply` has taken as
             unscaled or has written unscaled ones over.
         numbers: Int. How many numbers `unscale` was given.
+        overflows: List of what each `unscale` has seen, as in `unscales`.
         trace: Reference to the trace that it was called in, or `None`.
     """
 
@@ -39,6 +42,7 @@ class _Step(NamedTuple):
     given: dict = {}
     unscaled: dict = {}
     numbers: float = 0
+    overflows: list = []
     trace: Any = None
 
 
@@ -65,13 +69,20 @@ class StepStages:
         self.scaling = True
         self._set(_Step(SCALED))
 
-    def unscales(self, gradients: list, unscaled: list, scale):
+    @property
+    def overflows(self) -> list:
+        """What each `unscale` of the step has seen, as in `unscales`."""
+        return self._get().overflows
+
+    def unscales(self, gradients: list, unscaled: list, scale, overflows: list):
         """`unscale` returns what it has made of gradients.
 
         Args:
             gradients: List of gradients, or `None`, as they were given.
             unscaled: List of what is returned for them.
             scale: Tensor. The loss scale.
+            overflows: List of one tensor: which of the gradients overflow. Of
+                none if there is no gradient.
         """
         step = self._get()
         self._set(
@@ -80,6 +91,7 @@ class StepStages:
                 step.given | _marks(gradients),
                 step.unscaled | _marks(unscaled),
                 step.numbers + _count(unscaled),
+                step.overflows + overflows,
                 _trace([scale, *gradients]),
             )
         )

@@ -321,16 +321,13 @@ class Examiner:
             follow_up(Examination(findings), batch, step)
 
     def examine_scale_use(self, model, batch, step: int):
-        """Reports whether the update depends on the loss scale, once a model.
+        """Reports whether the update depends on the loss scale.
 
         Args:
             model: As for `examine`.
             batch: As for `examine`.
             step: Int.
         """
-        if self.gave_up or self.schedule.scale_use_known:
-            return
-        self.schedule.scale_use_known = True
         with self.errors_reported(step), self._timed():
             from keras_mixprec.diagnosis.examination import examine_scale_use
 

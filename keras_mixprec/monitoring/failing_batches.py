@@ -246,7 +246,7 @@ class BadData:
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
             f"{format_places(self.batches, self.count)}. Epochs and batches "
-            "are numbered from 0 here, steps from 1."
+            "count from 0, steps from 1."
         )
 
     def _locate(self, skipped):

@@ -136,7 +136,7 @@ def _event(name, course, scale, rule):
         "message": f"{fell} from {held} to {format_power(scale)}, from step "
         f"{course.since:,} on; the scale needs {good_steps:,} steps without "
         "an overflow to grow back",
-        "advice": "Until it has grown back, gradients below "
+        "advice": "At this scale, gradients below "
         f"{format_power(lost)} become 0 in float16. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
         "the scale at once. With a growth_interval below "

@@ -37,8 +37,8 @@ class DryStep(NamedTuple):
         scale: Float. The loss scale; 1 if a `train_step` of the user's own
             does not multiply the loss by it.
         scales: Boolean. Whether it does.
-        state: Dict from `id(variable)` to what the step has set a float
-            variable to that is not trained, such as a moving average.
+        state: Dict from `id(variable)` to what the step has set a variable to
+            that is not trained, such as a moving average.
         draws: List of `Draw`, the random numbers in the order drawn.
     """
 
@@ -297,14 +297,14 @@ def _logged_losses(logs):
 
 
 def _written(model, scope):
-    """The values of float variables that a step has set without an optimizer.
+    """The values of variables that a step has set without an optimizer.
 
     Regularizers do not read these, so none of them was known before.
     """
     return {
         id(v): scope.state_mapping[id(v)]
         for v in model.non_trainable_variables
-        if "float" in v.dtype and id(v) in scope.state_mapping
+        if id(v) in scope.state_mapping
     }
 
 

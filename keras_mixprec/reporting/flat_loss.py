@@ -68,7 +68,7 @@ in float32 shows whether that is a matter of precision.'
         for mean, step in ((means[0], first), (means[-1], steps[-1]))
     )
     beside = (
-        ". The same run in float32 shows whether that is a matter of precision."
+        ". Train in float32 as well to see whether precision is the reason."
         if is_low(overview["layers"])
         else ", with no layer in 16 bits."
     )

@@ -171,8 +171,8 @@ def _in_words(origin, is_zero):
     if is_zero:
         short = f"all zero: comes from {path}"
         return {"long": f"{short}, which has a verdict", "short": short}
-    short = f"passes on what {path} made"
-    return {"long": f"{short} infinite or NaN", "short": short}
+    short = f"not finite: comes from {path}"
+    return {"long": f"{short}, which has a verdict", "short": short}
 
 
 def _outputs(layer):

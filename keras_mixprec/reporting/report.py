@@ -134,7 +134,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    said = f"Matrix products in float32 layers run in {text}."
+    said = f"Float32 layers multiply matrices in {text}."
     return [said] if text else []
 
 
@@ -230,8 +230,7 @@ def _headroom(layers, limit):
             for x in shown[:MOST_LAYERS]
         )
         yield (
-            "Headroom of activations (factors of 2 below overflow), least "
-            f"first: {least}."
+            f"Outputs nearest to overflow (each bit is a factor of 2): {least}."
         )
 
 
@@ -307,7 +306,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... step 1.
     Layers: 1 in float32.
-    Matrix products in float32 layers run in float32...
+    Float32 layers multiply matrices in float32...
     Loss scale: 2**15.
     """
     found = find_runs(os.fspath(log_dir))

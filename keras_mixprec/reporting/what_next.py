@@ -217,8 +217,8 @@ def what_next(overview: Mapping) -> dict | None:
     return {
         "text": "Give the next run a plan, or it starts without the repair: "
         "PrecisionTuner(plan='plan.json') writes its repairs to that file and "
-        "starts from them the next time. A PrecisionRule for what was demoted "
-        f"does the same. {done}",
+        "starts from them the next time. You can also give the layers a "
+        f"PrecisionRule. {done}",
         "code": fix.get("plan"),
     }
 

@@ -46,6 +46,10 @@ def trace(tensors):
     return found
 
 
+def are_of_one_trace(one, other):
+    return getattr(one, "_trace", None) is getattr(other, "_trace", None)
+
+
 def sum_over_replicas(tensor):
     # JAX arrays are global: a reduction already spans every device.
     return tensor

@@ -75,6 +75,10 @@ def trace(tensors):
     return graph
 
 
+def are_of_one_trace(one, other):
+    return getattr(one, "graph", None) is getattr(other, "graph", None)
+
+
 def sum_over_replicas(tensor):
     context = tf.distribute.get_replica_context()
     if context is None:

@@ -41,6 +41,10 @@ def trace(tensors):
     return None
 
 
+def are_of_one_trace(one, other):
+    return True
+
+
 def sum_over_replicas(tensor):
     # DistributedDataParallel sums gradients before the optimizer sees them.
     return tensor
