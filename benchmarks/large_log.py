@@ -27,7 +27,7 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.counter_log import rows_by_variable
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.reporting.schema import EXPONENTS, SCALE
 
 # The defaults of `MixPrecMonitor`.
 READING, PROBE = 50, 100
@@ -52,12 +52,13 @@ def write(log_dir, steps, count, seed=0):
     counted = 1
     with RunLog(log_dir) as log:
         log.layers(0, [{"path": path, **table} for path in layers])
-        log.scale_rows(0, [[0, 2.0**15, 0, 0]])
+        log.rows(0, SCALE, [[0, 2.0**15, 0, 0]], optimizer="")
         for step in range(1, steps + 1):
             if step in rare:
                 event = {"kind": "skipped_step", "at_step": step, "scale": 1.0}
                 log.event(step, event | {"optimizer": "", "variables": []})
-                log.scale_rows(step, [[step, 2.0**14, 1, step]])
+                rows = [[step, 2.0**14, 1, step]]
+                log.rows(step, SCALE, rows, optimizer="")
             if step % READING == 0:
                 scalars = dict.fromkeys(
                     ("loss_scale", "log2_loss_scale", "skipped_steps"), 1.0
@@ -81,11 +82,13 @@ def write(log_dir, steps, count, seed=0):
 
 def histograms(log, step, layers, random):
     """Writes exponents of all layers, around one of their own each."""
-    for family in EXPONENTS.values():
+    found = []
+    for part in EXPONENTS:
         for path in layers:
             start = np.arange(-30, 10) + random.integers(-3, 4)
             bins = np.stack([start, start + 1, np.ones(40)], 1)
-            log.histogram(step, f"{family}/{path}", bins)
+            found.append((part, path, bins))
+    log.histograms(step, found)
 
 
 def write_runs(log_dir, steps, layers, runs):

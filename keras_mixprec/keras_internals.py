@@ -50,6 +50,11 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 # Attributes of this type are saved beside the variables of an optimizer.
 from keras.src.saving.keras_saveable import KerasSaveable
 
+# What `predict` takes its batches from.
+from keras.src.trainers.data_adapters import (
+    get_data_adapter as get_data_adapter,
+)
+
 # What holds the arrays that were given to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 

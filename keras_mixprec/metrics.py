@@ -146,8 +146,8 @@ PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
 
-def _of_run(name, unit, title, explanation, worst="max"):
-    return Metric(name, unit, "Performance", title, explanation, worst)
+def _of_run(name, unit, title, explanation):
+    return Metric(name, unit, "Performance", title, explanation)
 
 
 # Of a run, for the console, the report and the page, in this order.
@@ -182,14 +182,12 @@ _PERFORMANCE = (
         "Plain steps that these figures are of: left out are compiling, "
         "probed and diagnosed steps, the one behind each, and an epoch's "
         "last. To compare two runs each needs 20, in 5 readings.",
-        worst="min",
     ),
     _of_run(
         "samples_per_second",
         "rate",
         "samples a second",
         "Samples that plain steps train on, of all workers together.",
-        worst="min",
     ),
     _of_run(
         "peak_memory",
@@ -203,7 +201,6 @@ _PERFORMANCE = (
         "share",
         "FLOPs in 16 bits",
         "Share of the FLOPs in layers that compute in 16 bits now.",
-        worst="min",
     ),
     _of_run(
         "output_bytes_saved",
@@ -211,7 +208,6 @@ _PERFORMANCE = (
         "memory saved in outputs, by dtype",
         "Computed, not measured: share of the bytes of layers' outputs "
         "that float32 would take beyond those of now.",
-        worst="min",
     ),
     _of_run(
         "weight_bytes_saved",
@@ -220,7 +216,6 @@ _PERFORMANCE = (
         "Computed, not measured: share of the bytes of variables that "
         "float32 would take beyond those of now; mixed policies keep "
         "float32 variables.",
-        worst="min",
     ),
     _of_run(
         "overhead_share",

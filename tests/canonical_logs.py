@@ -173,9 +173,8 @@ class Fit:
                 self._write_scale(name)
         if not math.isfinite(loss):
             self._losses["nan" if math.isnan(loss) else "inf"] += 1
-        size = schema.LOSS_ROWS_PER_CHUNK
         row = [self.at, loss if math.isfinite(loss) else math.nan]
-        self.log.rows(self.at, schema.LOSS, [row], schema.LOSS_COLUMNS, size)
+        self.log.rows(self.at, schema.LOSS, [row])
 
     def _skip(self, name, variables, kind, rows):
         event = {"optimizer": name, "at_step": self.at}
@@ -197,7 +196,7 @@ class Fit:
         skipped += self.skipped[name]
         point = ScalePoint(self.at, scale, skipped, self.at - skipped)
         self._points.append(point)
-        self.log.scale_rows(self.at, [point], name)
+        self.log.rows(self.at, schema.SCALE, [point], optimizer=name)
         if self.at >= self.log.next_step:
             tag = schema.curve_tag("mixprec/loss_scale", name)
             self.log.scalars(self.at, {tag: scale, self._tag(name): skipped})
@@ -235,8 +234,8 @@ class Fit:
     def histograms(self, path, lowest):
         """Logs the exponents of a layer's numbers and gradients."""
         bins = [[lowest + n, lowest + n + 1, 2.0**n] for n in range(4)]
-        for names in schema.EXPONENTS.values():
-            self.log.histogram(self.at, f"{names}/{path}", bins)
+        found = [(part, path, bins) for part in schema.EXPONENTS]
+        self.log.histograms(self.at, found)
 
     def compare(self, errors):
         """Logs how far layers are from float32, forward and backward."""
@@ -259,10 +258,7 @@ class Fit:
             once_seconds=0.5,
         )
         self.speed.append(row)
-        columns = schema.PERFORMANCE_COLUMNS
-        values = [getattr(row, name) for name in columns]
-        size = schema.PERFORMANCE_ROWS_PER_CHUNK
-        self.log.rows(self.at, schema.PERFORMANCE, [values], columns, size)
+        self.log.rows(self.at, schema.PERFORMANCE, [row])
 
     def report_low_scale(self):
         """Logs that the loss scale fell far, as far as it did."""
@@ -281,8 +277,7 @@ class Fit:
     def end_epoch(self):
         """Logs that an epoch ends with this step."""
         row = [[self.at, _clock.wall()]]
-        columns, size = schema.EPOCH_COLUMNS, schema.EPOCH_ROWS_PER_CHUNK
-        self.log.rows(self.at, schema.EPOCHS, row, columns, size)
+        self.log.rows(self.at, schema.EPOCHS, row)
 
     def end(self) -> TrainingSummary:
         """Logs the end; returns what the console shows of it."""
@@ -669,7 +664,7 @@ def conversion() -> ConversionReport:
         ("logits", "float16", 128, None, None, ""),
     ]
     names = "path", "policy", "bytes", "largest", "headroom_bits", "reason"
-    same = {"class": "Dense", "parameters": 64, "rescaled_bits": 0}
+    same = {"class": "Dense", "parameters": 64}
     layers = [dict(zip(names, row, strict=True)) | same for row in rows]
     drift = {"relative": 4e-4, "largest": 2e-3, "mean": 5e-4, "scale": 6.5}
     drift |= {"output": "logits", "nonfinite": 0, "top1_agreement": 0.998}
@@ -677,11 +672,10 @@ def conversion() -> ConversionReport:
     return ConversionReport(
         policy="float16",
         plan=PrecisionPlan(policies, default="float16"),
-        layers=[row | {"clamped": False} for row in layers],
+        layers=layers,
         drift=[drift, drift | {"output": "aux", "nonfinite": 2}],
         tolerance=0.01,
         size={"before": 1024, "after": 640},
         latency={"before": 0.004, "after": 0.002, "speedup": 2.0, "pairs": 9},
-        metric={"name": "accuracy", "before": 0.931, "after": 0.93},
         notes=["Half."],
     )

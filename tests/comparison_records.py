@@ -1,6 +1,6 @@
 """Records of comparisons, as data: what an engine would have measured."""
 
-from keras_mixprec.analysis.comparison.record import FORMAT, VERSION
+from keras_mixprec.analysis.comparison.store import FORMAT, VERSION
 
 STEPS = 0.1, 0.11, 0.1, 0.12, 0.1, 0.1
 
@@ -24,16 +24,11 @@ def arm(name, metrics, *, losses=(2.0, 1.0), steps=STEPS, **more):
         "name": name,
         "policy": name,
         "settings": [],
-        "loss_scale": None,
         "status": "done",
         "error": None,
         "notes": [],
-        "step_seconds": [*steps] * len(seeds),
-        "compile_seconds": 1.5,
         "share_of_flops_16bit": 0.0,
         "memory": None,
-        "energy_joules_per_sample": None,
-        "callbacks": [],
         "seeds": seeds,
     } | more
 
@@ -47,15 +42,11 @@ def record(arms, **more):
         "backend": "torch",
         "device": "AMD EPYC",
         "versions": {"keras": "3.15.1", "torch": "2.13.0"},
-        "sources": {"build": "digits:build", "data": "digits:data"},
         "batch_size": 32,
         "samples_per_step": 32.0,
-        "tokens_per_sample": None,
         "metric_samples": 10**6,
-        "batches_digest": "0a1b",
         "steps": 14,
         "blocks": 7,
-        "isolate": False,
         "seeds": [0, 1, 2],
         "metric": "accuracy",
         "metric_higher_is_better": True,

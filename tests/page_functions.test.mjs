@@ -18,9 +18,10 @@ const layer = (path, more = {}) => ({
 });
 const heat = (values, more = {}) => ({
   layers: ["a"], from: [0, 1, 2], until: [0, 1, 2], pool: "min", values, metric: "activation_headroom_bits",
-  badInput: { rows: new Set(), columns: new Set() }, ...more,
+  marks: null, origins: [], ...more,
 });
-const bad = (row, column) => ({ badInput: { rows: new Set([row]), columns: new Set([column]) } });
+// Of three columns the second is left out.
+const bad = { marks: Uint16Array.of(0, 65535, 0) };
 
 test("no two modules define the same name, since the page is one script", () => {
   const defined = readdirSync(FOLDER).filter((name) => name.endsWith(".js")).flatMap((name) => {
@@ -39,8 +40,8 @@ test("one bad column stays visible however narrow the picture is", () => {
     for (const width of [1, 7, 333, 999, 2500]) {
       const values = new Float32Array(1000).fill(5);
       values[617] = worst;
-      const edges = all.columnEdges(steps, steps);
-      const pixels = all.columnsOfPixels(edges, all.linearScale([-0.5, 999.5], [0, width]), width);
+      const { place } = all.columnScale({ from: steps, until: steps }, [-0.5, 999.5], [0, width]);
+      const pixels = all.columnsOfPixels(place, 1000, width);
       const row = all.poolRow(heat(values, { from: steps, until: steps, pool }), 0, pixels);
       assert.ok(row.values.includes(worst), `${pool} ${width}`);
     }
@@ -52,7 +53,7 @@ const levelsOf = (found) => [...found.ranks].map((rank) => all.GRAVEST[rank]);
 test("under a pixel the gravest counts: an overflow, not bad data or what a wider dtype holds", () => {
   const pixels = { first: Int32Array.of(0, 1), last: Int32Array.of(0, 2) };
   const pooled = (values, isWider = () => false) =>
-    all.poolRows(heat(values, bad(0, 1)), [0], pixels, "headroom", isWider);
+    all.poolRows(heat(values, bad), [0], pixels, "headroom", isWider);
   assert.deepEqual(levelsOf(pooled([9, NaN, 5])), ["quiet", "input"]);
   assert.equal(pooled([9, NaN, 5]).columns[1], 1);
   assert.deepEqual(levelsOf(pooled([9, NaN, -1])), ["quiet", "bad"]);
@@ -104,7 +105,6 @@ test("numbers are written as Python writes them", () => {
   assert.deepEqual(["-inf", "nan"].map(all.formatNumber), ["−∞", "NaN"]);
   assert.equal(all.formatInteger(1234567), "1,234,567");
   assert.equal(all.readable("`a` 2**15 -> 2**-14, 2**0.5"), "a 2¹⁵ -> 2⁻¹⁴, 2**0.5");
-  assert.equal(all.listSome(["a", "b", "c"], 2), "a, b and 1 more");
 });
 
 test("a cell of a CSV is quoted, and no formula", () => {
@@ -126,8 +126,8 @@ test("the worst of all calls of a layer counts, since a repair, without bad batc
   };
   const calls = { layers: ["a", "a#1"], from: [0, 1], until: [0, 1] };
   assert.equal(stateOf([3, NaN, 2, 5], layer("a"), headroom, calls)[0], 2);
-  assert.deepEqual(stateOf([9, NaN, 5], layer("a"), headroom, bad(0, 1))[0], 5);
-  assert.deepEqual(stateOf([NaN, NaN, NaN], layer("a"), headroom, bad(0, 1)), [NaN, "input"]);
+  assert.deepEqual(stateOf([9, NaN, 5], layer("a"), headroom, bad)[0], 5);
+  assert.deepEqual(stateOf([NaN, NaN, NaN], layer("a"), headroom, bad), [NaN, "input"]);
   const wide = layer("a", { compute_dtype: "float32", dtypes: [[0, "float16"], [1, "float32"]] });
   assert.equal(stateOf([-INF, -INF, 5], wide, headroom)[0], 5);
   // An error of before is told to be one.

@@ -1,5 +1,6 @@
 """Runs, logged, for the tests of what shows them: trained, and written."""
 
+from functools import partial
 from operator import itemgetter
 
 import keras
@@ -96,14 +97,12 @@ def write(
             family = schema.HEAT if {*worst} <= {*PROBED} else schema.ERRORS
             acts.append((step, log.heat, table, paths, worst, family))
         for (step, part, path), counts in (bins or {}).items():
-            tag = f"{schema.EXPONENTS[part]}/{path}"
-            acts.append((step, log.histogram, tag, np.array(counts, float)))
-        columns = schema.LOSS, schema.LOSS_COLUMNS, schema.LOSS_ROWS_PER_CHUNK
+            acts.append((step, log.histograms, [(part, path, counts)]))
         for row in loss:
-            family, names, size = columns
-            acts.append((row[0], log.rows, family, [row], names, size))
+            acts.append((row[0], log.rows, schema.LOSS, [row]))
         for name, lines in (scale or {}).items():
-            acts.append((lines[-1][0], log.scale_rows, lines, name))
+            rows = partial(log.rows, optimizer=name)
+            acts.append((lines[-1][0], rows, schema.SCALE, lines))
         acts += [(step, log.layers, x) for step, x in (tables or {}).items()]
         for step, act, *arguments in sorted(acts, key=itemgetter(0)):
             act(step, *arguments)

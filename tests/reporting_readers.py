@@ -13,6 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import numpy as np
 from tensorboard.backend.event_processing import event_file_loader
 from tensorboard.util import tensor_util
 
@@ -40,6 +41,28 @@ def read_tag(folder, tag):
         for value in event.summary.value
         if value.tag == tag
     }
+
+
+def read_rows(folder, table):
+    """The rows of one of our tables."""
+    try:
+        with open(os.path.join(folder, f"{table}.jsonl")) as lines:
+            return [json.loads(line) for line in lines]
+    except FileNotFoundError:
+        return []
+
+
+def read_heat(folder, family="heat"):
+    """Dict step -> array `[layers, metrics]`, read by NumPy alone."""
+    found = {}
+    for row in read_rows(folder, family):
+        shape = len(row["metrics"]), len(row["layers"])
+        dtype = [("step", "<i8"), ("values", "<f4", shape)]
+        for step, values in np.fromfile(
+            os.path.join(folder, row["file"]), dtype
+        ):
+            found[int(step)] = values.T
+    return found
 
 
 @contextlib.contextmanager

@@ -165,7 +165,7 @@ def test_it_compares_and_writes_a_page(run, folder):
     (row,) = [line for line in out.splitlines() if line.startswith("tuned ")]
     assert row.endswith(("within tolerance", "not told apart"))
     assert re.search(r"^Best: (float32|tuned)\b", out, re.MULTILINE)
-    assert "<table>" in (folder / "out.html").read_text()
+    assert '<table class="numbers">' in (folder / "out.html").read_text()
 
 
 def test_a_comparison_in_which_16_bits_fail_has_another_status(run):

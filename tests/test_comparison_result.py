@@ -99,12 +99,12 @@ def test_a_file_has_all_of_it(arms, tmp_path):
 WRONG = {
     "not JSON": ("{", "not JSON"),
     "newer": (
-        '{"format": "keras_mixprec.comparison", "version": 9}',
-        "another keras_mixprec",
+        '{"format": "keras_mixprec.comparison", "version": 9, "arms": []}',
+        "another version",
     ),
     "cut": (
         '{"format": "keras_mixprec.comparison", "version": 1}',
-        "lacks arms",
+        "not a record",
     ),
 }
 
@@ -116,14 +116,6 @@ def test_a_wrong_file_is_named(name, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=expected):
         ComparisonResult.load(path)
-
-
-def test_a_diverging_curve_does_not_flatten_the_others():
-    arms = [arm("float32", [0.9]), arm("wild", [0.9], losses=[1e30, 1e35])]
-    page = result_of(*arms).to_html()
-    first = re.search(r'<polyline points="([^"]+)"', page)[1]
-    heights = [float(p.partition(",")[2]) for p in first.split()]
-    assert max(heights) - min(heights) > 50
 
 
 def build():

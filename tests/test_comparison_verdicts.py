@@ -9,8 +9,10 @@ import pytest
 import scipy.stats
 from comparison_records import arm, record
 
-from keras_mixprec.analysis.comparison.intervals import median_interval
-from keras_mixprec.analysis.comparison.verdicts import judge_metric
+from keras_mixprec.analysis.comparison.verdicts import (
+    judge_metric,
+    median_interval,
+)
 
 pytestmark = pytest.mark.one_backend
 

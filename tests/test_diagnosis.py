@@ -420,3 +420,35 @@ def test_training_goes_on_without_the_diagnosis(tmp_path):
         tuned(model, *ONES, 1, callbacks=[watcher])
     assert watcher.verdicts == []
     assert model.optimizer.iterations > 4
+
+
+class Root(layers.Layer):
+    def call(self, x):
+        squares = ops.square(x * 300.0)
+        return ops.sqrt(squares)
+
+
+def of_log(y, p):
+    return ops.mean(y - ops.log(0 * p))
+
+
+def never(y, p):
+    return ops.mean(y + 1e30 * p * 1e30)
+
+
+@pytest.mark.parametrize(
+    ("layer", "loss", "line"),
+    [
+        (Root, "mse", "squares = ops.square(x * 300.0)"),
+        (functools.partial(layers.Rescaling, 1e9), "mse", None),
+        (layers.Identity, of_log, "return ops.mean(y - ops.log(0 * p))"),
+        (layers.Identity, never, "return ops.mean(y + 1e30 * p * 1e30)"),
+    ],
+)
+def test_the_line_of_the_users_code_is_named(layer, loss, line):
+    model = model_of(layer, dense(1), shape=(4,))
+    model.compile(loss=loss, jit_compile=False)
+    verdict, *_ = kmp.diagnose(model, *ONES)
+    code = verdict.numbers.get("code")
+    assert (code and code.partition(": ")[2]) == line
+    assert not code or code.startswith("test_diagnosis.py:")

@@ -7,21 +7,16 @@ import json
 import pathlib
 import re
 
+import comparison_models as models
 import pytest
-from comparison_records import arm, record
 from tuner_models import chain, fit
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.comparison.record import (
-    Arm,
-    Comparison,
-    Memory,
-    Seed,
-)
 from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.devices.memory import memory_record
 from keras_mixprec.loss_scaling.presets import PRESETS
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.performance import Row, performance
+from keras_mixprec.reporting.performance import performance
 from keras_mixprec.verdict_kinds import KINDS
 
 pytestmark = pytest.mark.one_backend
@@ -96,10 +91,10 @@ def test_the_keys_of_a_report(folder):
     assert {*run["scale"][0]} == keys("### Loss scales")
     assert run["heat"].keys() == keys("### Heat")
     assert {*run["heat"]["metrics"][0]} == keys("### Metrics")
-    found = performance([Row(*[1.0] * len(Row._fields))], [])
+    columns = schema.COLUMNS[schema.PERFORMANCE]
+    found = performance([schema.Row(*[1.0] * len(columns))], [])
     assert found.keys() == keys("### Performance")
     assert all({*f} == keys("### Figures") for f in found["figures"])
-    assert Row._fields == schema.PERFORMANCE_COLUMNS
 
 
 def test_every_kind_of_event_is_listed(folder):
@@ -112,13 +107,15 @@ def test_every_kind_of_event_is_listed(folder):
 
 
 def test_the_keys_of_a_comparison():
-    for heading, part in {
-        "### The record": Comparison,
-        "### Arms": Arm,
-        "### Memory of an arm": Memory,
-        "### Trainings": Seed,
-    }.items():
-        assert part.__annotations__.keys() == keys(heading)
-    result = kmp.ComparisonResult(record([arm("float32", [0.9])]))
+    result = kmp.compare_precisions(
+        models.dense, models.arrays(), "float32",
+        steps=4, blocks=2, seeds=1, verbose=0,
+    )  # fmt: skip
     assert result.to_dict().keys() == keys("## A comparison")
+    assert result.record.keys() == keys("### The record")
+    (arm,) = result.record["arms"]
+    assert arm.keys() == keys("### Arms")
+    assert arm["seeds"][0].keys() == keys("### Trainings")
+    of_memory = memory_record(models.dense())
+    assert of_memory.keys() == keys("### Memory of an arm")
     assert result.rows[0].keys() == keys("### Rows")

@@ -24,7 +24,7 @@ NUMBER = int, float
 # question mark where it may be null.
 FORM = (
     "schema:int backend:dict kind:str? devices:list versions:dict quick:bool "
-    "settings:list speed:list self_test:list findings:list cache:str date:str "
+    "settings:dict speed:list self_test:list findings:list cache:str date:str "
     "recommendation:dict? seconds:number"
 )
 FORMS = {
@@ -32,7 +32,6 @@ FORMS = {
     "devices": "name:str memory:int? capability:str? architecture:str "
     "instructions:list? formats:dict",
     "formats": "status:str note:str source:str",
-    "settings": "name:str value:str note:str",
     "speed": "operation:str size:str mode:str seconds:number? ratios:dict "
     "left_out:dict",
     "self_test": "format:str operation:str error:number? bound:number "
@@ -52,7 +51,7 @@ def assert_form(found, form=FORM):
         assert isinstance(value, TYPES[kind.strip("?")]) or (
             value is None and kind.endswith("?")
         )
-        if name in ("versions", "ratios", "left_out"):
+        if name in ("versions", "settings", "ratios", "left_out"):
             kind = NUMBER if name == "ratios" else str
             assert all(isinstance(v, kind) for v in value.values())
         elif name in FORMS and value is not None:

@@ -7,8 +7,7 @@ import re
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from keras_mixprec.analysis.doctor.findings import judge
-from keras_mixprec.analysis.doctor.known_bad import entries
+from keras_mixprec.analysis.doctor.findings import entries, judge
 from keras_mixprec.analysis.doctor.machine import Gpus, parse_nvidia_smi
 from keras_mixprec.devices.native_formats import FORMATS
 from keras_mixprec.devices.processor import parse_cpuinfo, parse_sysctl

@@ -10,8 +10,7 @@ import pytest
 from keras_mixprec import recommend_policy
 from keras_mixprec.analysis.doctor import self_test
 from keras_mixprec.analysis.doctor.self_test import Result
-from keras_mixprec.analysis.doctor.speed import Row, judge_modes, training_speed
-from keras_mixprec.analysis.doctor.timing import compare
+from keras_mixprec.analysis.doctor.speed import compare
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices
 
@@ -25,18 +24,16 @@ def no_kernel():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "slowdown", "ratio", "calls"),
+    ("seconds", "slowdown", "ratio"),
     [
         # The first call of each compiles.
-        ((9.0, 0.2, 30.0, 0.1), 0.0, 2.0, None),
+        ((9.0, 0.2, 30.0, 0.1), 0.0, 2.0),
         # Eight times as slow at the end; one after the other gives 0.4.
-        ((0.1, 0.1, 0.1, 0.1), 0.2, 1.0, None),
-        # One that is 100 times as slow is called twice.
-        ((0.1, 0.1, 10.0, 10.0), 0.0, 0.01, 2),
+        ((0.1, 0.1, 0.1, 0.1), 0.2, 1.0),
     ],
-    ids=["compilation", "slowing down", "a slow format"],
+    ids=["compilation", "slowing down"],
 )
-def test_functions_are_timed_in_turns(seconds, slowdown, ratio, calls, clock):
+def test_functions_are_timed_in_turns(seconds, slowdown, ratio, clock):
     made = {"float32": 0, "float16": 0}
     start = clock.now
 
@@ -55,9 +52,8 @@ def test_functions_are_timed_in_turns(seconds, slowdown, ratio, calls, clock):
     }
     found = compare(functions, 10.0 if slowdown else 1.0)
     assert found.ratios == {"float16": pytest.approx(ratio, abs=0.05 * ratio)}
-    assert found.errors == {"tf32": "NotImplementedError: no kernel"}
+    assert found.errors == {"tf32": "NotImplementedError: no kernel for it"}
     assert slowdown or found.seconds == pytest.approx(seconds[1])
-    assert calls in (None, made["float16"])
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "float16"])
@@ -96,21 +92,6 @@ def test_an_operation_that_fails_is_named():
     ]
     named = "Some GPU", "float16", "matmul", "TypeError: no"
     assert all(part in found[0].text for part in named)
-
-
-def test_a_faster_mode_is_named():
-    """As measured on TensorFlow, see docs/doctor.md."""
-    size = "block", "8 x 32 x 512"
-    xla = Row(*size, "XLA", 0.115, {"bfloat16": 0.95, "float16": 0.91}, {})
-    graph = Row(*size, "graph", 0.156, {"bfloat16": 1.79}, {})
-    failed = xla._replace(seconds=None, ratios={})
-    (found,) = judge_modes([xla, graph])
-    assert found.name == "slow-mode"
-    # 0.115 s against 0.156 / 1.79.
-    assert all(part in found.text for part in ("1.3", "bfloat16", "XLA"))
-    for rows in [xla], [failed], [graph, xla._replace(seconds=0.09)]:
-        assert judge_modes(rows) == []
-    assert training_speed([failed]) == {}
 
 
 # What is kept.

@@ -131,7 +131,7 @@ def test_names_that_are_not_utf_8_are_read_by_everything(tmp_path, capsys):
     report.save_html(tmp_path / "report.html")
     assert cli.main(["report", str(tmp_path)]) == 1
     capsys.readouterr().out.encode()
-    runs = LogFolder(str(tmp_path))
+    runs = LogFolder({"": str(tmp_path)})
     (listed,), (name, run) = runs.listed(), *report.to_dict().items()
     assert listed["run"] == name
     found = Endpoints().data(runs, "run", {"run": name}).body

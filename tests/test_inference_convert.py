@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
-from keras_mixprec.inference.latency import latency
+from keras_mixprec.inference.comparison import latency
 
 BACKEND = keras.backend.backend()
 # On JAX no CPU has attention in float16.
@@ -73,10 +73,6 @@ def converted(model, policy=LOW, x=X, **kwargs):
     return kmp.convert_for_inference(model, policy, calibration=x, **kwargs)
 
 
-def mean_output(model):
-    return model.predict(X, verbose=0).mean()
-
-
 def state_of(model):
     return (
         [layer.dtype_policy.name for layer in model._flatten_layers()],
@@ -94,7 +90,7 @@ def conversion():
     model.compile("adam", "mse")
     model.predict(X, verbose=0)
     before = state_of(model)
-    small, report = converted(model, metric=mean_output)
+    small, report = converted(model)
     return model, small, report, before, state_of(model)
 
 
@@ -121,9 +117,6 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype(conversion):
     assert drift["mean"] == pytest.approx(error.mean(), rel=0.1)
     agree = np.mean(exact.argmax(-1) == low.argmax(-1))
     assert drift["top1_agreement"] == pytest.approx(agree)
-    assert report.metric["name"] == "mean_output"
-    assert report.metric["before"] == pytest.approx(1 / 3, abs=1e-3)
-    assert report.metric["after"] == pytest.approx(1 / 3, abs=1e-3)
     # A file does not keep what the model's own layers make by themselves.
     assert f"set_dtype_policy({LOW!r})" in report.notes[0]
 
@@ -170,7 +163,7 @@ def test_models_are_timed_in_turns(clock):
     assert found["speedup"] == found["before"] / found["after"]
     assert found["speedup"] == pytest.approx(1.5)
     assert found["pairs"] == 40
-    assert timed[2:6] == [exact, low, low, exact]
+    assert timed[2:6] == [low, exact, exact, low]
 
 
 def test_a_subclassed_model_without_a_config_of_its_own():
@@ -250,7 +243,6 @@ def test_what_cannot_be_compiled_is_wide():
 
 
 def overflowing():
-    """An ELU hands no power of two on, so the layer cannot be rescaled."""
     first = layers.Dense(4, "elu", name="big")
     middle = layers.LayerNormalization(), layers.Dense(64)
     model = keras.Sequential([keras.Input((4,)), first, *middle])
@@ -262,9 +254,9 @@ def overflowing():
 def test_the_format_is_chosen_and_what_it_brings_is_said():
     _, report = converted(overflowing(), "auto", POSITIVE)
     (other,) = {"float16", "bfloat16"} - {report.policy}
-    said = " ".join(report.notes)
-    assert f"{other} would be" in said
-    assert ("no speed" in said) == (report.latency["speedup"] < 1.1)
+    # float16 needs layers in float32, and so more bytes, on every machine.
+    assert (report.policy, report.wide_layers) == ("bfloat16", [])
+    assert f"{other} would be" in " ".join(report.notes)
 
 
 def test_a_layer_without_init_is_rebuilt_and_kept_wide():

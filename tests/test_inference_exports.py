@@ -43,7 +43,7 @@ def export(small, path, form):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     tf = pytest.importorskip("tensorflow")
-    small, report = converted(dtype)
+    small, _ = converted(dtype)
     small.export(tmp_path / "saved", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     assert {v.dtype.name for v in loaded.variables} == {dtype, "float32"}
@@ -52,7 +52,6 @@ def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     atol = 5e-4 if BACKEND == "jax" else 1e-6
     y = small.predict(X, verbose=0)
     np.testing.assert_allclose(loaded.serve(X), y, rtol=0, atol=atol)
-    assert "keeps" in report.exports["tf_saved_model"]
 
 
 @pytest.mark.long
@@ -62,12 +61,11 @@ def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):
     import onnx
     import onnxruntime
 
-    small, report = converted(dtype)
+    small, _ = converted(dtype)
     path = export(small, str(tmp_path / "small.onnx"), "onnx")
     if dtype == "bfloat16":
         with pytest.raises(Exception, match="bfloat16"):
             onnxruntime.InferenceSession(path)
-        assert "float16" in report.exports["onnx"]
         return
     graph = onnx.load(path).graph
     stored = {t.data_type for t in graph.initializer if len(t.dims) > 1}
@@ -75,4 +73,3 @@ def test_onnxruntime_computes_the_same_and_has_no_bfloat16(dtype, tmp_path):
     session = onnxruntime.InferenceSession(path)
     (y,) = session.run(None, {session.get_inputs()[0].name: X})
     np.testing.assert_allclose(y, small.predict(X, verbose=0), atol=2e-3)
-    assert "keeps" in report.exports["onnx"]

@@ -45,7 +45,7 @@ LOW_A = kmp.PrecisionPlan({"dense": "mixed_float16", "last": "float32"})
 WRONG = {
     "`model` must be": {"model": lambda: "model.keras"},
     "In float32": {"model": lambda: dense(np.nan)},
-    "Lambda.*'twice'.*'SCALE'": {
+    "`Lambda` layers.*'SCALE'": {
         "model": lambda: with_lambda(lambda x: SCALE * x)
     },
     "operation 'square.*1e.06": {"model": summed, "rules": []},
@@ -53,7 +53,7 @@ WRONG = {
     "Neither.* float16 the.* bfloat16 the": both_formats(),
     "PrecisionRule": {"rules": ["dense"]},
     "at least one": {"calibration": X[:0]},
-    "does not fit": {"calibration": np.ones((6, 5))},
+    "cannot be called on `cal": {"calibration": np.ones((6, 5))},
 }
 
 

@@ -13,8 +13,8 @@ from test_docs import keys
 
 import keras_mixprec as kmp
 from keras_mixprec.analysis.largest_batch import run
-from keras_mixprec.analysis.largest_batch.search import search, step_at
-from keras_mixprec.analysis.largest_batch.training import Trainer
+from keras_mixprec.analysis.largest_batch.run import search, step_at
+from keras_mixprec.analysis.largest_batch.trainer import Trainer
 
 pytestmark = pytest.mark.one_backend
 

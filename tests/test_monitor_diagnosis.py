@@ -22,8 +22,8 @@ from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
 from keras_mixprec.monitoring import audits
-from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_files import RunFiles
 
 pytestmark = one_backend
 
@@ -93,7 +93,7 @@ def test_a_failing_run_is_diagnosed_on_any_machine(
 
 def compared(log_dir):
     """The steps that were compared with float32."""
-    log = RunData("run", FileSource(str(log_dir / "mixprec")))
+    log = RunData("run", RunFiles(str(log_dir / "mixprec")))
     name = "forward_error_against_float32"
     if name not in [m["name"] for m in log.overview()["heat"]["metrics"]]:
         return []
@@ -300,7 +300,7 @@ def test_zero_gradients_that_nothing_was_compared_for_are_a_warning(tmp_path):
     assert event["layer"] == finding["layer"] == "first"
     assert "kmp.diagnose(model, x, y)" in finding["fix"]["diagnosis"]
     # What is all zero is no share of what vanishes.
-    log = RunData("run", FileSource(str(tmp_path / "mixprec")))
+    log = RunData("run", RunFiles(str(tmp_path / "mixprec")))
     for metric in "weight_gradient_below", "weight_gradient_subnormal":
         grid = log.grid(metric, 100)
         rows = dict(zip(grid.layers, grid.worst, strict=True))

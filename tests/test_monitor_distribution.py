@@ -6,7 +6,7 @@ import pytest
 import workers
 from keras import layers
 from monitor_models import dense, not_torch, only_jax, watched
-from reporting_readers import read_tag
+from reporting_readers import read_heat
 
 from keras_mixprec.formats import get_format
 from keras_mixprec.metrics import PROBED
@@ -65,7 +65,7 @@ def test_probes_on_two_devices(tmp_path):
     assert len(run.told("probe_compiled")) == 1
     assert not run.told("probe_failed")
     # The last batch of four rows; each number the sum of one of them.
-    table = read_tag(str(tmp_path / "mixprec"), "mixprec/heat/00000")[4]
+    table = read_heat(str(tmp_path / "mixprec"))[4]
     bits = dict(zip(PROBED, table[0], strict=True))
     largest = x[-1].astype("float64").sum()
     expected = np.log2(get_format("float16").maximum / largest)

@@ -41,7 +41,7 @@ def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(page, told):
     passed = {"kind": "box", "hatched": True, "y": behind * ROW + 1}
     (mark,) = (m for m in page.marks(HEAT) if passed.items() <= m.items())
     assert mark["colour"] not in (colour_of(page, 0), colour_of(page, culprit))
-    said = "what block/square made"
+    said = "comes from block/square"
     assert said in page.text("#layers tr[data-layer=logits]")
     assert any(said in x for x in page.hover(HEAT, 600, behind * ROW + 9))
     nodes = dict(

@@ -1,6 +1,5 @@
 """What Python makes of a log for the page: ranges, faults and their cause."""
 
-import json
 import math
 import types
 
@@ -13,14 +12,12 @@ from plugin_runs import verdict, write
 from keras_mixprec.reporting import passed_on
 from keras_mixprec.reporting.bad_input import mark_spoiled
 from keras_mixprec.reporting.facts import join_failing
-from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.run_data import RunData
-from keras_mixprec.reporting.run_layers import read_layers, read_paths
+from keras_mixprec.reporting.run_files import RunFiles, find_runs
+from keras_mixprec.reporting.run_layers import read_layers
 from keras_mixprec.reporting.run_ranges import run_ranges, smallest_that_counts
-from keras_mixprec.reporting.source import Point
-from keras_mixprec.reporting.text_formats import to_json
 
 HEADROOM, NONFINITE = "activation_headroom_bits", "activation_nonfinite"
 GRADIENTS = "gradient_headroom_bits"
@@ -33,7 +30,7 @@ FORMATS = {"float16": 2**15, "bfloat16": None}
 
 def data_of(folder):
     ((name, path),) = find_runs(str(folder)).items()
-    return RunData(name, FileSource(path))
+    return RunData(name, RunFiles(path))
 
 
 @pytest.fixture
@@ -190,7 +187,6 @@ def test_a_verdict_uses_headroom_up_while_it_holds(
     data = written("a", found, tables=tables, heat={9: {HEADROOM: [9.0]}})
     (row,) = data.overview()["layers"]
     assert row["least_headroom"] == pytest.approx(left, abs=0.01)
-    assert row["beyond"] is None
 
 
 # Batches that are not finite.
@@ -262,7 +258,7 @@ def test_a_row_of_several_readings_is_left_out_if_nothing_else_failed(
     lines += [skip(n) for n in skipped] + more
     steps = np.array([10, 20, 30, 50, 70, 90])
     table = types.SimpleNamespace(steps=steps, spoiled=None)
-    mark_spoiled([table], [to_json(line).encode() for line in lines])
+    mark_spoiled([table], lines)
     assert steps[table.spoiled].tolist() == spoiled
 
 
@@ -397,9 +393,8 @@ def test_no_layer_is_to_blame_for_what_the_run_lost(kind, numbers, because):
     # A search for the loss scale comes before.
     found = passed_on.passed_cells(grid_of(worst), GRADIENTS, layers, [lost])
     assert found.cells.tolist() == [[-1, -1, 0]] * 2
-    (group,) = found.groups()
-    assert because in group["short"]
-    assert (group["rows"], group["columns"]) == ([0, 1], [[2, 2]])
+    (origin,) = found.in_words()
+    assert because in origin["short"]
 
 
 # Findings over several fits, and tables of layers.
@@ -418,10 +413,8 @@ def test_a_fault_is_dated_back_over_several_fits():
 def test_the_paths_alone_are_those_of_the_layers():
     good = [{"path": p, "compute_dtype": "float16"} for p in ("b", "a")]
     tables = [good[:1], [*good, None, {"path": 3}]]
-    points = [
-        Point(step, np.array(json.dumps(table)))
-        for step, table in enumerate(tables)
-    ]
-    assert read_paths(points) == [row["path"] for row in read_layers(points)]
-    assert read_paths(points) == ["b", "a"]
-    assert read_paths([]) == []
+    rows = [{"step": n, "layers": table} for n, table in enumerate(tables)]
+    damaged = {"layers": good}, {"step": 9}, {"step": "a", "layers": good}
+    found = read_layers([*rows, *damaged])
+    assert [row["path"] for row in found] == ["b", "a"]
+    assert read_layers([]) == []

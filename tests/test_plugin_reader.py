@@ -8,7 +8,7 @@ from canonical_logs import layer
 from node_page import HEAT, LABELS, TIMELINE, served
 from plugin_runs import verdict, write
 
-from keras_mixprec.reporting import schema, summaries
+from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.run_log import RunLog
 
 REPAIRED = "repaired/mixprec"
@@ -60,8 +60,8 @@ def test_it_follows_a_training_and_keeps_what_was_chosen(page, tmp_path):
 
 def written(log_dir, seconds):
     """Says when a log was written last."""
-    (path,) = pathlib.Path(log_dir, "mixprec").glob("*tfevents*")
-    os.utime(path, (seconds, seconds))
+    for path in pathlib.Path(log_dir, "mixprec").iterdir():
+        os.utime(path, (seconds, seconds))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_which_run_is_shown_first(page, tmp_path, logs, shown, monkeypatch):
         name, dtype = log[:-1], "float32" if "wide" in log else "float16"
         with monkeypatch.context() as patch:
             if name == "newer":
-                patch.setattr(summaries, "SCHEMA_VERSION", later)
+                patch.setattr(schema, "SCHEMA_VERSION", later)
             write(tmp_path / name, [layer("a", dtype=dtype)])
         written(tmp_path / name, int(log[-1]) * 100)
     page.show(tmp_path) if shown == "wide" else None

@@ -10,8 +10,8 @@ from page_server import ask, interrupt, running
 from plugin_runs import write
 
 from keras_mixprec.cli import main
-from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.text_formats import to_json
@@ -37,7 +37,7 @@ def json_of(url, target, **query):
 
 
 def data_of(folder, run):
-    return RunData(run, FileSource(folder / run))
+    return RunData(run, RunFiles(folder / run))
 
 
 # What it answers.
@@ -173,7 +173,7 @@ def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
     for name in "abc":
         write(tmp_path / name, "a", STOP)
     monkeypatch.setattr(endpoints, "_PATIENCE", 0)
-    answers, runs = Endpoints(), LogFolder(str(tmp_path))
+    answers, runs = Endpoints(), LogFolder({"": str(tmp_path)})
     seen = []
     for _ in range(4):
         rows = json.loads(answers.data(runs, "summaries", {}).body)
@@ -191,7 +191,7 @@ def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):
             return [only | {"run": "gone"}, only]
 
     write(tmp_path, "a")
-    rows = Endpoints().data(Late(str(tmp_path)), "summaries", {}).body
+    rows = Endpoints().data(Late({"": str(tmp_path)}), "summaries", {}).body
     assert [row["run"] for row in json.loads(rows)] == ["mixprec"]
 
 

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import types
 import urllib.parse
 import urllib.request
 from collections import Counter
@@ -22,9 +21,9 @@ from reporting_readers import get, poll, tensorboard
 from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import schema, summaries
-from keras_mixprec.reporting.file_source import FileSource
+from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.text_formats import to_json
 
@@ -98,7 +97,7 @@ def test_the_tab_is_there_and_active(url):
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_is_what_its_files_say(url, logs, run):
     served = json.loads(ask(url, "data/run", run=run).body)
-    data = RunData(run, FileSource(logs / run))
+    data = RunData(run, RunFiles(logs / run))
     assert served == json.loads(to_json(data.overview()))
 
 
@@ -258,20 +257,18 @@ def test_loading_the_loader_imports_nothing_else():
 
 
 def damage_file(folder):
-    (path,) = pathlib.Path(folder, "mixprec").glob("*tfevents*")
-    with open(path, "r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        file.write(b"\xff" * 64)
+    for path in pathlib.Path(folder, "mixprec").iterdir():
+        with open(path, "r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"\xff" * 64)
 
 
 def test_no_log_keeps_it_from_showing_the_others(tmp_path, monkeypatch):
     events = [{"kind": "train_end", "step": 1}]
-    broken = types.SimpleNamespace(dumps=lambda _: "{no")
     later = schema.SCHEMA_VERSION + 1
     for name, place, value in (
-        ("description", "summaries.json", broken),
-        ("event", "run_log.to_json", lambda _: "{no"),
-        ("newer", "summaries.SCHEMA_VERSION", later),
+        ("line", "run_log.to_json", lambda _: "{no"),
+        ("newer", "schema.SCHEMA_VERSION", later),
         ("file", None, None),
         ("good", None, None),
     ):
@@ -279,7 +276,6 @@ def test_no_log_keeps_it_from_showing_the_others(tmp_path, monkeypatch):
             if place:
                 patch.setattr(f"keras_mixprec.reporting.{place}", value)
             write(tmp_path / name, ["dense"], *events)
-    assert summaries.SCHEMA_VERSION == schema.SCHEMA_VERSION
     damage_file(tmp_path / "file")
     # The tab needs no Keras and no backend.
     with tensorboard(str(tmp_path), KERAS_BACKEND="nonsense") as url:
@@ -288,7 +284,7 @@ def test_no_log_keeps_it_from_showing_the_others(tmp_path, monkeypatch):
         answer = ask(url, "data/run", run="good/mixprec")
         (layer,) = json.loads(answer.body)["layers"]
         assert layer["path"] == "dense"
-        for name in "description", "event", "file":
+        for name in "line", "file":
             answer = ask(url, "data/run", run=f"{name}/mixprec")
             assert answer.status in (200, 404), name
         assert known()["newer/mixprec"]["newer_schema"]

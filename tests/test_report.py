@@ -18,12 +18,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from canonical_logs import NAMES
-from reporting_readers import read_tag
+from reporting_readers import read_heat
 
 import keras_mixprec as kmp
 from keras_mixprec import cli
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.grid import LEFT_OUT
 from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.run_summary import gravity, summary
@@ -78,7 +79,7 @@ def test_the_dict_has_what_was_logged(name, canonical, reports):
         # That only a log of several fits knows.
         known = line.keys() - {"failing_since"}
         assert {k: event[k] for k in known} == {k: line[k] for k in known}
-    tables = read_tag(str(folder), "mixprec/heat/00000")
+    tables = read_heat(str(folder))
     heat = {m["name"]: m for m in (run["heat"] or {"metrics": []})["metrics"]}
     for place, metric in enumerate(PROBED if tables else ()):
         columns = np.stack([table[:, place] for table in tables.values()])
@@ -97,7 +98,7 @@ def test_the_dict_has_what_was_logged(name, canonical, reports):
 
 @each_log
 def test_page_tab_and_dict_agree(name, canonical, reports):
-    report, runs = reports[name], LogFolder(str(canonical[name].log_dir))
+    report, runs = reports[name], LogFolder({"": str(canonical[name].log_dir)})
     page, run = unpacked(report.to_html()), run_of(report)
     tab = Endpoints()
     for url, answer in page.items():
@@ -130,8 +131,13 @@ def agrees_with(heat, name, data):
     (metric,) = (m for m in heat["metrics"] if m["name"] == name)
     assert header["until"] == metric["steps"]
     assert header["layers"] == list(metric["values"])
-    dtype = ml_dtypes.finfo(header["dtype"]).dtype
-    numbers = np.frombuffer(data[4 + length :], "<u2").view(dtype)
+    count = len(header["layers"]) * len(header["until"])
+    numbers = np.frombuffer(data[4 + length :], "<f4", count)
+    marks = np.frombuffer(data[4 + length + 4 * count :], "<u2")
+    assert len(marks) == count * header["marked"]
+    assert {*marks} <= {*range(len(header["origins"]) + 1), LEFT_OUT}
+    is_headroom = name.endswith("headroom_bits")
+    dtype = "float16" if is_headroom else ml_dtypes.bfloat16
     values = np.array([*metric["values"].values()]).astype(dtype)
     np.testing.assert_array_equal(
         numbers.astype(float), values.ravel().astype(float)
@@ -240,10 +246,9 @@ def test_what_is_no_log_of_this_version_is_an_error(tmp_path, monkeypatch):
     for log_dir in tmp_path, tmp_path / "nowhere":
         with pytest.raises(FileNotFoundError, match="Received: log_dir="):
             kmp.load_report(log_dir)
-    version = "keras_mixprec.reporting.summaries.SCHEMA_VERSION"
-    monkeypatch.setattr(version, schema.SCHEMA_VERSION + 1)
-    with RunLog(tmp_path) as log:
-        log.event(0, {"kind": "train_end"})
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "SCHEMA_VERSION", schema.SCHEMA_VERSION + 1)
+        RunLog(tmp_path).close()
     with pytest.raises(ValueError, match="newer version"):
         kmp.load_report(tmp_path)
 

@@ -1,5 +1,6 @@
 """Event files: their records, what they survive, and how they are read."""
 
+import glob
 import io
 import os
 import resource
@@ -10,8 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from canonical_logs import NAMES
-from reporting_readers import read_tag
+from reporting_readers import read_heat, read_tag
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -23,11 +23,8 @@ from keras_mixprec.reporting.event_file import (
     masked_crc32c,
     read_records,
 )
-from keras_mixprec.reporting.file_source import FileSource
-from keras_mixprec.reporting.record_index import scan
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.run_summary import summary
 
 pytestmark = pytest.mark.one_backend
 
@@ -89,7 +86,7 @@ def test_steps_of_a_tag_must_rise_from_the_first_step_on(tmp_path):
         # The step before the first moves, and gives way.
         write_scalars(file, [8], tag="moved")
         write_scalars(file, [8, 9], tag="both")
-        file.replace(3, [summaries.strings("late", ["a"])])
+        file.replace(3, [summaries.text("late", "a")])
         write_scalars(file, [9, 15])
         for step in 15, 14, 9:
             with pytest.raises(ValueError, match=f"step 16.*step={step}"):
@@ -158,7 +155,7 @@ log = RunLog(sys.argv[1])
 def write(steps):
     for step in steps:
         log.event(step, {"kind": "skipped_step"})
-        log.scale_rows(step, [[step, 1.0, 0, step]])
+        log.rows(step, "scale", [[step, 1.0, 0, step]])
         log.scalars(step, {"a": step})
 # A thread that holds the locks at most of the forks.
 writer = threading.Thread(target=write, args=(range(1000),))
@@ -181,24 +178,6 @@ def test_a_forked_child_is_silent(tmp_path):
     assert len((folder / "events.jsonl").read_text().splitlines()) == 1000
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_record_is_found_with_its_first_tag(name, canonical):
-    folder = canonical[name].log_dir / "mixprec"
-    for path in event_file_paths(folder):
-        found, records = list(scan(path)), list(read_records(path))
-        for entry, record in zip(found, records, strict=True):
-            _, tags = summaries.decode_event(record)
-            assert entry.tag == (tags[0] if tags else None)
-            assert entry.alone == (len(tags) == 1)
-        assert list(scan(path, found[5].end)) == found[6:]
-        if name != "killed":
-            assert found[-1].end == os.path.getsize(path)
-    # A row of the table of runs is read without most of it.
-    data = RunData("a", FileSource(str(folder)))
-    row, whole = summary(data.outline()), summary(data.overview())
-    np.testing.assert_equal(row, whole)
-
-
 @pytest.fixture
 def copied(canonical, tmp_path):
     """The folder of a log with five readings of layers."""
@@ -206,27 +185,15 @@ def copied(canonical, tmp_path):
     return str(shutil.copytree(log_dir, tmp_path / "own") / "mixprec")
 
 
-def test_what_is_damaged_is_left_out_and_the_rest_is_read(copied):
-    known, tag = FileSource(copied), "mixprec/heat/00000"
-    before = [point.step for point in known.read(tag)]
-    (path,) = event_file_paths(copied)
-    places = [entry.place for entry in scan(path) if entry.tag == tag]
-    with open(path, "r+b") as file:
-        file.seek(places[2] + 60)
-        byte = file.read(1)
-        file.seek(places[2] + 60)
-        file.write(bytes([byte[0] ^ 1]))
-    found = FileSource(copied)
-    steps = [point.step for point in found.read(tag)]
-    assert steps == before[:2] + before[3:]
-    assert found.contents == known.contents
-    assert found.written == known.written
-
-
-def test_a_last_reading_of_weights_alone_is_not_all_there_was(copied):
+def test_a_record_that_is_cut_is_left_out_and_the_rest_is_read(copied):
+    before = read_heat(copied)
+    (path,) = glob.glob(f"{copied}/heat_*.bin")
+    os.truncate(path, os.path.getsize(path) - 3)
+    (table,) = RunFiles(copied).tables("heat")
+    assert table.steps.tolist() == [*before][:-1]
+    # Who goes on writes into a file of its own.
     with RunLog(os.path.dirname(copied)) as log:
-        metrics = {"activation_headroom_bits": "min"}
-        log.heat(99, [[np.nan]], ["embed"], metrics)
-    data = RunData("a", FileSource(copied))
-    assert summary(data.outline()) == summary(data.overview())
-    assert data.outline()["layers"][0]["least_headroom"] == 12.5
+        log.heat(99, [[1.0]], ["embed"], {"activation_headroom_bits": "min"})
+    old, new = RunFiles(copied).tables("heat")
+    assert old.steps.tolist() == table.steps.tolist()
+    assert new.steps.tolist() == [99]

@@ -1,6 +1,5 @@
 """The log of a run: what it holds, and what it survives."""
 
-import json
 import os
 import shutil
 import socket
@@ -11,35 +10,28 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from full_disk import full, small_disk
-from reporting_readers import read_events, read_tag
+from reporting_readers import read_events, read_heat, read_rows, read_tag
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting import append_file
+from keras_mixprec.reporting import append_file, schema
 from keras_mixprec.reporting.event_file import event_file_paths
-from keras_mixprec.reporting.file_source import FileSource
 from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
 
 pytestmark = pytest.mark.one_backend
 
 
-def events_of(folder, chunk):
-    tag = f"mixprec/events/{chunk:05d}"
-    *_, last = read_tag(folder, tag).values()
-    return [json.loads(item) for item in last]
-
-
 def lines_of(folder, kind=None):
-    with open(os.path.join(folder, "events.jsonl")) as file:
-        events = [json.loads(line) for line in file]
+    events = read_rows(folder, "events")
     return [e for e in events if kind is None or e["kind"] == kind]
 
 
 def read(log):
-    return RunData("run", FileSource(log.folder))
+    return RunData("run", RunFiles(log.folder))
 
 
-def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
+def test_every_event_has_a_line(tmp_path):
     def report(n):
         log.event(n // 5, {"kind": "skipped_step", "n": n, "norm": np.inf})
         log.scalars(0, {f"a{n}": n})
@@ -49,15 +41,11 @@ def test_every_event_is_in_its_chunk_and_in_the_lines(tmp_path):
         for step in 50, 40:
             log.event(step, {"kind": "demoted", "n": -1})
         list(threads.map(report, range(400)))
-    chunks = [events_of(log.folder, chunk) for chunk in range(26)]
-    assert [len(chunk) for chunk in chunks] == [16] * 25 + [2]
-    assert sum(chunks, []) == lines_of(log.folder)
     late, early, *others = lines_of(log.folder)
     assert [late["step"], early["step"]] == [50, 40]
     assert sorted(x["n"] for x in others) == list(range(400))
     assert all(x["step"] == x["n"] // 5 for x in others)
     assert {x["norm"] for x in others} == {"inf"}
-    assert min(read_tag(log.folder, "mixprec/events/00000")) == 50
     tags = [v.tag for e in read_events(log.folder) for v in e.summary.value]
     assert {f"a{n}" for n in range(400)} <= {*tags}
 
@@ -69,16 +57,13 @@ def test_a_second_run_goes_on_behind_the_first(tmp_path):
             for step in range(log.next_step, log.next_step + 10):
                 log.scalars(step, {"a": run})
                 log.event(step, {"run": run})
-                log.scale_rows(step, [[step, 1.0, 0, 0]])
+                log.rows(step, schema.SCALE, [[step, 1.0, 0, 0]])
             if run:
                 with pytest.raises(ValueError, match="`RunLog.next_step`"):
                     log.scalars(0, {"b": 2.0})
     assert len(event_file_paths(log.folder)) == 3
     assert list(read_tag(log.folder, "a")) == list(range(30))
-    for run in range(3):
-        assert {x["run"] for x in events_of(log.folder, run)} == {run}
-        tag = f"mixprec/scale/{run:05d}"
-        assert [len(x) for x in read_tag(log.folder, tag).values()][-1] == 10
+    assert [x["step"] for x in read_rows(log.folder, "scale")] == [*range(30)]
     assert [x["run"] for x in lines_of(log.folder)] == [
         n // 10 for n in range(30)
     ]
@@ -110,13 +95,12 @@ def test_a_second_run_bears_what_a_killed_one_left(tmp_path, cut):
     for torn in (path, os.path.join(log.folder, "events.jsonl")):
         os.truncate(torn, os.path.getsize(torn) - cut)
     with RunLog(tmp_path) as log:
-        # The event of step 2 is whole; only its scalar was cut.
-        assert log.next_step == 3
+        # Of step 2 both were cut.
+        assert log.next_step == 2
         log.event(3, {"n": 3})
         log.scalars(3, {"a": 3})
     assert list(read_tag(log.folder, "a")) == [0, 1, 3]
     assert [x["n"] for x in lines_of(log.folder)] == [0, 1, 3]
-    assert [x["n"] for x in events_of(log.folder, 0)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "taken", "lines"])
@@ -136,7 +120,7 @@ def test_what_cannot_be_written_is_refused_whole(tmp_path):
         with pytest.raises(TypeError, match="not JSON"):
             log.event(0, {"model": object()})
         with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
-            log.scale_rows(0, [0, 1, 2, 3])
+            log.rows(0, schema.SCALE, [0, 1, 2, 3])
     assert lines_of(log.folder) == []
 
 
@@ -150,7 +134,7 @@ def write(log, steps):
     for step in steps:
         log.scalars(step, {"a": step})
         log.event(step, {"kind": "mine", "long": "x" * 500})
-        log.scale_rows(step, [[step, 1.0, 0, step]])
+        log.rows(step, schema.SCALE, [[step, 1.0, 0, step]])
 
 
 def warned(match="Training goes on"):
@@ -172,7 +156,6 @@ def test_what_a_full_disk_does_not_take_is_written_later(disk):
     [gap] = lines_of(log.folder, "log_gap")
     assert (gap["lost"], gap["step"]) == (0, 40)
     assert 5 <= gap["from_step"] < 40
-    assert gap in events_of(log.folder, 2)
 
 
 def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
@@ -188,9 +171,8 @@ def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
     kept = list(read_tag(log.folder, "a"))
     assert kept[-10:] == list(range(200, 210))
     assert len(kept) < 200
-    # The last rows of the scale are written with those that follow.
-    *_, rows = read_tag(log.folder, "mixprec/scale/00000").values()
-    assert len(rows) == 210
+    rows = [row["step"] for row in read_rows(log.folder, "scale")]
+    assert rows[-10:] == list(range(200, 210))
 
 
 def remove(kind):
@@ -212,7 +194,7 @@ def replace(log_dir):
         (shutil.rmtree, [3, 4, 5, 6]),
         (replace, [3, 4, 5, 6]),
         (remove("tfevents"), [3, 4, 5, 6]),
-        (remove("jsonl"), [*range(7)]),
+        (remove("events.jsonl"), [*range(7)]),
     ],
     ids=["folder", "replaced", "events", "lines"],
 )
@@ -237,7 +219,7 @@ def test_what_is_removed_is_made_again(damage, kept, tmp_path):
     assert lines[-4:] == [3, 4, 5, 6]
     assert len(lines_of(log.folder, "log_gap")) == 1
     # What stands for the whole run is written again.
-    assert read_tag(log.folder, "mixprec/layers")
+    assert read_rows(log.folder, "layers")
     kmp.load_report(log_dir)
 
 
@@ -280,7 +262,7 @@ def test_what_only_has_the_name_of_an_event_file_is_left_alone(tmp_path, make):
     with RunLog(tmp_path) as log:
         assert log.next_step == 5
     kmp.load_report(tmp_path)
-    assert len(os.listdir(log.folder)) == 5
+    assert len(os.listdir(log.folder)) == 6
 
 
 METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}
@@ -294,10 +276,7 @@ def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):
             if step == rare:
                 table = np.array([[-2.0, 1.0], [3.0, 0.0]])
             log.heat(step, table, ["a", "b"], METRICS)
-    tags = [f"mixprec/heat/{chunk:05d}" for chunk in range(7)]
-    rows = {}
-    for tag in tags:
-        rows |= read_tag(log.folder, tag)
+    rows = read_heat(log.folder)
     assert len(rows) == 1938  # The last, which waited, included.
     assert max(rows) == 7000
     (found,) = [step for step, row in rows.items() if row[0, 1]]

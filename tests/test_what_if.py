@@ -8,7 +8,7 @@ import pytest
 from canonical_logs import layer as row
 
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.what_if import what_if, with_cautions
+from keras_mixprec.reporting.what_if import what_if
 
 MOST = float(np.log2(65504))
 REFUSED = {"float16": ["forward_overflow"]}
@@ -157,22 +157,3 @@ def test_a_plan_stays_below_the_loss_scales_at_which_steps_were_skipped():
     # Unless a layer is to blame.
     assert "scale 2**15" in text(13, REFUSED)
     assert "scale 2**12" in text(13, REFUSED, repaired=True)
-
-
-def test_a_plan_says_what_other_runs_found_in_its_16_bit_layers():
-    def finding(run, path, level="bad"):
-        kind = {"verdict": "forward_overflow", "layer": path, "level": level}
-        return {"run": run, "finding": kind | {"repaired": True}}
-
-    layers = [layer("block/norm"), layer("a")]
-    rows = [finding("a", "a"), finding("low", "block/norm#2")]
-    rows += [finding("other model", "b"), finding("mild", "a", "info")]
-    rows += [finding("bad data", None), {"run": "sound", "finding": None}]
-
-    def caution(own):
-        found = {"run": "a", "formats": {"float16": asked(layers, own)}}
-        (found,) = with_cautions(found, rows)["formats"].values()
-        return found["plan"]["caution"]
-
-    assert caution({}).endswith("found: forward overflow in block/norm (low).")
-    assert caution({"block/norm": {"activation": reading(17)}}) == ""

@@ -97,7 +97,6 @@ def _compare(item, tiny):
         steps=4 if tiny else 40,
         blocks=2 if tiny else 5,
         batch_size=trained.BATCHES[item],
-        tokens_per_sample=trained.TOKENS.get(item),
         verbose=0,
     ).to_dict()
     arms = result["record"]["arms"]
@@ -105,21 +104,23 @@ def _compare(item, tiny):
     if len(errors) == len(arms) or (tiny and errors):
         raise RuntimeError("; ".join(errors))
     notes = [f"{arm['name']}: {note}" for arm in arms for note in arm["notes"]]
-    rows = [_compared(row) for row in result["rows"]]
+    tokens = trained.TOKENS.get(item)
+    rows = [_compared(row, tokens) for row in result["rows"]]
     return rows + [{"note": note} for note in errors + notes]
 
 
-def _compared(row):
+def _compared(row, tokens):
     speed = row["speed"] or {}
     step, peak = row["step_seconds"], row["memory_bytes"]
+    samples = row["samples_per_second"]
     return {
         "policy": row["name"],
         "step, ms": step and 1e3 * step,
         "times as fast": speed.get("estimate"),
         "from": speed.get("low"),
         "to": speed.get("high"),
-        "samples/s": row["samples_per_second"],
-        "tokens/s": row["tokens_per_second"],
+        "samples/s": samples,
+        "tokens/s": samples and tokens and samples * tokens,
         "peak, GiB": peak and peak / 2**30,
         "of float32's peak": row["memory_ratio"],
         "J/sample": row["energy_joules_per_sample"],
@@ -152,7 +153,6 @@ def _largest_batch(item, tiny):
             "largest batch": found.batch_size,
             "does not fit": found.fails_at,
             "of float32's": result.ratio if found is result.found else None,
-            "predicted": found.predicted,
             "trials": len(found.trials),
         }
         for found in (result.found, result.baseline)

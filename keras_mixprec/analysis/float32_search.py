@@ -1,24 +1,36 @@
 """The search for the smallest set of layers that has to be float32."""
 
+import contextlib
 import math
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import keras
 from keras import tree
 
-from keras_mixprec.analysis.ranking import add_instabilities
+from keras_mixprec.analysis.resume import (
+    ResumeFile,
+    check_same,
+    fingerprint,
+    surroundings,
+    unnamed,
+)
+from keras_mixprec.analysis.starting_point import StartingPoint
 from keras_mixprec.analysis.trade_off import TradeOff, Trial
-from keras_mixprec.analysis.trials import Trials
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.end_to_end import EndToEnd
+from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import rank, smallest_set
+from keras_mixprec.diagnosis.smallest_set import instability, rank, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.summary import shares_in_16_bits
+
+# Share by which the metric in float32 may differ in another process.
+_SAME = 1e-4
 
 
 class Limits(NamedTuple):
@@ -34,82 +46,152 @@ class Float32Search:
 
     Args:
         model: A built and compiled `keras.Model`.
+        batches: List of batches, as `train_step` takes them.
         start: `StartingPoint`.
         evaluation: `Evaluation`, or `None`.
-        file: `TrialFile`.
+        resume: As `minimize_float32` takes it.
+        asked: Dict of what the errors depend on, for a file to resume from.
+        verbose: `0` or `1`. Whether a progress bar counts the trials.
+
+    Raises:
+        ValueError: If float32 is not finite, or the file is of another search.
     """
 
-    def __init__(self, model, start, evaluation, file):
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: list,
+        start: StartingPoint,
+        evaluation: Any,
+        resume: Any,
+        asked: dict,
+        verbose: int,
+    ):
         self._model = model
         self._start = start
         self._evaluation = evaluation
-        self._file = file
-        self._compared = self._reference = None
-        self._ranked = []
-
-    def examine(self, batches):
-        """Ranks the layers, and computes what is compared with."""
-        known = self._file.examined
-        if not known:
-            bits = _given_scale_bits(self._model)
-            known = _examine(self._model, batches, self._start, bits)
-            self._file.examined = known
-        bits, instabilities = known
-        self._compared = EndToEnd(self._model, batches, bits)
+        # Of another search it is refused before anything is tried.
+        self._file = ResumeFile(resume, "trials", asked)
+        self._trials = {
+            frozenset(paths): Trial(frozenset(paths), *numbers)
+            for paths, *numbers in self._file.found.get("trials", [])
+        }
+        bits, instabilities = _examine(model, batches, start)
+        self._compared = EndToEnd(model, batches, bits)
         if not self._compared.finite:
             raise _not_finite()
-        ranked = rank(self._start.candidates, instabilities)
+        ranked = rank(start.candidates, instabilities)
         self._ranked = [entry.path for entry in ranked]
-        if self._evaluation:
-            self._reference = self._evaluation.reference()
-        self._file.check_reference(self._reference)
-
-    def trials(self, verbose):
-        """Returns the `Trials`."""
-        return Trials(
-            lambda wide: self._compared.errors({"float32": wide}),
-            self._start,
-            self._evaluation,
-            self._file,
-            verbose,
+        self._reference = evaluation.reference() if evaluation else None
+        self._check_reference(resume)
+        self._progress = verbose and keras.utils.Progbar(
+            None, stateful_metrics=["in_float32"], unit_name="trial"
         )
 
-    def causes(self, trials, limits):
+    def causes(self, limits: Limits) -> dict:
         """Returns, by path of the set, what is wrong without that layer."""
-        causes = _causes(trials, self._ranked, limits, self._start)
+        try:
+            return self._causes(limits)
+        finally:
+            if self._progress:
+                self._progress.update(len(self._trials), finalize=True)
+
+    def trade_off(self) -> TradeOff:
+        """Returns the `TradeOff` of all trials."""
+        trials = {**self._trials}
+        name = self._evaluation.held_back.name if self._evaluation else ""
+        wide = frozenset(self._ranked)
+        if not self._share(wide):
+            trials.setdefault(wide, Trial(wide, 0.0, 0.0, self._reference))
+        return TradeOff(map(self._point, trials.values()), name)
+
+    def _causes(self, limits):
+        found = smallest_set(
+            self._ranked,
+            lambda paths: self._errors(paths).within(*limits[:2]),
+        )
+        if found is None:
+            resolved = self._start.reasons | self._start.notes
+            kept = {p: self._start.policies[p] for p in resolved}
+            kept = {p: q for p, q in kept.items() if is_16_bit(q)}
+            raise ValueError(
+                "Even with all layers in float32 that may be, "
+                f"{_describe(self._errors(self._ranked))}. Allow more with "
+                f"`tolerance` and `gradient_tolerance`. Kept in 16 bits: "
+                f"{kept}. Received: tolerance={limits.loss}, "
+                f"gradient_tolerance={limits.gradient}"
+            )
+        causes = {p: _describe(self._errors(found - {p})) for p in found}
         if not self._evaluation:
             return causes
-        found = frozenset(causes)
         others = [path for path in self._ranked if path not in found]
-        trials.metric(())  # Where the curve begins.
+        self._metric(())  # Where the curve begins.
 
         def fits(paths):
-            value = trials.metric(found | paths)
-            return self._worse_by(value) <= limits.metric
+            return self._worse_by(self._metric(found | paths)) <= limits.metric
 
         more = smallest_set(others, fits)
         if more is None:
-            value = self._named(trials.metric(self._ranked))
             raise ValueError(
-                f"Even with all layers in float32 that may be, {value}. Allow "
-                "more with `validation_tolerance`. Received: "
+                "Even with all layers in float32 that may be, "
+                f"{self._named(self._metric(self._ranked))}. Allow more with "
+                "`validation_tolerance`. Received: "
                 f"validation_tolerance={limits.metric}"
             )
         return causes | {
-            path: self._named(trials.metric((found | more) - {path}))
+            path: self._named(self._metric((found | more) - {path}))
             for path in more
         }
 
-    def trade_off(self, trials):
-        """Returns the `TradeOff` of all trials."""
-        points = [self._point(trial) for trial in trials.all()]
-        name = self._evaluation.held_back.name if self._evaluation else ""
-        wide = self._share(self._ranked)
-        if not wide:
-            wide = Trial(frozenset(self._ranked), 0.0, 0.0, self._reference)
-            known = {trial.paths for trial in trials.all()}
-            points += [self._point(wide)] * (wide.paths not in known)
-        return TradeOff(points, name)
+    def _errors(self, paths: Iterable[str]) -> Errors:
+        """The errors with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        if paths not in self._trials:
+            errors = self._compared.errors({"float32": self._layers(paths)})
+            self._done(Trial(paths, *map(float, errors)))
+        return Errors(*self._trials[paths][1:3])
+
+    def _metric(self, paths):
+        """The metric with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        self._errors(paths)
+        trial = self._trials[paths]
+        if trial.metric is None:
+            wide = {"float32": self._layers(paths)}
+            metric = math.nan
+            # Some backends refuse to mix some dtypes within a layer.
+            with contextlib.suppress(*active.replay().REFUSALS):
+                metric = self._evaluation.with_policies(wide)
+            self._done(trial._replace(metric=metric))
+        return self._trials[paths].metric
+
+    def _done(self, trial):
+        self._trials[trial.paths] = trial
+        self._file.found = {
+            "reference": self._reference,
+            "trials": [
+                [sorted(t.paths), *t[1:]] for t in self._trials.values()
+            ],
+        }
+        self._file.save()
+        if self._progress:
+            values = [("in_float32", len(trial.paths))]
+            self._progress.update(len(self._trials), values)
+
+    def _check_reference(self, resume):
+        """Raises if the metric was another one in float32."""
+        now, then = self._reference, self._file.found.get("reference")
+        if None in (now, then) or math.isclose(now, then, rel_tol=_SAME):
+            return
+        name = "the metric in float32"
+        check_same(resume, {name: now}, {name: then})
+
+    def _layers(self, paths):
+        return [self._start.layers[path] for path in paths]
+
+    def _share(self, paths):
+        with temporary_policies({"float32": self._layers(paths)}):
+            return shares_in_16_bits(self._model).flops
 
     def _point(self, trial):
         error = max(trial.loss, trial.gradient)
@@ -127,11 +209,6 @@ class Float32Search:
             "gradient_error": trial.gradient,
             "metric": trial.metric,
         }
-
-    def _share(self, paths):
-        wide = [self._start.layers[path] for path in paths]
-        with temporary_policies({"float32": wide}):
-            return shares_in_16_bits(self._model).flops
 
     def _worse_by(self, value):
         return self._evaluation.worse_by(value, self._reference)
@@ -161,50 +238,56 @@ def batches_of(data: tuple, size: int) -> list:
     ]
 
 
-def _given_scale_bits(model):
-    """The loss scale as a power of two; None for what suits the gradients."""
-    bits, adapts, *_ = scale_in_use(model)
+def identity_of(
+    model: keras.Model, data: tuple, start: StartingPoint, **arguments
+) -> dict:
+    """Returns what the errors of a search depend on, as short strings.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: `(x, y, sample_weight)`, tensors.
+        start: `StartingPoint`.
+        **arguments: What else they depend on.
+    """
+    layers = [(path, type(x).__name__) for path, x in start.layers.items()]
+    config = getattr(model.optimizer, "get_config", lambda: None)()
+    return {
+        "the layers": fingerprint(layers),
+        "the policies": fingerprint(start.policies),
+        "the weights": fingerprint([v.value for v in model.weights]),
+        "the data": fingerprint(data),
+        "the loss or the optimizer": fingerprint(
+            type(model.optimizer), unnamed(config), model.loss
+        ),
+        **{f"`{name}`": repr(value) for name, value in arguments.items()},
+        **surroundings(),
+    }
+
+
+def _examine(model, batches, start):
+    """The loss scale as a power of two, and the instabilities by path."""
+    given, adapts, *_ = scale_in_use(model)
     dtypes = {layer.compute_dtype for layer in flat_layers(model)}
     # A float32 model scales no loss yet.
-    later = bits == 0.0 and "float16" not in dtypes
-    return None if adapts or later else bits
-
-
-def _examine(model, batches, start, given):
-    """Returns the loss scale bits, and the instabilities by path."""
-    instabilities, lowest = {}, math.inf
-    paths = {e.path for e in start.candidates}
+    adapts = adapts or (given == 0.0 and "float16" not in dtypes)
+    found, lowest = {}, math.inf
+    paths = {entry.path for entry in start.candidates}
     effective = effective_update(model)
     for batch in batches:
         exact = exact_step(model, batch)
         if not math.isfinite(exact.loss):
             raise _not_finite()
         bits = given
-        if bits is None:
+        if adapts:
             search = Search(model, batch, exact, compiled=False)
             bits = search.predict_scale_bits(effective)
         # A scale that adapts stays below what any batch overflows at.
         lowest = min(lowest, bits)
-        add_instabilities(instabilities, exact, paths, 2.0**bits)
-    return lowest, instabilities
-
-
-def _causes(trials, ranked, limits, start):
-    """Returns what each layer of the set causes in 16 bits."""
-    found = smallest_set(
-        ranked, lambda paths: trials.errors(paths).within(*limits[:2])
-    )
-    if found is None:
-        resolved = start.reasons | start.notes
-        others = {p: start.policies[p] for p in resolved}
-        others = {p: q for p, q in others.items() if is_16_bit(q)}
-        raise ValueError(
-            "Even with all layers in float32 that may be, "
-            f"{_describe(trials.errors(ranked))}. Allow more with `tolerance` "
-            f"and `gradient_tolerance`. Kept in 16 bits: {others}."
-            f" Received: tolerance={limits[0]}, gradient_tolerance={limits[1]}"
-        )
-    return {path: _describe(trials.errors(found - {path})) for path in found}
+        for call in exact.calls:
+            if call.path in paths:
+                own = instability(call, 2.0**bits)
+                found[call.path] = max(found.get(call.path, 0.0), own)
+    return lowest, found
 
 
 def _describe(errors):

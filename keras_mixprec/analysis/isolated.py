@@ -8,6 +8,7 @@ what breaks.
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -117,8 +118,10 @@ class Isolated(Threaded):
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         # No daemon: these may not have workers that read data.
+        # Unpickled behind what redirects its output, for whatever that raises.
+        job = pickle.dumps((target, args))
         self._running = context.Process(
-            target=_run, args=(self._output, target, other, *args)
+            target=_run, args=(self._output, other, job)
         )
         with _started_with(environment, imports_main):
             self._running.start()
@@ -140,11 +143,12 @@ class Isolated(Threaded):
         return EndedError(self._running.exitcode or 0, printed)
 
 
-def _run(output, target, *args):
+def _run(output, connection, job):
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(file, standard)
-    target(*args)
+    target, args = pickle.loads(job)
+    target(connection, *args)
 
 
 @contextlib.contextmanager

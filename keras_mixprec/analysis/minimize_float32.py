@@ -13,9 +13,9 @@ from keras_mixprec.analysis.float32_search import (
     Float32Search,
     Limits,
     batches_of,
+    identity_of,
 )
-from keras_mixprec.analysis.ranking import starting_point
-from keras_mixprec.analysis.trials import TrialFile, identity_of
+from keras_mixprec.analysis.starting_point import starting_point
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import (
     build_for,
@@ -167,14 +167,14 @@ def minimize_float32(
         # It reads all weights.
         own = {"policy": policy, "batch_size": batch_size}
         known = resume is not None
-        identity = identity_of(model, data, start, **own) if known else {}
-        file = TrialFile(resume, identity)
-        search = Float32Search(model, start, evaluation, file)
+        asked = identity_of(model, data, start, **own) if known else {}
+        batches = batches_of(data, batch_size)
         with temporary_policies(start.assignment()):
-            search.examine(batches_of(data, batch_size))
-            with search.trials(verbose).shown() as trials:
-                causes = search.causes(trials, limits)
-            trade_off = search.trade_off(trials)
+            search = Float32Search(
+                model, batches, start, evaluation, resume, asked, verbose
+            )
+            causes = search.causes(limits)
+            trade_off = search.trade_off()
         if log is not None:
             log.event(log.next_step, trade_off.as_event())
     plan = _plan(start, policy, causes)

@@ -5,6 +5,7 @@ functions with all that it reaches, the bytes of arrays, configs and settings.
 Libraries count by their versions.
 """
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -14,13 +15,14 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_mixprec._checks import check_type
 from keras_mixprec._console import one_line
 from keras_mixprec._files import check_regular, write_json
 from keras_mixprec.analysis.doctor.versions import find_versions
@@ -33,6 +35,7 @@ _LIBRARIES = tuple(
     for name, path in sysconfig.get_paths().items()
     if name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -58,19 +61,17 @@ class ResumeFile:
     """
 
     def __init__(self, path: Any, kind: str, asked: dict):
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(
-                "`resume` must be the path of a JSON file. "
-                f"Received: resume={path!r} of type {type(path).__name__}"
-            )
-        self._path = None if path is None else Path(path).absolute()
+        self._path: Path | None = None
+        if path is not None:
+            what = "the path of a JSON file"
+            check_type("resume", path, str | os.PathLike, what)
+            self._path = Path(path).absolute()
         self._head = {"format": f"keras_mixprec.{kind}", "version": VERSION}
         self._asked = asked
         self.found: dict[str, Any] = {}
-        if self._path is not None:
+        if self._path is not None and self._path.exists():
             check_regular(self._path)
-            if self._path.exists():
-                self._load()
+            self._load(self._path)
 
     def save(self) -> None:
         """Writes it, at once or not at all."""
@@ -78,31 +79,29 @@ class ResumeFile:
             content = {"asked": self._asked, "found": self.found}
             write_json(self._path, {**self._head, **content})
 
-    def _load(self):
+    def _load(self, path):
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
-            head = {name: content[name] for name in self._head}
+            content = json.loads(path.read_text(encoding="utf-8"))
             before, self.found = dict(content["asked"]), dict(content["found"])
-            known = head == self._head
+            known = self._head.items() <= content.items()
         except (ValueError, KeyError, TypeError, RecursionError):
             known = False
         if not known:
             raise ValueError(
                 "`resume` must be a file that this call has written, or one "
                 "that is not there yet; this one is not, or is damaged. Delete "
-                f"it to begin again. Received: resume={str(self._path)!r}"
+                f"it to begin again. Received: resume={str(path)!r}"
             )
-        check_same(self._path, "search", self._asked, before)
+        check_same(path, self._asked, before)
 
 
 def check_same(
-    path: str | os.PathLike, kind: str, asked: Mapping, before: Mapping
+    path: str | os.PathLike, asked: Mapping, before: Mapping
 ) -> None:
     """Raises if a file is the result of another question.
 
     Args:
         path: String or path-like. The file.
-        kind: String. What the file is of, such as `"search"`.
         asked: Dict of what this call asks for, by names for people.
         before: Dict of what the file was asked for.
 
@@ -113,7 +112,7 @@ def check_same(
     differing = sorted(n for n in names if asked.get(n) != before.get(n))
     if differing:
         raise ValueError(
-            f"`resume` is the file of another {kind}: it differs in "
+            "`resume` is the file of another call: it differs in "
             f"{', '.join(differing)}. Delete it, or name another. "
             f"Received: resume={os.fspath(path)!r}"
         )
@@ -194,14 +193,15 @@ class _Walk:
     def _add_set(self, value):
         self._take("set", sorted(map(fingerprint, value)))
 
-    def _add_partial(self, value):
-        self._add_all([value.func, value.args, value.keywords])
-
-    def _add_method(self, value):
-        self._add_all([value.__func__, value.__self__])
+    def _add_reduced(self, value):
+        self.add(value.__reduce_ex__(2))
 
     def _add_module(self, value):
         self._take("module", value.__name__)
+        file = getattr(value, "__file__", None)
+        if file is not None and not _is_library(value.__name__):
+            with contextlib.suppress(OSError):
+                self.found.update(Path(file).read_bytes())
 
     def _add_function(self, function):
         module = function.__globals__.get("__name__") or ""
@@ -227,20 +227,14 @@ class _Walk:
                 self._add_code(constant, known)
             else:
                 self.add(constant)
-        for name in _globals_of(code):
-            if name in known:
+        for step in dis.get_instructions(code):
+            name = step.argval
+            if step.opname in _LOADS and name in known:
                 self.add(known[name])
-                self._add_used(known[name], code.co_names)
-        for module in _imported(code, known):
-            self._add_used(module, code.co_names)
-
-    def _add_used(self, module, names):
-        """What code takes of a module of the user's."""
-        known = isinstance(module, types.ModuleType)
-        if known and not _is_library(module.__name__):
-            for name in names:
-                if hasattr(module, name):
-                    self.add(getattr(module, name))
+            elif step.opname == "IMPORT_NAME":
+                # What fails, the function meets as well.
+                with contextlib.suppress(Exception):
+                    self.add(importlib.import_module(name))
 
     def _add_class(self, cls):
         self._take("class", cls.__qualname__)
@@ -270,8 +264,6 @@ class _Walk:
     def _add_object(self, value):
         self.add(type(value))
         self.add(getattr(value, "__wrapped__", None))
-        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
-            self._take(value.__name__)
         if isinstance(value, keras.layers.Layer | keras.optimizers.Optimizer):
             self.add([variable.value for variable in value.variables])
         if hasattr(value, "get_config"):
@@ -294,8 +286,11 @@ _KINDS = (
     (Mapping, _Walk._add_mapping),
     (list | tuple, _Walk._add_all),
     (set | frozenset, _Walk._add_set),
-    (functools.partial, _Walk._add_partial),
-    (types.MethodType, _Walk._add_method),
+    (functools.partial | types.MethodType, _Walk._add_reduced),
+    (
+        types.BuiltinFunctionType | np.ufunc,
+        lambda walk, value: walk._take(value.__name__),
+    ),
     (property, lambda walk, value: walk.add(value.fget)),
 )
 
@@ -312,23 +307,3 @@ def _is_library(name):
     if file is None:  # Built in, or typed in a notebook.
         return name in sys.builtin_module_names
     return os.path.realpath(file).startswith(_LIBRARIES)
-
-
-def _globals_of(code):
-    loads = ("LOAD_GLOBAL", "LOAD_NAME")
-    found = (s.argval for s in dis.get_instructions(code) if s.opname in loads)
-    return dict.fromkeys(found)
-
-
-def _imported(code, known) -> Iterable[types.ModuleType]:
-    """The modules of the user's that code imports when it runs."""
-    steps = [*dis.get_instructions(code)]
-    for place, step in enumerate(steps):
-        if step.opname != "IMPORT_NAME":
-            continue
-        level = steps[place - 2].argval
-        name = "." * level + step.argval if level else step.argval
-        try:
-            yield importlib.import_module(name, known.get("__package__"))
-        except Exception:  # Which the function meets as well.
-            continue

@@ -1,7 +1,7 @@
 """What a search has tried: share of the FLOPs in 16 bits against error."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from keras_mixprec.formats import format_share, printable
@@ -44,11 +44,11 @@ class TradeOff(Sequence):
     and this one is not, or where dtypes do not mix.
 
     Args:
-        points: List of dicts with all these keys but `pareto_optimal`.
+        points: Iterable of dicts with all these keys but `pareto_optimal`.
         metric: String. The name of the metric, `""` without one.
     """
 
-    def __init__(self, points: list[dict], metric: str = ""):
+    def __init__(self, points: Iterable[dict], metric: str = ""):
         self._metric = metric
         points = sorted(
             points, key=lambda p: (-p["share_in_16_bits"], _error(p))
@@ -66,9 +66,6 @@ class TradeOff(Sequence):
     def __len__(self):
         return len(self._points)
 
-    def __iter__(self) -> Iterator[dict]:
-        return iter(self._points)
-
     def pareto(self) -> list[dict]:
         """Returns the trials that no other one is better than."""
         return [point for point in self if point["pareto_optimal"]]
@@ -79,13 +76,11 @@ class TradeOff(Sequence):
 
     def as_event(self) -> dict:
         """Returns what the log keeps of it."""
-        kind, title = TRADE_OFF_EVENT, self._title()
-        return {"kind": kind, "title": title, "points": self.to_list()}
-
-    def _title(self):
+        title = "error of loss or gradients (share)"
         if self._metric:
-            return f"{self._metric} worse than in float32 by"
-        return "error of loss or gradients (share)"
+            title = f"{self._metric} worse than in float32 by"
+        points = self.to_list()
+        return {"kind": TRADE_OFF_EVENT, "title": title, "points": points}
 
     def __str__(self):
         lines = [f"{'16 bits':>8}  {'error':>10}  float32"]

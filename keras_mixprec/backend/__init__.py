@@ -9,6 +9,7 @@ Files:
 - `common.py`: what all backends share: a model's variables, compiled programs,
   agreement of workers.
 - `fused_ranges.py`: the range of many tensors in one reduction, for XLA.
+- `user_code.py`: which line of the user's code runs an operation.
 - `grouped_norms.py`: norms and products of many gradients in few operations.
 
 Files that one backend alone needs:

@@ -232,6 +232,9 @@ class Replay(Protocol):
         `visit(inputs, outputs)` gets the tensors of every single one.
         """
 
+    def line_of_operation(self):
+        """Returns the user's line that runs what is visited, as `line_of`."""
+
     def draws(self, function, tensors):
         """Whether any operation of `function(tensors)` is random."""
 

@@ -1,9 +1,10 @@
 """The command line, `keras-mixprec`.
 
-Files, one a command that is more than a call:
+Files, one a command:
 
-- `demo.py`, `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `serve.py`.
-- `options.py`: the options that commands share.
+- `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `report.py`, `serve.py`;
+  `demo.py` is what the demo does.
+- `options.py`: how commands are declared, and the options that they share.
 - `files.py`: models, functions and arrays that a command is given.
 """
 
@@ -18,22 +19,13 @@ from keras_mixprec.cli import (
     doctor,
     files,
     lint,
-    options,
+    report,
     serve,
 )
-from keras_mixprec.formats import printable
+from keras_mixprec.cli.options import Command, add_command, integer
 
-# Modules that a command needs beyond the core, and what to install for them.
-_PACKAGES = {
-    "jax": "jax",
-    "matplotlib": "matplotlib",
-    "sklearn": "scikit-learn",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-}
-
-
-_BACKENDS = ("jax", "tensorflow", "torch")
+# Modules that a command needs beyond the core.
+_EXTRAS = ("jax", "matplotlib", "sklearn", "tensorflow", "torch")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,17 +56,15 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except ModuleNotFoundError as error:
         module = str(error.name).partition(".")[0]
-        if module not in _PACKAGES:
+        if module not in _EXTRAS:
             raise
+        package = module.replace("sklearn", "scikit-learn")
         message = (
             f"this needs the module {module!r}, which is not installed; "
-            f"install it with: pip install {_PACKAGES[module]}"
+            f"install it with: pip install {package}"
         )
-        if module in _BACKENDS:
-            message += (
-                "\nor choose a backend that you have, such as: "
-                "keras-mixprec ... --backend jax"
-            )
+        if module in ("jax", "tensorflow", "torch"):
+            message += ", or choose another --backend"
     except (OSError, ValueError) as error:
         if arguments.traceback:
             raise
@@ -87,28 +77,32 @@ def _demo(arguments):
     # Keras chooses its backend when it is imported.
     from keras_mixprec.cli.demo import run_demo, shortfall
 
-    runs = run_demo(
-        arguments.epochs, arguments.log_dir, arguments.seed, arguments.open
-    )
+    runs = run_demo(arguments.epochs, arguments.log_dir, arguments.open)
     if short := shortfall(runs):
         files.say(f"keras-mixprec: {short}.")
     return int(bool(short))
 
 
-def _report(arguments):
-    from keras_mixprec.reporting.report import load_report
-
-    report = load_report(arguments.log_dir)
-    print(report)
-    for path, save in (
-        (arguments.html, report.save_html),
-        (arguments.png, report.save_png),
-    ):
-        if path:
-            save(path)
-            print(printable(f"\nWritten: {path}"))
-    found = {run["headline"]["state"] for run in report.to_dict().values()}
-    return 1 if found & {"failing", "severe"} else 0
+_DEMO = Command(
+    _demo,
+    {
+        "--epochs": {
+            "type": integer(1),
+            "default": 6,
+            "help": "times over the images (default: 6)",
+        },
+        "--log-dir": {
+            "default": "logs",
+            "help": "where to log (default: logs)",
+        },
+        "--open": {"action": "store_true", "help": "open the page of the run"},
+    },
+    "backend",
+    "see a layer that float16 breaks, named and repaired",
+    "Trains a small network on images of handwritten digits. One of its layers "
+    "overflows float16. It trains in float32, in float16 by Keras alone, and "
+    "in float16 with the monitor and the tuner.",
+)
 
 
 def _parser():
@@ -127,61 +121,8 @@ def _parser():
         "keras-mixprec --traceback lint ...",
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    demo = options.add_command(
-        commands,
-        "demo",
-        _demo,
-        ("backend",),
-        help="see a layer that float16 breaks, named and repaired",
-        description="Trains a small network on images of handwritten digits. "
-        "One of its layers overflows float16. It trains in float32, in float16 "
-        "by Keras alone, and in float16 with the monitor and the tuner.",
-    )
-    demo.add_argument(
-        "--epochs",
-        type=_integer(1),
-        default=6,
-        help="times over the images (default: 6)",
-    )
-    demo.add_argument(
-        "--log-dir", default="logs", help="where to log (default: logs)"
-    )
-    demo.add_argument(
-        "--seed", type=_integer(0), default=0, help="of all runs (default: 0)"
-    )
-    demo.add_argument(
-        "--open", action="store_true", help="open the page of the run"
-    )
-    doctor.add_command(commands)
-    report = options.add_command(
-        commands,
-        "report",
-        _report,
-        ("html",),
-        help="print what a monitor logged",
-        description="Prints what MixPrecMonitor logged: loss scale, skipped "
-        "steps, dtypes, verdicts, and what the tuner changed.",
-        epilog="exit status: 0 = no run is failing or severe, 1 = one is, "
-        "2 = usage error",
-    )
-    report.add_argument(
-        "log_dir", help="what the monitor was given, or a folder above"
-    )
-    report.add_argument(
-        "--png", help="also write a picture to this file (needs matplotlib)"
-    )
-    serve.add_command(commands)
-    lint.add_command(commands)
-    compare.add_command(commands)
-    convert.add_command(commands)
+    add_command(commands, "demo", _DEMO)
+    for module in (doctor, lint, compare, convert, report, serve):
+        name = module.__name__.rpartition(".")[2]
+        add_command(commands, name, module.COMMAND)
     return parser
-
-
-def _integer(low):
-    def integer(text):
-        number = int(text)
-        if number < low:
-            raise argparse.ArgumentTypeError(f"{number} is less than {low}")
-        return number
-
-    return integer

@@ -1,11 +1,11 @@
 """`keras-mixprec compare`: the same training under several policies."""
 
-import argparse
 import os
 import sys
 from typing import Any
 
-from keras_mixprec.cli import files, options
+from keras_mixprec.cli import files
+from keras_mixprec.cli.options import Command, given
 
 _EXAMPLE = """\
 example:
@@ -23,69 +23,43 @@ exit status:
   2  the command was called in a wrong way
 """
 
-# Options that are passed on as they are, when they are given.
-_PASSED: dict[str, dict[str, Any]] = {
-    "validation_data": {"metavar": "DATA", "help": "to take the metric on"},
-    "metric": {"help": "what evaluate() returns, or module:name of a function"},
-    "mode": {
+# What may name a module of the caller's.
+_SOURCES = "build data validation_data metric callbacks"
+
+_PASSED = f"{_SOURCES} mode tolerance seeds steps blocks batch_size resume"
+
+_OPTIONS: dict[str, Any] = {
+    "build": "function that returns a compiled model",
+    "data": "arrays, batches, or a function that returns them",
+    "--policies": {
+        "nargs": "+",
+        "metavar": "POLICY",
+        "help": "(default: float32 mixed_bfloat16 mixed_float16)",
+    },
+    "--validation-data": {"metavar": "DATA", "help": "to take the metric on"},
+    "--metric": "what evaluate() returns, or module:name of a function",
+    "--mode": {
         "choices": ["auto", "min", "max"],
         "help": "which end of the metric is better (default: by its name)",
     },
-    "tolerance": {
+    "--tolerance": {
         "type": float,
         "help": "share that the metric may be worse by (default: 0.002)",
     },
-    "seeds": {"type": int, "help": "trainings of each policy (default: 3)"},
-    "steps": {"type": int, "help": "of each training (default: 100)"},
-    "blocks": {"type": int, "help": "of steps, timed in turns (default: 10)"},
-    "batch_size": {"type": int, "help": "of arrays (default: 32)"},
-    "tokens_per_sample": {"type": int, "help": "for tokens per second"},
-    "callbacks": {"help": "module:name of a function that returns a list"},
-    "loss_scales": {
-        "nargs": "+",
-        "metavar": "SCALE",
-        "help": "numbers and presets, for each float16 policy",
-    },
-    "resume": {
+    "--seeds": {"type": int, "help": "trainings of each policy (default: 3)"},
+    "--steps": {"type": int, "help": "of each training (default: 100)"},
+    "--blocks": {"type": int, "help": "of steps, timed in turns (default: 10)"},
+    "--batch-size": {"type": int, "help": "of arrays (default: 32)"},
+    "--callbacks": "module:name of a function that returns a list",
+    "--resume": {
         "metavar": "FILE",
         "help": "keep what is finished there, and continue from it",
     },
+    "--isolate": {
+        "action": "store_true",
+        "help": "a process for each policy",
+    },
 }
-
-
-def add_command(commands) -> None:
-    """Adds the command to the parser's.
-
-    Args:
-        commands: What `ArgumentParser.add_subparsers` returned.
-    """
-    parser = options.add_command(
-        commands,
-        "compare",
-        _run,
-        ("json", "html", "backend"),
-        help="train under several policies: speed, memory, accuracy",
-        description="Trains a model under several policies in turns, on the "
-        "same batches from the same weights. Prints the step time and memory "
-        "of each, and whether its metric is within tolerance.",
-        epilog=_EXAMPLE,
-    )
-    parser.add_argument("build", help="function that returns a compiled model")
-    parser.add_argument(
-        "data", help="arrays, batches, or a function that returns them"
-    )
-    parser.add_argument(
-        "--policies",
-        nargs="+",
-        metavar="POLICY",
-        help="(default: float32 mixed_bfloat16 mixed_float16)",
-    )
-    for name, given in _PASSED.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, default=argparse.SUPPRESS, **given)
-    parser.add_argument(
-        "--isolate", action="store_true", help="a process for each policy"
-    )
 
 
 def _run(arguments):
@@ -93,32 +67,30 @@ def _run(arguments):
     sys.path.insert(0, os.getcwd())
     if arguments.html:
         files.check_writable(arguments.html)
-    result = _compare(_asked(arguments), arguments.json)
-    _show(result, arguments)
+    asked = given(arguments, f"{_PASSED} isolate policies")
+    if "policies" in asked:
+        texts = asked["policies"]
+        asked["policies"] = dict(map(_policy, texts))
+        if len(asked["policies"]) < len(texts):
+            raise ValueError(f"a policy is given twice: {' '.join(texts)}")
+    for source in given(arguments, _SOURCES).values():
+        module, colon, _ = source.partition(":")
+        if colon:
+            files.import_module(module)
+    # Keras chooses its backend when it is imported.
+    from keras_mixprec.analysis.comparison.run import compare_precisions
+    from keras_mixprec.reporting.text_formats import to_json
+
+    try:
+        result = compare_precisions(**asked, verbose=int(not arguments.json))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    print(to_json(result.to_dict()) if arguments.json else result)
+    if arguments.html:
+        result.save_html(arguments.html)
+        files.say(f"Written: {arguments.html}")
     bad = {row["verdict"] for row in result.rows}
     return 1 if bad & {"failed", "worse"} else 0
-
-
-def _asked(arguments):
-    """What `compare_precisions` is given."""
-    asked = {n: v for n, v in vars(arguments).items() if n in _PASSED}
-    asked |= {
-        "build": arguments.build,
-        "data": arguments.data,
-        "isolate": arguments.isolate,
-    }
-    if "loss_scales" in asked:
-        asked["loss_scales"] = [_number(s) for s in asked["loss_scales"]]
-    if arguments.policies:
-        asked["policies"] = _policies(arguments.policies)
-    return asked
-
-
-def _policies(texts):
-    named = dict(map(_policy, texts))
-    if len(named) < len(texts):
-        raise ValueError(f"a policy is given twice: {' '.join(texts)}")
-    return named
 
 
 def _policy(text):
@@ -132,32 +104,13 @@ def _policy(text):
     return "+".join([name, *settings]), (PrecisionPlan.load(policy), *settings)
 
 
-def _number(text):
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _compare(asked, quiet):
-    for name in "build", "data", "validation_data", "metric", "callbacks":
-        module, colon, _ = str(asked.get(name)).partition(":")
-        if colon:
-            files.import_module(module)
-    # Keras chooses its backend when it is imported.
-    from keras_mixprec.analysis.comparison.run import compare_precisions
-
-    try:
-        return compare_precisions(**asked, verbose=0 if quiet else 1)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-
-
-def _show(result, arguments):
-    from keras_mixprec.reporting.text_formats import to_json
-
-    print(to_json(result.to_dict()) if arguments.json else result)
-    if arguments.html:
-        result.save_html(arguments.html)
-        if not arguments.json:
-            print(f"Written: {arguments.html}")
+COMMAND = Command(
+    _run,
+    _OPTIONS,
+    "json html backend",
+    "train under several policies: speed, memory, accuracy",
+    "Trains a model under several policies in turns, on the "
+    "same batches from the same weights. Prints the step time and memory "
+    "of each, and whether its metric is within tolerance.",
+    _EXAMPLE,
+)

@@ -71,10 +71,7 @@ class ResponseNorm(layers.Layer):
 
 
 def run_demo(
-    epochs: int = 6,
-    log_dir: str = "logs",
-    seed: int = 0,
-    show: bool = False,
+    epochs: int = 6, log_dir: str = "logs", show: bool = False
 ) -> dict[str, DemoRun]:
     """Trains a network that float16 breaks three times, and repairs it once.
 
@@ -86,7 +83,6 @@ def run_demo(
     Args:
         epochs: Int >= 1. Defaults to `6`.
         log_dir: String. Where `MixPrecMonitor` writes. Defaults to `"logs"`.
-        seed: Int >= 0. All runs start from it. Defaults to `0`.
         show: Boolean. Opens the page of the run in a browser if true.
             Defaults to `False`.
 
@@ -94,8 +90,8 @@ def run_demo(
         Dict from `"float32"`, `"float16"` and `"repaired"` to `DemoRun`.
 
     Raises:
-        TypeError: If `epochs` or `seed` is not an integer.
-        ValueError: If a number is outside its range.
+        TypeError: If `epochs` is not an integer.
+        ValueError: If it is below 1.
         OSError: If `log_dir` cannot be written to.
 
     Example:
@@ -110,7 +106,6 @@ def run_demo(
     ['response_norm', 'logits']
     """
     check_integer("epochs", epochs, low=1)
-    check_integer("seed", seed)
     page = pathlib.Path(log_dir, "report.html")
     page.parent.mkdir(parents=True, exist_ok=True)
     print(
@@ -119,14 +114,14 @@ def run_demo(
         "normalization layer."
     )
     runs = {}
-    runs["float32"] = _train("float32", epochs, seed)
+    runs["float32"] = _train("float32", epochs)
     _say("float32", runs["float32"])
-    runs["float16"] = _train("mixed_float16", epochs, seed)
+    runs["float16"] = _train("mixed_float16", epochs)
     _say("mixed_float16, Keras alone", runs["float16"])
     print("\nmixed_float16 with MixPrecMonitor and PrecisionTuner:")
     monitor = MixPrecMonitor(log_dir)
     callbacks = [monitor, PrecisionTuner()]
-    runs["repaired"] = _train("mixed_float16", epochs, seed, callbacks)
+    runs["repaired"] = _train("mixed_float16", epochs, callbacks)
     print(f"\n{_table(runs)}\n")
     monitor.report.save_html(page)
     print(f"Report on this run: {page}\nOr run: tensorboard --logdir {log_dir}")
@@ -193,8 +188,8 @@ def load_images():
     return (images[:n], digits.target[:n]), (images[n:], digits.target[n:])
 
 
-def _train(policy, epochs, seed, callbacks=()):
-    keras.utils.set_random_seed(seed)
+def _train(policy, epochs, callbacks=()):
+    keras.utils.set_random_seed(0)
     train, test = load_images()
     model = build_model(policy)
     history = model.fit(

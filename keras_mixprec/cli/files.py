@@ -75,23 +75,14 @@ def import_module(name: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
-        why = f"{type(error).__name__}: {error}{_where(error)}"
-        # It may also be a module that this one imports.
-        missing = getattr(error, "name", None) or ""
-        is_missing = isinstance(error, ModuleNotFoundError) and missing
-        if is_missing and f"{name}.".startswith(f"{missing}."):
-            why = (
-                f"{os.getcwd()} has no module {missing!r}, and none is "
-                "installed; run the command in the folder of the module"
-            )
-        raise ValueError(f"cannot import {name}: {why}") from error
-
-
-def _where(error):
-    """The line of the caller's that raised it, if Python's own did not."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    own = not os.path.exists(last.filename)  # importlib's are frozen.
-    return "" if own else f" ({last.filename}, line {last.lineno})"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # Of the caller's code: importlib's files are frozen.
+        own = os.path.exists(last.filename)
+        where = f" ({last.filename}, line {last.lineno})" if own else ""
+        raise ValueError(
+            f"cannot import {name}: {type(error).__name__}: "
+            f"{first_line(error)}{where}"
+        ) from error
 
 
 def say(message: str) -> None:
@@ -108,13 +99,7 @@ def _why(error):
             f" without the {missing[1]}: add --import MODULE, the module that "
             "registers it with @keras.saving.register_keras_serializable()"
         )
-    advice = ""
-    if "enable_unsafe_deserialization" in message:
-        advice = (
-            "; if you trust it, call it in a module of yours and give that "
-            "with --import"
-        )
-    return f": {first_line(message.partition(' Full object')[0])}{advice}"
+    return f": {first_line(message.partition(' Full object')[0])}"
 
 
 def data(path: str | None) -> tuple[Any, Any]:
@@ -154,21 +139,19 @@ def first_line(error: Exception | str) -> str:
     return textwrap.shorten(line, _LETTERS, placeholder=" ...")
 
 
-def check_writable(path: str, is_folder: bool = False) -> None:
-    """Raises for what could not be written, before the work is done.
+def check_writable(path: str) -> None:
+    """Raises for a file that could not be written, before the work is done.
 
     Args:
-        path: String. The file, or the folder, which is made if it is missing.
-        is_folder: Boolean. Which of the two.
+        path: String. Its folder is made if it is missing.
 
     Raises:
         OSError: If it cannot be written.
     """
     path = os.path.abspath(path)
-    folder = path if is_folder else os.path.dirname(path)
+    folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
-    if not is_folder:
-        check_regular(path)
+    check_regular(path)
     there = path if os.path.exists(path) else folder
     if not os.access(there, os.W_OK):
         raise PermissionError(errno.EACCES, "It cannot be written", there)

@@ -2,12 +2,8 @@
 
 import argparse
 
-from keras_mixprec.cli import files, options
-
-# `--fail-on` takes the severities, and never to fail.
-_FAIL_ON = ("high", "medium", "low", "never")
-
-_CODES = "select", "ignore"
+from keras_mixprec.cli import files
+from keras_mixprec.cli.options import Command, given
 
 _EXAMPLE = """\
 example:
@@ -16,56 +12,6 @@ example:
 exit status: 0 if nothing as severe as --fail-on is found, 1 if something is,
 2 of a wrong call, such as a file that is no model.
 """
-
-
-def add_command(commands) -> None:
-    """Adds the command to the parser's.
-
-    Args:
-        commands: What `ArgumentParser.add_subparsers` returned.
-    """
-    parser = options.add_command(
-        commands,
-        "lint",
-        _run,
-        ("json", "import", "backend"),
-        help="check a saved model before it trains in 16 bits",
-        description="Checks a model for what 16 bits will break in it, or "
-        "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
-        epilog=_EXAMPLE,
-    )
-    parser.add_argument("model", help="a .keras file")
-    for flag, what in (("--select", "run"), ("--ignore", "leave out")):
-        parser.add_argument(
-            flag,
-            metavar="CODES",
-            type=lambda text: text.split(","),
-            default=argparse.SUPPRESS,
-            help=f"{what} the rules whose codes start so: KMP101,KMP4",
-        )
-    parser.add_argument(
-        "--explain",
-        action=_Explain,
-        metavar="CODE",
-        help="print what rules of this code look for, and end",
-    )
-    parser.add_argument(
-        "--policy",
-        metavar="NAME",
-        help="check it as it would be under this policy, such as mixed_float16",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        help="an .npz file with the arrays x and y, or with each input by its "
-        "name and y; or an .npy file with x",
-    )
-    parser.add_argument(
-        "--fail-on",
-        choices=_FAIL_ON,
-        default="high",
-        help="the lowest severity for exit status 1 (default: high)",
-    )
 
 
 class _Explain(argparse.Action):
@@ -80,15 +26,51 @@ class _Explain(argparse.Action):
         parser.exit()
 
 
+def _codes(what):
+    return {
+        "metavar": "CODES",
+        "type": lambda text: text.split(","),
+        "help": f"{what} the rules whose codes start so: KMP101,KMP4",
+    }
+
+
+_OPTIONS = {
+    "model": "a .keras file",
+    "--select": _codes("run"),
+    "--ignore": _codes("leave out"),
+    "--explain": {
+        "action": _Explain,
+        "metavar": "CODE",
+        "help": "print what rules of this code look for, and end",
+    },
+    "--policy": {
+        "metavar": "NAME",
+        "help": "check it as it would be under this policy, such as "
+        "mixed_float16",
+    },
+    "--data": {
+        "metavar": "FILE",
+        "default": None,
+        "help": "an .npz file with the arrays x and y, or with each input by "
+        "its name and y; or an .npy file with x",
+    },
+    # The severities, and never to fail.
+    "--fail-on": {
+        "choices": ("high", "medium", "low", "never"),
+        "default": "high",
+        "help": "the lowest severity for exit status 1 (default: high)",
+    },
+}
+
+
 def _run(arguments):
     # Keras chooses its backend when it is imported.
     from keras_mixprec.analysis.lint.lint import lint
 
-    codes = {n: v for n, v in vars(arguments).items() if n in _CODES}
     x, y = files.data(arguments.data)
     model = files.model(arguments.model, arguments.modules, compiled=True)
     try:
-        found = lint(model, x, y, policy=arguments.policy, **codes)
+        found = lint(model, x, y, **given(arguments, "policy select ignore"))
     except (IndexError, KeyError, RuntimeError, TypeError) as error:
         if arguments.data is None:
             raise
@@ -99,3 +81,14 @@ def _run(arguments):
     print(found.to_json() if arguments.json else found)
     fails = arguments.fail_on != "never" and found.at_least(arguments.fail_on)
     return 1 if fails else 0
+
+
+COMMAND = Command(
+    _run,
+    _OPTIONS,
+    "json import backend",
+    "check a saved model before it trains in 16 bits",
+    "Checks a model for what 16 bits will break in it, or "
+    "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
+    _EXAMPLE,
+)

@@ -1,7 +1,8 @@
 """What the doctor measured on these devices, kept for the next process.
 
-A file for each combination of devices, backend and versions, in the user's
-folder for caches. One that is damaged, or of anything else, is ignored.
+A file for each combination of devices, backend and versions, in the folder
+`KERAS_MIXPREC_CACHE_DIR`, or else in that of Keras. One that is damaged, or of
+anything else, is ignored.
 """
 
 import datetime
@@ -10,12 +11,12 @@ import json
 import math
 import os
 import pathlib
-import platform
-import tempfile
 from typing import NamedTuple
 
+from keras_mixprec._files import write_json
+
 _SCHEMA = 1
-_FOLDER = "KERAS_MIXPREC_CACHE_DIR"
+_FOLDER, _NAME = "KERAS_MIXPREC_CACHE_DIR", "keras_mixprec"
 _KEYS = (
     "backend",
     "version",
@@ -44,25 +45,6 @@ class Measured(NamedTuple):
     quick: bool
 
 
-def cache_folder() -> pathlib.Path:
-    """Returns where measurements are kept.
-
-    `KERAS_MIXPREC_CACHE_DIR` if that is set, else `keras_mixprec` in the
-    system's folder for caches, such as `~/.cache`.
-    """
-    if given := os.environ.get(_FOLDER):
-        return pathlib.Path(given)
-    home = pathlib.Path.home()
-    system = platform.system()
-    if system == "Windows":
-        local = os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")
-        return pathlib.Path(local) / "keras_mixprec" / "Cache"
-    if system == "Darwin":
-        return home / "Library" / "Caches" / "keras_mixprec"
-    caches = os.environ.get("XDG_CACHE_HOME") or home / ".cache"
-    return pathlib.Path(caches) / "keras_mixprec"
-
-
 def load(capabilities: dict) -> Measured | None:
     """Returns what was measured on the same devices, `None` if nothing was.
 
@@ -71,18 +53,18 @@ def load(capabilities: dict) -> Measured | None:
     """
     try:
         found = json.loads(_path(capabilities).read_text())
-        if found["schema"] != _SCHEMA or found["of"] != _of(capabilities):
+        of = found.pop("schema"), found.pop("of")
+        if of != (_SCHEMA, _of(capabilities)):
             return None
-        speed = {str(k): float(v) for k, v in found["speed"].items()}
-        if not all(0 < v < math.inf for v in speed.values()):
-            return None
-        date = datetime.date.fromisoformat(found["date"]).isoformat()
-        wrong = tuple(map(str, found["wrong"]))
-        return Measured(speed, wrong, date, bool(found["quick"]))
+        known = Measured(**found)
+        datetime.date.fromisoformat(known.date)
+        if all(0 < ratio < math.inf for ratio in known.speed.values()):
+            return known._replace(wrong=tuple(known.wrong))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):
-        return None
+        pass
     except AttributeError:  # JSON, but of another form.
-        return None
+        pass
+    return None
 
 
 def save(capabilities: dict, measured: Measured) -> str:
@@ -99,19 +81,10 @@ def save(capabilities: dict, measured: Measured) -> str:
     path = _path(capabilities)
     if known and measured.quick and not known.quick:
         return str(path)
-    content = {
-        "schema": _SCHEMA,
-        "of": _of(capabilities),
-        **measured._asdict(),
-    }
+    content = {"schema": _SCHEMA, "of": _of(capabilities)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, whoever else writes it now.
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=".tmp", delete=False
-        ) as file:
-            json.dump(content, file, indent=1)
-        os.replace(file.name, path)
+        write_json(path, content | measured._asdict())
     except OSError:
         return ""
     return str(path)
@@ -126,4 +99,7 @@ def _of(capabilities):
 def _path(capabilities):
     text = json.dumps(_of(capabilities), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return cache_folder() / f"doctor-{digest}.json"
+    # Beside Keras' own settings, unless told otherwise.
+    home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), _NAME)
+    folder = pathlib.Path(os.environ.get(_FOLDER) or home).expanduser()
+    return folder / f"doctor-{digest}.json"

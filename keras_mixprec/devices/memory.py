@@ -97,20 +97,35 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
         in its memory.
     """
     peak, measured_by = peak_bytes()
+    compiled = None
     if measured_by == "process" and batch is not None:
-        needed = active.memory().program_bytes(model, batch)
-        if needed is not None:
-            peak, measured_by = needed, "compiled_program"
+        compiled = program_record(model, batch)
+    return compiled or _record(model, peak, measured_by)
+
+
+def program_record(model: keras.Model, batch: tuple) -> dict | None:
+    """Returns the same of what the compiler says that a step needs.
+
+    Args:
+        model: A compiled and built `keras.Model`.
+        batch: Tuple, as for `memory_record`.
+
+    Returns:
+        Dict, `None` where no compiler says so.
+    """
+    peak = active.memory().program_bytes(model, batch)
+    return None if peak is None else _record(model, peak, "compiled_program")
+
+
+def _record(model, peak, measured_by):
     weights, slots = weights_bytes(model), slots_bytes(model)
-    rest = None
-    if peak is not None and measured_by != "process":
-        rest = peak - weights - slots
+    known = peak is not None and measured_by != "process"
     return {
         "peak_bytes": peak,
         "measured_by": measured_by,
         "weights_bytes": weights,
         "slots_bytes": slots,
-        "activations_bytes": rest,
+        "activations_bytes": peak - weights - slots if known else None,
     }
 
 

@@ -6,11 +6,9 @@ import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
-    error_over_draws,
     largest,
     nonfinite,
     relative_error,
-    repeats,
     resolved_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -113,7 +111,8 @@ def error_in_step(
         reference: `LayerCall`, the same one in float32.
         step: `DryStep` of the model in 16 bits.
         exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean, as for `check_backward`.
+        fed_by_weights: Boolean. Whether a layer before it has weights: else
+            nobody asks for the gradients of its inputs, which are data.
     """
     weights = [id(v) for v in call.layer.trainable_variables]
     low, wide = (
@@ -179,12 +178,8 @@ def _steepest_probability(call):
 
 
 def check_backward(
-    call: LayerCall,
-    reference: LayerCall,
-    compiled: bool,
-    bits: float,
-    fed_by_weights: bool,
-) -> tuple[float | None, Culprit | None]:
+    call: LayerCall, reference: LayerCall, compiled: bool, bits: float
+) -> Culprit | None:
     """Compares the gradients of a layer with those of the layer in float32.
 
     Args:
@@ -192,11 +187,9 @@ def check_backward(
         reference: `LayerCall`, the same one in float32, at loss scale 1.
         compiled: Boolean. Whether XLA compiles the model's step.
         bits: Float. The loss scale, as a power of two.
-        fed_by_weights: Boolean. Whether a layer before it has weights: else
-            nobody asks for the gradients of its inputs, which are data.
 
     Returns:
-        As `check_forward`; both are `None` where no gradient comes by, too.
+        As `check_forward`; `None` where no gradient comes by, too.
     """
     outputs = zip(
         reference.float_cotangents, reference.float_outputs, strict=True
@@ -205,31 +198,24 @@ def check_backward(
         to_array(c) * 2.0**bits if c is not None else to_array(o) * 0.0
         for c, o in outputs
     ]
-    if not any(c.any() for c in cotangents):
-        return None, None
     replay = LayerReplay(call, compiled)
-    if nonfinite([to_array(x) for x in replay.inputs]):
-        return None, None
-    first = 0 if fed_by_weights else len(replay.inputs)
-    wide = replay.gradients(cotangents, "float32")[first:]
-    low = replay.gradients(cotangents)[first:]
+    given = [to_array(x) for x in replay.inputs]
+    if nonfinite(given) or not any(c.any() for c in cotangents):
+        return None
+    wide = replay.gradients(cotangents, "float32")
+    low = replay.gradients(cotangents)
     error = relative_error(low, wide)
-    if error > thresholds.BACKWARD_ERROR:
-
-        def run(replay, policy, jitter=None):
-            return replay.gradients(cotangents, policy, jitter)[first:]
-
-        if replay.draws_by_itself() or not repeats(run(replay, None), low):
-            error, low, wide = error_over_draws(call, compiled, run)
-        elif math.isfinite(error):
-            error = resolved_error(
-                low,
-                wide,
-                (run(replay, "float32", s) for s in _JITTERS),
-                thresholds.BACKWARD_ERROR,
-            )
-    if error <= thresholds.BACKWARD_ERROR:
-        return error, None
+    if error > thresholds.BACKWARD_ERROR and math.isfinite(error):
+        error = resolved_error(
+            low,
+            wide,
+            (replay.gradients(cotangents, "float32", s) for s in _JITTERS),
+            thresholds.BACKWARD_ERROR,
+        )
+    if error <= thresholds.BACKWARD_ERROR or (
+        math.isfinite(error) and replay.draws_by_itself()
+    ):
+        return None
     numbers = {
         "error": error,
         "loss_scale_bits": bits,
@@ -244,4 +230,4 @@ def check_backward(
     else:
         kind = kind_of_gradients(replay, cotangents, low, numbers)
         fault = kind, "backward"
-    return error, Culprit(call.path, layers, *fault, numbers)
+    return Culprit(call.path, layers, *fault, numbers)

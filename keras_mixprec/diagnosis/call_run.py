@@ -4,12 +4,13 @@ import math
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import pass_error, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit, layers_of
+from keras_mixprec.diagnosis.culprit import Culprit, Fault, layers_of
 from keras_mixprec.diagnosis.forward import range_kind
 from keras_mixprec.diagnosis.run import Run
 from keras_mixprec.diagnosis.search import culprits_of
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import (
+    Cause,
     LayerReplay,
     cause_of_nonfinite,
     nonfinite_places,
@@ -86,20 +87,23 @@ class CallRun(Run):
     def fault(self, layers):
         """Returns what makes the outputs wrong; see `Run`."""
         if math.isfinite(self.error):
-            return "precision_loss", "forward"
-        return self._cause(layers) or "forward_overflow", "forward"
+            return Fault("precision_loss", "forward")
+        cause = self._cause(layers) or Cause("forward_overflow", None)
+        return Fault(cause.kind, "forward", cause.code)
 
     def fault_behind(self, call):
         """Returns what is wrong behind a layer; see `Run`."""
         if math.isfinite(self.error):
-            return "precision_loss", "forward"
+            return Fault("precision_loss", "forward")
         known = self.exact_calls.get(call.name)
         replay = LayerReplay(call, self._compiled)
-        kind = self._cause([call.layer]) or range_kind(replay, known)
-        return kind, "forward"
+        cause = self._cause([call.layer])
+        if cause is None:
+            return Fault(range_kind(replay, known), "forward")
+        return Fault(cause.kind, "forward", cause.code)
 
     def _cause(self, layers):
-        """The kind of the first operation that is not finite."""
+        """What the first operation that is not finite comes from."""
         with computing_in("float32", layers):
             harmless = nonfinite_places(self._prediction.tensors, [])
         return cause_of_nonfinite(self._prediction.tensors, [], harmless)

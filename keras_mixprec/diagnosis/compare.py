@@ -12,9 +12,7 @@ from keras_mixprec.numerics.arrays import (
     largest_magnitude,
     to_array,
 )
-from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.forward_pass import ForwardPass
-from keras_mixprec.numerics.layer_replay import LayerReplay
 
 # Between these a sum of squares loses nothing that counts in float32.
 _SQUARES = 1e-20, 1e30
@@ -94,18 +92,6 @@ def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
     if any(later[0]) and not any(later[1]):
         return math.inf
     return output_error(low.outputs[:count], exact.outputs[:count])
-
-
-def repeats(again: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> bool:
-    """Whether a computation in 16 bits came out the same twice.
-
-    Args:
-        again: List of arrays.
-        before: List of arrays of the same shapes.
-    """
-    # Both ways, since what is not finite in the second does not count.
-    errors = relative_error(again, before), relative_error(before, again)
-    return max(errors) <= thresholds.FORWARD_ERROR
 
 
 def largest(arrays: Sequence[np.ndarray]) -> float:
@@ -202,50 +188,3 @@ def _beyond(low, exact, spread):
     # A spread of NaN: not even whether it is finite is resolved.
     inside = ~(np.abs(off) > spread)
     return np.where(inside, exact, exact + off - np.sign(off) * spread)
-
-
-def error_over_draws(
-    call: LayerCall, compiled: bool, run: Callable
-) -> tuple[float, list, list]:
-    """Compares a layer that draws random numbers by itself.
-
-    Its means and mean magnitudes over several draws, since no two are alike.
-
-    Args:
-        call: `LayerCall`.
-        compiled: Boolean. Whether XLA compiles the model's step.
-        run: Function of a `LayerReplay` and a policy that returns arrays.
-
-    Returns:
-        The relative error beyond what is chance, infinite if 16 bits give
-        non-finite numbers and float32 none, and one draw of each: the first,
-        or the first that is not finite.
-    """
-    first = LayerReplay(call, compiled)
-    exact, low = [run(first, "float32")], [run(first, None)]
-    count = thresholds.DRAWN_NUMBERS // max(1, sum(a.size for a in exact[0]))
-    count = np.clip(count, thresholds.FEWEST_DRAWS, thresholds.MOST_DRAWS)
-    for draw in range(1, int(count)):
-        replay = LayerReplay(call, compiled, draw=draw)
-        exact.append(run(replay, "float32"))
-        low.append(run(replay, None))
-    bad = [draw for draw in low if nonfinite(draw)]
-    if bad and not any(map(nonfinite, exact)):
-        return np.inf, bad[0], exact[0]
-    return _beyond_chance(low, exact, first), low[0], exact[0]
-
-
-def _beyond_chance(low, exact, replay):
-    chance = 2 * relative_error(_means(exact[::2]), _means(exact[1::2]))
-    if not chance and replay.draws_by_itself():
-        return 0.0  # The same in each draw, but in each dtype another one.
-    return max(0.0, relative_error(_means(low), _means(exact)) - chance)
-
-
-def _means(draws):
-    """Means and mean magnitudes of each array over all draws."""
-    stacked = [np.stack(arrays) for arrays in zip(*draws, strict=True)]
-    with np.errstate(all="ignore"):
-        return [
-            np.stack([a.mean(axis=0), np.abs(a).mean(axis=0)]) for a in stacked
-        ]

@@ -13,6 +13,32 @@ from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import is_fixed
 
 
+class Fault(NamedTuple):
+    """What is wrong.
+
+    Attributes:
+        kind: String. As in `Verdict`.
+        direction: String. `"forward"` or `"backward"`.
+        code: String, as in `Cause`, or `None`.
+    """
+
+    kind: str
+    direction: str
+    code: str | None = None
+
+    def of(self, path, layers: list, numbers: dict) -> "Culprit":
+        """Returns the culprit of it.
+
+        Args:
+            path: As in `Culprit`.
+            layers: As in `Culprit`.
+            numbers: Dict. The evidence, besides the code.
+        """
+        if self.code:
+            numbers = numbers | {"code": self.code}
+        return Culprit(path, layers, self.kind, self.direction, numbers)
+
+
 class Culprit(NamedTuple):
     """A layer at fault.
 

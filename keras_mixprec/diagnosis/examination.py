@@ -31,6 +31,7 @@ from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
+from keras_mixprec.diagnosis.loss_fault import line_of_nonfinite
 from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
@@ -453,6 +454,7 @@ class _Verdicts:
         if layer:
             return self._verdict("forward_overflow", layer, "forward", numbers)
         numbers = not_finite_in(self._model, self._exact)
+        numbers |= line_of_nonfinite(self._model, self._batch)
         numbers |= large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 

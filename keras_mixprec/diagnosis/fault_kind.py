@@ -46,8 +46,10 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     cause = replay.cause_of_nonfinite() if nonfinite(low) else None
     largest_inside = replay.largest_intermediate()
     kind = "forward_overflow"
-    if cause == "underflow":
-        kind = cause
+    if cause and cause.code:
+        numbers["code"] = cause.code
+    if cause and cause.kind == "underflow":
+        kind = "underflow"
     elif largest_inside <= limit:
         kind = _kind_where_all_fits(replay, low, exact)
     if kind == "underflow":
@@ -79,23 +81,6 @@ def _add_smallest(numbers, replay, cotangents=None):
     numbers["smallest_inside_in_float32"] = smallest
 
 
-def kind_over_draws(replay: LayerReplay, low, numbers: dict) -> str:
-    """Returns the same of a layer that returns something else each time.
-
-    Args:
-        replay: `LayerReplay` of the layer.
-        low: As for `kind_of_outputs`.
-        numbers: As for `kind_of_outputs`.
-    """
-    largest_inside = replay.largest_intermediate()
-    if largest_inside <= limit_of(replay) and nonfinite(low):
-        _add_smallest(numbers, replay)
-        return "underflow"
-    numbers["largest_inside_in_float32"] = largest_inside
-    overflows = largest_inside > limit_of(replay)
-    return "forward_overflow" if overflows else "precision_loss"
-
-
 def kind_of_gradients(
     replay: LayerReplay, cotangents, low, numbers: dict
 ) -> str:
@@ -109,7 +94,10 @@ def kind_of_gradients(
     """
     if not nonfinite(low):
         return "precision_loss"
-    if replay.cause_of_nonfinite(cotangents) != "underflow":
+    cause = replay.cause_of_nonfinite(cotangents)
+    if cause and cause.code:
+        numbers["code"] = cause.code
+    if cause is None or cause.kind != "underflow":
         return "backward_overflow"
     _add_smallest(numbers, replay, cotangents)
     return "underflow"

@@ -4,17 +4,14 @@ import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
-    error_over_draws,
     largest,
     nonfinite,
     relative_error,
-    repeats,
     resolved_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit
+from keras_mixprec.diagnosis.culprit import Culprit, Fault
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_outputs,
-    kind_over_draws,
     limit_of,
 )
 from keras_mixprec.formats import get_format
@@ -33,7 +30,7 @@ def check_forward(
     reference: LayerCall | None,
     compiled: bool,
     masks_matter: bool,
-) -> tuple[float | None, Culprit | None]:
+) -> Culprit | None:
     """Compares what a layer returned with the same layer in float32.
 
     It is not run again if it returned the same in the float32 step anyhow.
@@ -47,18 +44,17 @@ def check_forward(
             weight comes before, so that no gradient shows it.
 
     Returns:
-        The relative error, and the `Culprit` if it is too large. The error
-        includes that of earlier layers where it was so small that the layer was
-        not run again. Both are `None` if its inputs are not finite already.
+        The `Culprit` if the relative error is too large; `None` if it is not,
+        the inputs are not finite already, or it may be one of random numbers
+        that are not Keras' own.
     """
     extremes = draws_narrow_uniform(call.draws)
-    error = _in_step(call, reference)
-    triggered = error > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
-    if not triggered and not extremes:
-        return error, None
+    doubtful = thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
+    if _in_step(call, reference) <= doubtful and not extremes:
+        return None
     replay = LayerReplay(call, compiled)
     if nonfinite([to_array(x) for x in replay.inputs]):
-        return None, None
+        return None
     exact = replay.forward("float32")
     low = low_outputs(replay, compiled)
     masked = _without_masks(
@@ -66,16 +62,16 @@ def check_forward(
     )
     error = relative_error(masked, exact)
     if error > thresholds.FORWARD_ERROR:
-        if replay.draws_by_itself() or not repeats(replay.forward(), low):
-            return _over_draws(call, compiled)
         error = _resolved(replay, masked, exact, error)
     if error <= thresholds.FORWARD_ERROR and extremes:
         # Of which the numbers of one small batch have few.
         replay = LayerReplay(call, compiled, extremes=True)
         exact, low = replay.forward("float32"), replay.forward()
         error = np.inf if nonfinite(low) > nonfinite(exact) else error
-    if error <= thresholds.FORWARD_ERROR:
-        return error, None
+    if error <= thresholds.FORWARD_ERROR or (
+        np.isfinite(error) and replay.draws_by_itself()
+    ):
+        return None
     numbers = _numbers(replay, error, low, exact)
     rows = _rows([to_array(x) for x in replay.inputs], low, exact)
     if rows:
@@ -86,7 +82,7 @@ def check_forward(
     if kind == "underflow":
         numbers |= _vanishing_constant(call.layer)
     layers = with_sublayers(call.layer)
-    return error, Culprit(call.path, layers, kind, "forward", numbers)
+    return Culprit(call.path, layers, kind, "forward", numbers)
 
 
 def _resolved(replay, low, exact, error):
@@ -103,20 +99,6 @@ def _resolved(replay, low, exact, error):
     # Such as a mean of 0 of numbers around 1, which float32 has not either.
     rounded = replay.rounded_forward()
     return 0.0 if relative_error(rounded, exact) > thresholds.NOISE else error
-
-
-def _over_draws(call, compiled):
-    """As `check_forward`, of a layer that returns something else each time."""
-    error, low, exact = error_over_draws(
-        call, compiled, lambda replay, policy: replay.forward(policy)
-    )
-    if error <= thresholds.FORWARD_ERROR:
-        return error, None
-    replay = LayerReplay(call, compiled)
-    numbers = _numbers(replay, error, low, exact)
-    kind = kind_over_draws(replay, low, numbers)
-    layers = with_sublayers(call.layer)
-    return error, Culprit(call.path, layers, kind, "forward", numbers)
 
 
 def _numbers(replay, error, low, exact):
@@ -146,8 +128,8 @@ def low_outputs(replay: LayerReplay, compiled: bool) -> list:
 
 def range_fault(
     replay: LayerReplay, reference: LayerCall | None = None
-) -> tuple[str, str]:
-    """Kind and direction of what makes a loss infinite but no output.
+) -> Fault:
+    """Returns what makes a loss infinite but no output.
 
     Args:
         replay: `LayerReplay` of a layer without which the loss is finite.
@@ -156,7 +138,7 @@ def range_fault(
     """
     kind = range_kind(replay, reference)
     if kind != "underflow":
-        return kind, "forward"
+        return Fault(kind, "forward")
     limit = get_format("float16").maximum
     # A gradient that is part of the loss, such as a penalty on its norm: what
     # a cotangent of one becomes in this layer, as near to the maximum as a
@@ -164,8 +146,8 @@ def range_fault(
     ones = [np.ones(x.shape) for x in replay.forward("float32")]
     gradient = largest(replay.gradients(ones, "float32"))
     if gradient * 2**thresholds.BITS_ABOVE > limit:
-        return "backward_overflow", "backward"
-    return kind, "forward"
+        return Fault("backward_overflow", "backward")
+    return Fault(kind, "forward")
 
 
 def range_kind(replay: LayerReplay, reference: LayerCall | None = None) -> str:

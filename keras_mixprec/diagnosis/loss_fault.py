@@ -4,12 +4,13 @@ import keras
 from keras import tree
 
 from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.culprit import Fault
 from keras_mixprec.diagnosis.forward import is_cast_before, range_fault
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import step_held_at
-from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.layer_hooks import computing_in, in_float32
 from keras_mixprec.numerics.layer_replay import (
     LayerReplay,
     cause_of_nonfinite,
@@ -24,8 +25,8 @@ def fault_behind(
     model: keras.Model,
     data,
     layers,
-) -> tuple[str, str]:
-    """Returns kind and direction of what is not finite behind a layer.
+) -> Fault:
+    """Returns what is not finite behind a layer.
 
     Where a float32 output of the layer repairs it: what is computed with the
     outputs, else what the layer does.
@@ -40,15 +41,15 @@ def fault_behind(
     fault = step_fault(model, data, layers)
     if fault is None or is_cast_before(replay.call, reference):
         return range_fault(replay, reference)
-    if fault[0] == "forward_overflow" and has_own_step(model):
+    if fault.kind == "forward_overflow" and has_own_step(model):
         # The loss may contain gradients, which are operations like others.
         own = range_fault(replay, reference)
-        return own if own[1] == "backward" else fault
+        return own if own.direction == "backward" else fault
     return fault
 
 
-def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
-    """Returns kind and direction of what makes numbers of a step non-finite.
+def step_fault(model: keras.Model, data, layers) -> Fault | None:
+    """Returns what makes numbers of a step non-finite.
 
     A `compute_loss` or `train_step` of the user's own, or a loss that casts,
     computes in the dtype of the outputs: `exp(20)` overflows there, and
@@ -67,11 +68,26 @@ def step_fault(model: keras.Model, data, layers) -> tuple[str, str] | None:
     with step_held_at(model, data) as run:
         with computing_in("float32", layers):
             harmless = nonfinite_places(run, [])
-        kind = cause_of_nonfinite(run, [], harmless, of_loss=True)
+        cause = cause_of_nonfinite(run, [], harmless, of_loss=True)
+    if cause is None:
+        return None
+    kind = cause.kind
     # JAX casts each sum that it takes in float32 to the dtype of its terms.
     if kind == "cast_overflow" and _fits(data):
         kind = "forward_overflow"
-    return (kind, "forward") if kind else None
+    return Fault(kind, "forward", cause.code)
+
+
+def line_of_nonfinite(model: keras.Model, data) -> dict:
+    """Returns which line makes a step in float32 non-finite, as evidence.
+
+    Args:
+        model: As for `step_fault`.
+        data: As for `step_fault`.
+    """
+    with in_float32(model), step_held_at(model, data, 1.0) as run:
+        cause = cause_of_nonfinite(run, [], of_loss=True)
+    return {"code": cause.code} if cause and cause.code else {}
 
 
 def _fits(data):

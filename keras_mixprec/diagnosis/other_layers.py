@@ -29,8 +29,7 @@ def other_layers_at_fault(
     except active.replay().REFUSALS as error:
         numbers |= evidence(error)
         return Culprit(None, [], "unsupported", None, numbers)
-    numbers |= run.numbers()
-    return Culprit(None, [], *run.fault([]), numbers)
+    return run.fault([]).of(None, [], numbers | run.numbers())
 
 
 def _what(other):

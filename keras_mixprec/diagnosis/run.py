@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.culprit import Culprit, Fault, computes_low
 from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.numerics.layer_hooks import computing_in
 
@@ -69,7 +69,7 @@ class Run:
         Args:
             low: What `record` returned, with all other culprits repaired.
         """
-        yield lambda call: check_forward(call, None, self._compiled, True)[1]
+        yield lambda call: check_forward(call, None, self._compiled, True)
 
     def located(self, culprit: Culprit, call) -> Culprit:
         """Returns the culprit with which call it is, where that counts."""
@@ -79,11 +79,11 @@ class Run:
         """Returns the error of a layer, as a multiple of what it may be."""
         raise NotImplementedError
 
-    def fault(self, layers: list) -> tuple[str, str]:
-        """Kind and direction of what is wrong without the layers."""
+    def fault(self, layers: list) -> Fault:
+        """What is wrong without the layers."""
         raise NotImplementedError
 
-    def fault_behind(self, call) -> tuple[str, str]:
+    def fault_behind(self, call) -> Fault:
         """The same of what is computed with the outputs of a layer."""
         raise NotImplementedError
 

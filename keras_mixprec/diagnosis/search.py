@@ -14,6 +14,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
+    Fault,
     computes_low,
     rounded_inputs,
 )
@@ -127,11 +128,11 @@ def _cause(run, path, parts):
         fault = run.fault_behind(calls[-1])
     known = run.exact_calls.get(calls[-1].name)
     rounded = {} if known is None else rounded_inputs(known)
-    if fault[0] == "forward_overflow":
+    if fault.kind == "forward_overflow":
         rounded = {}  # Which is not what makes it infinite.
     elif rounded:
-        fault = "precision_loss", "forward"
-    culprit = Culprit(path, own, *fault, run.numbers() | rounded)
+        fault = Fault("precision_loss", "forward")
+    culprit = fault.of(path, own, run.numbers() | rounded)
     return run.located(culprit, calls[-1])
 
 
@@ -143,7 +144,7 @@ def _around(calls):
 
 def _outside(run, path, layers):
     """The code outside of layers, such as that of the loss."""
-    return Culprit(path, layers, *run.fault(layers), run.numbers())
+    return run.fault(layers).of(path, layers, run.numbers())
 
 
 def _outputs(call):

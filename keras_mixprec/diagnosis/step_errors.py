@@ -170,7 +170,7 @@ def _wrong_before(stop, known, compiled):
     for exact, masks_matter in ways:
         for call in suspects:
             reference = exact.get(call.name)
-            _, culprit = check_forward(call, reference, compiled, masks_matter)
+            culprit = check_forward(call, reference, compiled, masks_matter)
             if culprit is not None:
                 return culprit
     return _cast_before(stop, known)

@@ -4,7 +4,7 @@ import math
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import check_backward, classify_window
-from keras_mixprec.diagnosis.culprit import rounded_inputs
+from keras_mixprec.diagnosis.culprit import Fault, rounded_inputs
 from keras_mixprec.diagnosis.end_to_end import Errors, Reference, is_finite
 from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.run import Run
@@ -192,9 +192,9 @@ class StepRun(Run):
         exact = self.exact_calls.get(call.name)
         if exact is None or call.nested:
             return None
-        return check_backward(call, exact, self._compiled, self.bits, True)[1]
+        return check_backward(call, exact, self._compiled, self.bits)
 
-    def fault(self, layers) -> tuple[str, str]:
+    def fault(self, layers) -> Fault:
         """Returns what makes the step wrong; see `Run`."""
         found = None
         if layers:
@@ -208,7 +208,7 @@ class StepRun(Run):
             found = step_fault(self.model, self._data, layers)
             if found or not math.isinf(self.error):
                 return found or fault_of_errors(self._errors)
-            return "backward_overflow", "backward"
+            return Fault("backward_overflow", "backward")
         replay = LayerReplay(call, self._compiled)
         known = self.exact_calls.get(call.name)
         return fault_behind(replay, known, self.model, self._data, layers)
@@ -223,8 +223,8 @@ class StepRun(Run):
         }
 
 
-def fault_of_errors(errors: Errors) -> tuple[str, str]:
-    """Returns the kind and the direction of what makes a step wrong.
+def fault_of_errors(errors: Errors) -> Fault:
+    """Returns what makes a step wrong.
 
     Args:
         errors: `Errors` of the step.
@@ -233,4 +233,4 @@ def fault_of_errors(errors: Errors) -> tuple[str, str]:
     direction = "forward" if forward else "backward"
     overflows = math.inf in errors
     kind = f"{direction}_overflow" if overflows else "precision_loss"
-    return kind, direction
+    return Fault(kind, direction)

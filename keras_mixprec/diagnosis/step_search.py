@@ -127,14 +127,9 @@ class Search:
         """
         known = {culprit.path for culprit in self.culprits}
         for call in run.low(calls):
-            off = self.errors.get(call.name, {}).get("forward", 0.0)
-            doubtful = off > thresholds.FORWARD_ERROR * thresholds.NEGLIGIBLE
-            if call.path not in known and (
-                draws_narrow_uniform(call.draws)
-                or (doubtful and LayerReplay(call).draws_by_itself())
-            ):
+            if call.path not in known and draws_narrow_uniform(call.draws):
                 exact = run.exact_calls.get(call.name)
-                found = check_forward(call, exact, self._compiled, False)[1]
+                found = check_forward(call, exact, self._compiled, False)
                 if found is not None:
                     known.add(call.path)
                     self._add(run, [found])

@@ -42,12 +42,6 @@ TIE_JITTERS = 8
 MOST_TIE_JITTERS = 64
 ERROR_OF_TIES = 0.99
 
-# How many numbers, and in how many draws, a layer that draws random ones by
-# itself returns before it is compared: one that is 0 once in 2,048 (float16)
-# is among 8,192 in all but 2% of the cases.
-DRAWN_NUMBERS = 8192
-FEWEST_DRAWS, MOST_DRAWS = 8, 64
-
 # Numbers up to this one stand for minus infinity, such as the -1e9 in scores of
 # what is masked. Activations that overflow float16 are mostly below 1e6.
 MINUS_INFINITY = -1e8

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import keras
@@ -12,21 +12,30 @@ from keras import tree
 from keras_mixprec._console import one_line
 from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import bytes_of
+from keras_mixprec.diagnosis.compare import largest, nonfinite
+from keras_mixprec.diagnosis.weights import weight_overflows
 from keras_mixprec.formats import get_format
-from keras_mixprec.inference.calibration import text_at_fault, to_tensors
-from keras_mixprec.inference.drift import Drift
-from keras_mixprec.inference.float32_outputs import with_float32_outputs
-from keras_mixprec.inference.lambdas import lambda_at_fault
-from keras_mixprec.inference.latency import latency
+from keras_mixprec.inference import wide_layers
+from keras_mixprec.inference.assignment import Assignment, by_plan, by_rules
+from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.comparison import (
+    drift,
+    float_outputs,
+    largest_activations,
+    largest_drift,
+    latency,
+)
 from keras_mixprec.inference.loading import loadable
-from keras_mixprec.inference.refusal import ALL_WIDE, KEEP_WIDE, refusal
+from keras_mixprec.inference.rebuild import Rebuilder, with_float32_outputs
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.inference.runnable import compilable, runnable
-from keras_mixprec.inference.storage import Assignment, by_plan, by_rules
-from keras_mixprec.inference.variants import Variant, variants
-from keras_mixprec.inference.wide_layers import smallest_wide_set
-from keras_mixprec.keras_internals import own_non_trainable, own_trainable
-from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.keras_internals import (
+    calls_in,
+    functional_of,
+    own_non_trainable,
+    own_trainable,
+)
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.layer_hooks import in_float32, temporary_policies
 from keras_mixprec.policies.layers import LayerEntry, walk
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -44,20 +53,14 @@ _log = logging.getLogger("keras_mixprec.inference")
 
 
 class _Built(NamedTuple):
-    """A converted model, what it follows, and how far off it is."""
+    """A converted model, what it follows, and what it returns."""
 
-    variant: Variant
     model: keras.Model
     assignment: Assignment
     notes: list[str]
     plan: PrecisionPlan
     entries: list[LayerEntry]
-    drift: Drift
-
-    @property
-    def wide(self) -> list[str]:
-        """The paths of the layers that compute in float32."""
-        return [path for path, p in self.plan.items() if p == "float32"]
+    outputs: list[list]
 
 
 class Conversion:
@@ -68,10 +71,6 @@ class Conversion:
         batches: List of batches of inputs.
         tolerance: Float. How far off an output may be.
         keep_io: Boolean. Whether outputs are float32.
-        metric: Function of a model that returns a number, or `None`.
-
-    Attributes:
-        reference: The model in float32.
     """
 
     def __init__(
@@ -80,38 +79,16 @@ class Conversion:
         batches: list[Any],
         tolerance: float,
         keep_io: bool,
-        metric: Callable[[keras.Model], float] | None,
     ):
-        self._as_it_is = Variant(model, batches)
-        self.reference = self._as_it_is.reference
+        self._source = Rebuilder(model, batches[0])
+        self._reference = self._source.reference
+        self._entries = self._source.entries
         # The state of random numbers is no weight.
         self._bytes = bytes_of(model.weights)
         self._batches = batches
         self._tolerance = tolerance
         self._keep_io = keep_io
-        self._metric = metric
         self._exact = self._predicted_exactly()
-
-    def _predicted_exactly(self):
-        _log.info("Outputs in float32 of batches: %d", len(self._batches))
-        try:
-            exact = [self.reference.predict_on_batch(x) for x in self._batches]
-        except Exception as error:  # Of the user's code, of any kind.
-            said = (
-                lambda_at_fault(self.reference, error)
-                or text_at_fault(self._batches[0])
-                or "`calibration` does not fit the model, which cannot be "
-                "called on it."
-            )
-            raise ValueError(
-                f"{said} Received: {one_line(error, 400)}"
-            ) from error
-        if not all(not np.isnan(a).any() for a in _floats(exact)):
-            raise ValueError(
-                "In float32 the outputs are not finite on `calibration`, so "
-                "precision is not what is wrong."
-            )
-        return exact
 
     def in_format(
         self, dtype: str, rules: Iterable[PrecisionRule] | None
@@ -125,37 +102,15 @@ class Conversion:
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        first = self._by_rules(self._as_it_is, dtype, rules)
-        _log.info("In %s outputs are off by %.2g", dtype, first.drift.relative)
-        if first.drift.relative <= self._tolerance:
-            return self._reported(dtype, first)
-        return self._reported(dtype, *self._repaired(first, dtype, rules))
-
-    def _by_rules(self, variant, dtype, rules):
-        return self._built(
-            variant,
-            by_rules(variant.reference, variant.entries, dtype, rules),
-        )
-
-    def _repaired(self, first, dtype, rules):
-        """With numbers that fit, or else with the fewest layers in float32.
-
-        What it was given, if even that does not keep the tolerance; and what
-        to advise then.
-        """
-        _log.info("Searching which layers need float32, in many runs")
-        tried = [first]
-        for variant in variants(self._as_it_is.source, self._batches, dtype):
-            built = self._by_rules(variant, dtype, rules)
-            if built.drift.relative <= self._tolerance:
-                return built, ""
-            tried.append(built)
-        widened = [self._with_fewest_wide(one) for one in tried]
-        # With all in float32 it is kept, but that is no conversion.
-        kept = [x for x in widened if x.drift.relative <= self._tolerance]
-        parts = [one for one in kept if one.assignment.dtypes()]
-        built = min(parts, key=lambda one: len(one.wide), default=first)
-        return built, ALL_WIDE if kept else KEEP_WIDE
+        start = by_rules(self._reference, self._entries, dtype, rules)
+        with temporary_policies(start.computing(self._entries)):
+            culprits = weight_overflows(self._reference)
+        built = self._built(self._with_wide(start, culprits))
+        error = largest_drift(self._drift(built))
+        _log.info("In %s outputs are off by %.2g", dtype, error)
+        if error > self._tolerance:
+            built = self._with_fewest_wide(built)
+        return self._reported(dtype, built)
 
     def by_plan(
         self, plan: PrecisionPlan
@@ -168,121 +123,190 @@ class Conversion:
         Raises:
             ValueError: If the tolerance is not kept.
         """
-        own = self._as_it_is
-        assignment = by_plan(own.entries, own.source.origins, plan)
-        return self._reported("plan", self._built(own, assignment))
+        assignment = by_plan(self._entries, self._source.origins, plan)
+        return self._reported("plan", self._built(assignment))
 
-    def _built(self, variant, assignment):
-        x = to_tensors(self._batches[0])
-        reference = (variant.reference, variant.entries)
-        assignment = runnable(*reference, assignment, x)
+    def _predicted_exactly(self):
+        _log.info("Outputs in float32 of batches: %d", len(self._batches))
+        try:
+            exact = self._predicted(self._reference)
+        except Exception as error:  # Of the user's code, of any kind.
+            raise ValueError(
+                "The model cannot be called on `calibration`. Does that fit "
+                "its inputs, and do the functions of `Lambda` layers import "
+                f"what they use? Received: {one_line(error, 400)}"
+            ) from error
+        if any(np.isnan(a).any() for batch in exact for a in batch):
+            raise ValueError(
+                "In float32 the outputs are not finite on `calibration`, so "
+                "precision is not what is wrong."
+            )
+        return exact
+
+    def _predicted(self, model):
+        return [float_outputs(model.predict_on_batch(x)) for x in self._batches]
+
+    def _built(self, assignment):
+        """The model without 16 bits in what its code or XLA refuses there."""
         while True:
-            model, assignment, notes = loadable(variant.source, assignment, x)
-            plan = _plan_of(model, assignment, variant.reasons)
-            entries = walk(model)
-            if self._keep_io:
-                model = with_float32_outputs(model)
             try:
-                drift = self._drift(model, self._batches, self._exact)
-                return _Built(
-                    variant, model, assignment, notes, plan, entries, drift
-                )
+                return self._build(assignment)
             except active.replay().REFUSALS as error:
-                assignment = compilable(*reference, assignment, x, error)
+                with temporary_policies(assignment.computing(self._entries)):
+                    raising = wide_layers.layers_that_raise(
+                        self._reference, self._batches[0]
+                    )
+                if not raising:
+                    raise ValueError(
+                        f"The model {self._reference.name!r} cannot be called "
+                        f"in 16 bits. Received: {one_line(error, 400)}"
+                    ) from error
+                assignment = self._with_wide(assignment, raising)
+
+    def _build(self, assignment):
+        model, assignment, notes = loadable(
+            self._source, assignment, to_tensors(self._batches[0])
+        )
+        plan, entries = _plan_of(model, assignment), walk(model)
+        if self._keep_io:
+            model = with_float32_outputs(model)
+        outputs = self._predicted(model)
+        return _Built(model, assignment, notes, plan, entries, outputs)
 
     def _with_fewest_wide(self, built):
-        """What is built with the fewest layers more that need float32."""
-        off = [
-            (x, exact)
-            for x, exact in zip(self._batches, self._exact, strict=True)
-            if self._drift(built.model, [x], [exact]).relative > self._tolerance
-        ]
-        variant, assignment = built.variant, built.assignment
-        with temporary_policies(assignment.computing(variant.entries)):
-            found = smallest_wide_set(
-                variant.reference,
-                [x for x, _ in off[:_MOST_BATCHES]],
-                tolerance=_MARGIN * self._tolerance,
-            )
-        for path, verdict in found.verdicts.items():
-            assignment = assignment.replaced(path, "float32", verdict.finding)
-        rebuilt = self._built(variant, assignment)
-        if found.is_smallest:
-            return rebuilt
-        return rebuilt._replace(notes=[*rebuilt.notes, _not_all_tried(found)])
+        """The model with the fewest layers more that need float32.
 
-    def _reported(self, policy, built, advice=KEEP_WIDE):
-        if not built.drift.relative <= self._tolerance:
-            own = built.variant, built.assignment, self._batches
-            raise refusal(
-                policy, built.drift.relative, self._tolerance, *own, advice
+        As it was if all of it would have to be.
+        """
+        _log.info("Searching which layers need float32, in many runs")
+        errors = [
+            largest_drift(drift([], [exact], [low]))
+            for exact, low in zip(self._exact, built.outputs, strict=True)
+        ]
+        worst = sorted(range(len(errors)), key=lambda n: -errors[n])
+        off = [n for n in worst if errors[n] > self._tolerance]
+        assignment = built.assignment
+        with temporary_policies(assignment.computing(self._entries)):
+            culprits, is_smallest = wide_layers.wide_layers(
+                self._reference,
+                [self._batches[n] for n in (off or worst)[:_MOST_BATCHES]],
+                _MARGIN * self._tolerance,
+            )
+        assignment = self._with_wide(assignment, culprits)
+        if not culprits or not assignment.dtypes():
+            return built
+        rebuilt = self._built(assignment)
+        if is_smallest:
+            return rebuilt
+        note = (
+            f"The search ended before each of {len(culprits)} layers in "
+            "float32 was tried in 16 bits again: fewer may do."
+        )
+        return rebuilt._replace(notes=[*rebuilt.notes, note])
+
+    def _with_wide(self, assignment, culprits):
+        paths = {id(entry.layer): entry.path for entry in self._entries}
+        for culprit in culprits:
+            own = {paths.get(id(layer)) for layer in culprit.layers}
+            own &= assignment.policies.keys()
+            why = wide_layers.reason(culprit)
+            assignment = assignment.replaced(own, "float32", why)
+        return assignment
+
+    def _reported(self, policy, built):
+        found = self._drift(built)
+        ranges = largest_activations(
+            self._reference, self._entries, self._batches
+        )
+        if not largest_drift(found) <= self._tolerance:
+            raise ValueError(
+                self._refusal(policy, built, largest_drift(found), ranges)
             )
         model = built.model
-        _log.info("Measuring ranges and latency")
-        largest = built.variant.largest(self._batches)
+        _log.info("Measuring latency")
         return model, ConversionReport(
             policy=policy,
             plan=built.plan,
-            layers=[_row(entry, built, largest) for entry in built.entries],
-            drift=built.drift.to_list(),
+            layers=[_row(e, built.plan, ranges) for e in built.entries],
+            drift=found,
             tolerance=self._tolerance,
             size={"before": self._bytes, "after": bytes_of(model.weights)},
-            latency=latency(self.reference, model, self._batches[0]),
-            metric=self._measured(model),
-            notes=built.variant.notes + built.notes + _unconverted(built),
+            latency=latency(self._reference, model, self._batches[0]),
+            notes=built.notes,
         )
 
-    def _drift(self, model, batches, outputs):
-        found = Drift(getattr(self.reference, "output_names", None) or [])
-        for x, exact in zip(batches, outputs, strict=True):
-            found.add(exact, model.predict_on_batch(x))
-        return found
+    def _drift(self, built):
+        names = getattr(self._reference, "output_names", None) or []
+        return drift(names, self._exact, built.outputs)
 
-    def _measured(self, model):
-        if self._metric is None:
-            return None
-        return {
-            "name": getattr(self._metric, "__name__", "metric"),
-            "before": float(self._metric(self.reference)),
-            "after": float(self._metric(model)),
-        }
+    def _refusal(self, policy, built, error, ranges):
+        """What is off, by how much, and what helps."""
+        x = self._batches[0]
+        with temporary_policies(built.assignment.computing(self._entries)):
+            path, own = wide_layers.least_exact(self._reference, x)
+            worst = _overflowing_operation(self._reference, x)
+        if path and not worst:
+            off = f"it is off by {own:.2g} of its own outputs"
+            off = off if math.isfinite(own) else "its outputs are not finite"
+            reach = f"{ranges.get(path, 0.0):.3g} in float32"
+            worst = f"The layer {path!r} is the worst: {off}, up to {reach}. "
+        off = f"are off by {error:.3g} of their norm"
+        off = off if math.isfinite(error) else "are not finite"
+        advice = (
+            "A plan can keep layers in float32."
+            if policy == "plan"
+            else "No smaller set of layers in float32 keeps it: allow more "
+            "with `tolerance`, or take another format."
+        )
+        return (
+            f"Converted to {policy} the outputs {off}, and "
+            f"tolerance={self._tolerance:g} is allowed. {worst}{advice}"
+        )
 
 
-def _unconverted(built):
-    if built.assignment.dtypes():
-        return []
-    return [
-        "No layer was converted: those that are quantized stay as they are, "
-        "and so do those that only look words up."
+def _overflowing_operation(model, x):
+    """On the first operation of a graph that overflows and is no layer."""
+    functional = functional_of(model)
+    if functional is None:
+        return ""
+    operations = [
+        (operation, tensor)
+        for operation in functional.operations
+        for node in calls_in(functional, operation)
+        for tensor in node.output_tensors
+        if "float" in tensor.dtype and node.input_tensors
     ]
+    graph = keras.Model(functional.input, [t for _, t in operations])
+    low = graph(to_tensors(x), training=False)
+    with in_float32(functional):
+        exact = graph(to_tensors(x), training=False)
+    arrays = (map(to_array, tree.flatten(found)) for found in (low, exact))
+    for (operation, _), narrow, wide in zip(operations, *arrays, strict=True):
+        if nonfinite([narrow]) > nonfinite([wide]):
+            if isinstance(operation, keras.layers.Layer):
+                return ""
+            return (
+                f"The operation {operation.name!r} of the graph, which is no "
+                "layer, is the first to overflow: in float32 it reaches "
+                f"{largest([wide]):.3g}. It computes in float32 behind a layer "
+                "in float32, such as `keras.layers.Identity(dtype='float32')`. "
+            )
+    return ""
 
 
-def _not_all_tried(found):
-    return (
-        f"Not each of {len(found.layers)} layers in float32 was tried in 16 "
-        "bits again, since that is a run of the model for each: fewer may do."
-    )
-
-
-def _row(entry, built, largest):
+def _row(entry, plan, ranges):
     layer, path = entry.layer, entry.path
     own = [*own_trainable(layer), *own_non_trainable(layer)]
     return {
         "path": path,
         "class": type(layer).__name__,
-        "policy": built.plan[path],
+        "policy": plan[path],
         "parameters": sum(math.prod(v.shape) for v in own),
         "bytes": bytes_of(own),
-        "largest": largest.get(path),
-        "headroom_bits": _headroom(layer, largest.get(path)),
-        "rescaled_bits": built.variant.rescaled.get(path, 0),
-        "clamped": path in built.variant.clamped,
-        "reason": built.plan.reasons.get(path, ""),
+        "largest": ranges.get(path),
+        "headroom_bits": _headroom(layer, ranges.get(path)),
+        "reason": plan.reasons.get(path, ""),
     }
-
-
-def _floats(outputs):
-    return [a for a in tree.flatten(outputs) if "float" in str(a.dtype)]
 
 
 def _headroom(layer, largest):
@@ -294,9 +318,11 @@ def _headroom(layer, largest):
     return math.log2(maximum) - math.log2(largest)
 
 
-def _plan_of(model, assignment, more):
-    entries = walk(model)
-    policies = {entry.path: policy_name(entry.layer) for entry in entries}
-    reasons = more | assignment.reasons
-    reasons = {p: r for p, r in reasons.items() if p in policies}
+def _plan_of(model, assignment):
+    policies = {entry.path: policy_name(entry.layer) for entry in walk(model)}
+    reasons = {
+        path: why
+        for path, why in assignment.reasons.items()
+        if why and path in policies
+    }
     return PrecisionPlan(policies, policy_name(model), reasons)

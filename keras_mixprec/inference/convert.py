@@ -1,9 +1,7 @@
 """`convert_for_inference`: a model in 16 bits, and how far off it is."""
 
-import contextlib
-import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -11,12 +9,14 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.backend import active
+from keras_mixprec._console import one_line
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.inference.automatic import automatic
-from keras_mixprec.inference.calibration import calibration_batches, check_count
+from keras_mixprec.inference.calibration import calibration_batches
+from keras_mixprec.inference.comparison import largest_drift
 from keras_mixprec.inference.conversion import Conversion
 from keras_mixprec.inference.report import ConversionReport
+from keras_mixprec.numerics.evaluation import leaving_no_trace
+from keras_mixprec.policies.hardware import find_capabilities, formats
 from keras_mixprec.policies.layers import check_model, walk
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
@@ -32,7 +32,6 @@ def convert_for_inference(
     calibration: Any,
     tolerance: float = 0.05,
     keep_io: str | None = "float32",
-    metric: Callable[[keras.Model], float] | None = None,
     rules: Iterable[PrecisionRule] | None = None,
     batch_size: int = 32,
 ) -> tuple[keras.Model, ConversionReport]:
@@ -45,8 +44,9 @@ def convert_for_inference(
 
     Args:
         model: A built `keras.Model` that its config rebuilds, compiled or not.
-        policy: `"float16"` or `"bfloat16"`; `"auto"`, that of the two which is
-            faster here, or else the one that leaves less; or a `PrecisionPlan`,
+        policy: `"float16"` or `"bfloat16"`; `"auto"`, that of the two which
+            leaves fewer bytes, or else the one that the device does not emulate
+            and that is off less; or a `PrecisionPlan`,
             such as `PrecisionTuner` or `minimize_float32` found: what it has
             in float32 stays so, and its mixed policies become 16-bit weights.
             Defaults to `"auto"`.
@@ -58,9 +58,6 @@ def convert_for_inference(
         keep_io: `"float32"`, inputs and outputs are float32 as before, or
             `None`, outputs have the dtype of the layers that make them, as
             those of subclassed models have anyhow. Defaults to `"float32"`.
-        metric: Function of a model that returns a number, computed for the
-            report in float32 and converted. The models are not compiled.
-            Defaults to `None`.
         rules: Iterable of `PrecisionRule`: layers that stay wide in any case.
             Defaults to `DEFAULT_RULES` but for the outputs. Not allowed with a
             plan.
@@ -91,20 +88,16 @@ def convert_for_inference(
         "tolerance", tolerance, low=1e-12, why="of 0, nothing has 16 bits"
     )
     check_choice("keep_io", keep_io, ("float32", None))
-    _check_metric(metric)
     batch_size = check_integer("batch_size", batch_size, low=1)
-    batches = calibration_batches(calibration, batch_size)
-    check_count(batches, model)
+    batches = calibration_batches(calibration, batch_size, model)
     if isinstance(policy, PrecisionPlan):
         policy.validate(model)
-    with _same_random_numbers(), np.errstate(all="ignore"):
-        conversion = Conversion(
-            model, batches, tolerance, keep_io == "float32", metric
-        )
+    with leaving_no_trace(model), np.errstate(all="ignore"):
+        conversion = Conversion(model, batches, tolerance, keep_io == "float32")
         if isinstance(policy, PrecisionPlan):
             return conversion.by_plan(policy)
         if policy == "auto":
-            return automatic(conversion, rules)
+            return _automatic(conversion, rules)
         return conversion.in_format(policy, rules)
 
 
@@ -134,39 +127,48 @@ def _check_adapters(model):
 
 
 def _check_policy(policy, rules):
-    if isinstance(policy, PrecisionPlan):
-        if rules is not None:
-            raise ValueError(
-                "A plan is followed exactly as it is; leave out `rules`. "
-                f"Received: rules={rules!r}"
-            )
-        return
-    if not isinstance(policy, str):
-        raise TypeError(
-            "`policy` must be 'auto', 'float16', 'bfloat16' or a "
-            f"`PrecisionPlan`. Received: policy={policy!r} of type "
-            f"{type(policy).__name__}"
-        )
-    check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
-
-
-def _check_metric(metric):
-    if metric is not None and not callable(metric):
-        raise TypeError(
-            "`metric` must be a function of a model that returns a number. "
-            f"Received: metric={metric!r} of type {type(metric).__name__}"
+    if not isinstance(policy, PrecisionPlan):
+        check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
+    elif rules is not None:
+        raise ValueError(
+            "A plan is followed exactly as it is; leave out `rules`. "
+            f"Received: rules={rules!r}"
         )
 
 
-@contextlib.contextmanager
-def _same_random_numbers():
-    """Whoever draws afterwards draws what they would have drawn."""
-    before = random.getstate(), np.random.get_state()
-    runtime = active.runtime()
-    of_backend = runtime.random_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        runtime.set_random_state(of_backend)
+def _automatic(conversion, rules):
+    """The format that leaves fewer bytes, or else the one of the device.
+
+    It is the same one on each day: no speed is measured for it.
+    """
+    found, refused = {}, {}
+    for dtype in SIXTEEN_BITS:
+        try:
+            found[dtype] = conversion.in_format(dtype, rules)
+        except ValueError as error:
+            refused[dtype] = f"In {dtype}: {one_line(error, 400)}"
+    if not found:
+        raise ValueError(
+            "Neither format of 16 bits keeps the tolerance, so the model stays "
+            f"in float32. {' '.join(refused.values())}"
+        )
+    support = formats(find_capabilities())
+
+    def rank(dtype):
+        report = found[dtype][1]
+        emulated = support[dtype].status == "emulated"
+        return report.size["after"], emulated, largest_drift(report.drift)
+
+    best, *others = sorted(found, key=rank)
+    model, report = found[best]
+    report.notes.extend(_other(found[dtype][1]) for dtype in others)
+    report.notes.extend(refused.values())
+    return model, report
+
+
+def _other(report):
+    return (
+        f"{report.policy} would be {report.latency['speedup']:.2f} times as "
+        f"fast as float32, {report.size['after']:,} bytes, with a drift of "
+        f"{largest_drift(report.drift):.2g}."
+    )

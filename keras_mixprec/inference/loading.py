@@ -11,8 +11,8 @@ import keras
 
 from keras_mixprec.backend import active
 from keras_mixprec.formats import format_count
+from keras_mixprec.inference.assignment import Assignment, has_policy
 from keras_mixprec.inference.rebuild import Rebuilder
-from keras_mixprec.inference.storage import Assignment, has_policy
 from keras_mixprec.policies.names import is_16_bit, policy_name
 
 _INSIDE = "a .keras file has one dtype for it and the layer that it is part of"
@@ -75,9 +75,9 @@ def _adapted(assignment, others):
         ours = assignment.policies.get(path, "float32")
         if not is_16_bit(theirs):
             if assignment.is_inside_float32(path):
-                assignment = assignment.replaced(path, theirs, _INSIDE)
+                assignment = assignment.replaced([path], theirs, _INSIDE)
         elif is_16_bit(ours):  # Stored in what it computes in.
-            assignment = assignment.replaced(path, theirs)
+            assignment = assignment.replaced([path], theirs, "")
         elif holder := path.rpartition("/")[0]:
             assignment = assignment.widened(holder, _BY_ITSELF)
     return assignment
@@ -99,16 +99,10 @@ def _note(others):
             "A .keras file of it cannot be loaded: save its weights instead, "
             "with `save_weights`, or export it."
         )
-    narrow = [path for path, policy in others.items() if is_16_bit(policy)]
-    shown = ", ".join((narrow or [*others])[:3])
-    count = format_count(len(narrow or others), "layer")
-    what = (
-        f"computes {count} in 16 bits that need float32 ({shown})"
-        if narrow
-        else f"gives {count} back in float32 ({shown})"
-    )
+    shown = ", ".join([*others][:3])
     return (
-        f"A .keras file of it {what}, which other code makes without a dtype. "
+        f"A .keras file of it gives {format_count(len(others), 'layer')} back "
+        f"in another dtype ({shown}), which other code makes without one. "
         "Save the plan as well, `report.plan.save('plan.json')`, and set it "
         "behind `keras.saving.load_model`: `keras_mixprec.apply_policy(model, "
         "keras_mixprec.PrecisionPlan.load('plan.json'))` computes the same."

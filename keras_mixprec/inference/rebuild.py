@@ -11,13 +11,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
+from keras import ops, tree
 
 from keras_mixprec._console import one_line
 from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.inference.lambdas import lambda_at_fault
 from keras_mixprec.keras_internals import (
+    Functional,
     flat_layers,
     functional_of,
     set_policy_object,
@@ -153,14 +153,12 @@ class Rebuilder:
             if not model.built:
                 model(self._x, training=False)
         except Exception as error:  # Of the user's code, of any kind.
-            advice = lambda_at_fault(self._model, error) or (
-                "See that `get_config` returns what `from_config` needs, and "
-                "that `keras.saving.custom_object_scope` knows functions of "
-                "your own."
-            )
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
-                f"config, which converting and loading it take. {advice} "
+                "config, which converting and loading it take. See that "
+                "`get_config` returns what `from_config` needs, that "
+                "`keras.saving.custom_object_scope` knows functions of your "
+                "own, and that those of `Lambda` layers import what they use. "
                 f"Received: {one_line(error, 400)}"
             ) from error
         return model
@@ -197,14 +195,48 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
             target.load_assets(folder)
 
 
+def with_float32_outputs(model: keras.Model) -> keras.Model:
+    """Returns a model that casts its 16-bit outputs to float32.
+
+    By a layer more behind each of them, which is Keras' own.
+
+    Args:
+        model: A `keras.Model` that is functional or `Sequential`, and may be
+            changed. One of another class is returned as it is.
+    """
+    if type(model) is keras.Sequential and model.outputs:
+        if _is_narrow(model.outputs[0]):
+            model.add(_cast(model.layers[-1].name))
+        return model
+    if type(model) is not Functional or not any(map(_is_narrow, model.outputs)):
+        return model
+    names = iter(model.output_names)
+
+    def cast(tensor):
+        layer = _cast(next(names))
+        return layer(tensor) if _is_narrow(tensor) else tensor
+
+    outputs = tree.map_structure(cast, model.output)
+    return keras.Model(model.input, outputs, name=model.name)
+
+
+def _is_narrow(tensor):
+    return keras.backend.standardize_dtype(tensor.dtype) in SIXTEEN_BITS
+
+
+def _cast(name):
+    """A layer that does nothing but what its policy says."""
+    return keras.layers.Identity(dtype="float32", name=f"{name}_float32")
+
+
 def _config_of(model):
     """What a file of the model says of it, but for training."""
     # The optimizer, loss and metrics need not have a config: they are left out.
-    uncompiled = {"get_compile_config": lambda self: None}
+    compiled = [x for x in flat_layers(model) if getattr(x, "compiled", False)]
     try:
         with contextlib.ExitStack() as stack:
-            for cls in _defining(model, "get_compile_config"):
-                stack.enter_context(patched(cls, uncompiled))
+            for part in compiled:
+                stack.enter_context(patched(part, {"compiled": False}))
             config = keras.saving.serialize_keras_object(model)
     except Exception as error:  # Of the user's code, of any kind.
         raise ValueError(
@@ -213,13 +245,6 @@ def _config_of(model):
             f"Received: {one_line(error, 400)}"
         ) from error
     return _fit_for_16_bits(config)
-
-
-def _defining(model, method):
-    """The classes of a model and its layers that define a method."""
-    kinds = {type(layer) for layer in (model, *flat_layers(model))}
-    classes = {cls for kind in kinds for cls in kind.__mro__}
-    return [cls for cls in classes if method in vars(cls)]
 
 
 def _fit_for_16_bits(config):

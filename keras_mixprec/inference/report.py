@@ -1,17 +1,35 @@
 """`ConversionReport`: what a conversion keeps, saves and costs."""
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from typing import Any
 
-from keras_mixprec._html import HtmlReport
-from keras_mixprec.inference import report_text
-from keras_mixprec.inference.exports import kept_by_exports
+from keras_mixprec import _html
+from keras_mixprec.formats import (
+    SCREEN_WIDTH,
+    fill_screen,
+    format_bits,
+    format_bytes,
+    format_count,
+    format_digits,
+    format_share,
+    printable,
+)
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
 
+# Layers that a screen has room for, those with the least headroom first.
+_SHOWN = 20
+
+# Layers that are named with a reason that they have in common.
+_NAMED = 4
+
+_HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ConversionReport(HtmlReport):
+class ConversionReport(_html.HtmlReport):
     """What `convert_for_inference` did, and how far the result is from float32.
 
     `str()` gives text of a screen, a notebook shows tables.
@@ -25,10 +43,7 @@ class ConversionReport(HtmlReport):
             magnitude in its inputs and outputs in float32 on the calibration
             data, `headroom_bits`, by how many powers of two that could grow
             before it overflows the layer's compute dtype (the last two `None`
-            where it has no floating-point numbers), `rescaled_bits`, the power
-            of two by which its outputs are smaller than before, `clamped`,
-            whether its outputs are clamped to the format's maximum, and
-            `reason`.
+            where it has no floating-point numbers), and `reason`.
         drift: List of dicts, one for each floating-point output: `output`,
             `relative`, the norm of the difference from float32 as a share of
             the output's norm, `largest` and `mean` of the absolute difference,
@@ -41,7 +56,6 @@ class ConversionReport(HtmlReport):
         latency: Dict, `before` and `after`: seconds of a batch in float32 and
             converted, and `speedup`, their ratio: of pairs that ran one after
             the other the one with the median ratio; `pairs`, how many.
-        metric: Dict, `name`, `before` in float32 and `after`; `None` without.
         notes: List of strings: what else a caller should know, such as what a
             `.keras` file cannot keep.
 
@@ -60,7 +74,6 @@ class ConversionReport(HtmlReport):
     tolerance: float
     size: dict[str, int]
     latency: dict[str, Any]
-    metric: dict[str, Any] | None
     notes: list[str]
 
     @property
@@ -70,16 +83,11 @@ class ConversionReport(HtmlReport):
             row["path"] for row in self.layers if row["policy"] == "float32"
         ]
 
-    @property
-    def exports(self) -> dict[str, str]:
-        """Dict from the formats of `model.export` to what each one keeps."""
-        return kept_by_exports(self.plan)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns everything as a dict; the plan as one of path to policy."""
         fields = dataclasses.fields(self)
         content = {field.name: getattr(self, field.name) for field in fields}
-        return content | {"plan": dict(self.plan), "exports": self.exports}
+        return content | {"plan": dict(self.plan)}
 
     def to_json(self) -> str:
         """Returns `to_dict()` as JSON, inf and NaN as strings."""
@@ -87,12 +95,108 @@ class ConversionReport(HtmlReport):
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
-        return report_text.page(self)
+        return _html.page("Conversion for inference", self._repr_html_())
 
     def __str__(self):
-        return report_text.text(self)
+        return _text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self):
-        return report_text.fragment(self)
+        said = (_html.element("li", line) for line in _sentences(self))
+        rows = _html.table(_HEADS, map(_cells, self.layers))
+        return _html.element("div", _html.element("ul", *said), rows)
+
+
+def _text(report):
+    rows = sorted(report.layers, key=_urgency)
+    # The reasons, which may be long, are below.
+    table = [_HEADS[:-1], *(_cells(row)[:-1] for row in rows[:_SHOWN])]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(map(str.ljust, line, widths)).rstrip()[:SCREEN_WIDTH]
+        for line in table
+    ]
+    if len(rows) > _SHOWN:
+        lines.append(f"... and {len(rows) - _SHOWN} more")
+    reasons = [fill_screen(line) for line in _reasons(rows)]
+    lines += ["", *reasons] if reasons else []
+    said = map(fill_screen, _sentences(report))
+    return printable("\n".join([*said, "", *lines]))
+
+
+def _reasons(rows):
+    """Each reason once, with the layers that have it."""
+    paths: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            paths.setdefault(row["reason"], []).append(row["path"])
+    for reason, found in paths.items():
+        more = len(found) - _NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        yield f"{', '.join(found[:_NAMED])}{rest}: {reason}"
+
+
+def _sentences(report) -> Iterator[str]:
+    """What happened, and what it brings and costs."""
+    wide = report.wide_layers
+    kept = f"{len(wide)} of {format_count(len(report.layers), 'layer')}"
+    yield f"Converted to {report.policy}: {kept} compute in float32."
+    yield _size(report.size)
+    yield _latency(report.latency)
+    yield from (_drift(row, report.tolerance) for row in report.drift)
+    yield from report.notes
+
+
+def _size(size):
+    before, after = size["before"], size["after"]
+    share = after / before if before else 1.0
+    return (
+        f"Weights: {format_bytes(before)} before, {format_bytes(after)} now "
+        f"({format_share(share)})."
+    )
+
+
+def _latency(latency):
+    before, after = latency["before"] * 1e3, latency["after"] * 1e3
+    pairs = format_count(latency["pairs"], "pair")
+    return (
+        f"A batch takes {format_digits(before)} ms in float32, "
+        f"{format_digits(after)} ms converted: {latency['speedup']:.2f} times "
+        f"as fast (median of {pairs})."
+    )
+
+
+def _drift(row, tolerance):
+    if row["nonfinite"]:
+        numbers = format_count(row["nonfinite"], "number")
+        return f"Drift of {row['output']}: {numbers} not finite."
+    line = (
+        f"Drift of {row['output']}: {row['relative']:.2g} of float32's norm "
+        f"({tolerance:g} is tolerated), at most {row['largest']:.2g} and "
+        f"{row['mean']:.2g} in the mean, of numbers up to "
+        f"{format_digits(row['scale'])}"
+    )
+    if row["top1_agreement"] is not None:
+        same = row["top1_agreement"]
+        line += (
+            f"; the same class, or output, the largest in {format_share(same)}"
+        )
+    return f"{line}."
+
+
+def _urgency(row):
+    bits = row["headroom_bits"]
+    return row["policy"] != "float32", math.inf if bits is None else bits
+
+
+def _cells(row):
+    largest, bits = row["largest"], row["headroom_bits"]
+    return (
+        row["path"],
+        row["policy"],
+        format_bytes(row["bytes"]),
+        "-" if largest is None else f"{largest:.3g}",
+        "-" if bits is None else format_bits(bits),
+        row["reason"],
+    )

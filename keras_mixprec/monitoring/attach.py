@@ -18,8 +18,6 @@ from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.schema import (
-    EPOCH_COLUMNS,
-    EPOCH_ROWS_PER_CHUNK,
     EPOCHS,
     FED_BY,
     RANGES,
@@ -161,8 +159,7 @@ def log_epoch(log, step: int):
         log: The `RunLog`.
         step: Int. Its last step.
     """
-    row = step, _clock.wall()
-    log.rows(step, EPOCHS, [row], EPOCH_COLUMNS, EPOCH_ROWS_PER_CHUNK)
+    log.rows(step, EPOCHS, [(step, _clock.wall())])
 
 
 # The attribute of a model that holds the guard of its metrics, which refers to

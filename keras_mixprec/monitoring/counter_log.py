@@ -15,7 +15,7 @@ from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
-from keras_mixprec.reporting.schema import curve_tag
+from keras_mixprec.reporting.schema import SCALE, curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
 # Skipped steps that are logged one by one, half a kB each. A run that fails for
@@ -111,7 +111,7 @@ class Skips:
     def _write_rows(self, step):
         for name, rows in self._waiting.items():
             if rows:
-                self._log.scale_rows(step, rows, name)
+                self._log.rows(step, SCALE, rows, optimizer=name)
         self._waiting.clear()
 
     def _write_blocks(self, step):

@@ -7,11 +7,7 @@ import keras
 
 from keras_mixprec.backend import active
 from keras_mixprec.reporting.layer_tables import Thinning
-from keras_mixprec.reporting.schema import (
-    LOSS,
-    LOSS_COLUMNS,
-    LOSS_ROWS_PER_CHUNK,
-)
+from keras_mixprec.reporting.schema import LOSS
 
 # Points of the loss of an interval, after which they are half as often.
 _LOSSES = 128
@@ -121,5 +117,4 @@ class LossCurve:
 
     def _log_mean(self, step, loss):
         row = [step, loss if math.isfinite(loss) else math.nan]
-        size = LOSS_ROWS_PER_CHUNK
-        self._log.rows(step, LOSS, [row], LOSS_COLUMNS, size)
+        self._log.rows(step, LOSS, [row])

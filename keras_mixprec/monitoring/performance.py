@@ -11,7 +11,7 @@ from keras_mixprec.monitoring.samples import SampleCount
 from keras_mixprec.monitoring.step_clock import StepClock
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.layer_tables import Thinning
-from keras_mixprec.reporting.performance import Row, rates_of
+from keras_mixprec.reporting.performance import rates_of
 
 
 class PerformanceLog:
@@ -50,13 +50,7 @@ class PerformanceLog:
 
     def _log(self, step, row):
         log = self._session.log
-        log.rows(
-            step,
-            schema.PERFORMANCE,
-            [row],
-            schema.PERFORMANCE_COLUMNS,
-            schema.PERFORMANCE_ROWS_PER_CHUNK,
-        )
+        log.rows(step, schema.PERFORMANCE, [row])
         if step >= log.next_step:
             known = {n: v for n, v in rates_of(row).items() if v is not None}
             log.scalars(
@@ -66,7 +60,7 @@ class PerformanceLog:
     def _row(self, step):
         stretch, durations = self.clock.take()
         budget = self._session.budget
-        return Row(
+        return schema.Row(
             step,
             stretch.steps,
             stretch.seconds,

@@ -197,14 +197,14 @@ class Prober:
             readings: List of `LayerReading`.
             step: Int. How many steps were taken before.
         """
-        for reading in readings:
-            for part, family in EXPONENTS.items():
-                bins = (
-                    reading.parts[part].bins() if part in reading.parts else ()
-                )
-                if len(bins):
-                    tag = f"{family}/{reading.path}"
-                    self._log.histogram(step, tag, bins)
+        found = [
+            (part, reading.path, bins)
+            for reading in readings
+            for part in EXPONENTS
+            if part in reading.parts and len(bins := reading.parts[part].bins())
+        ]
+        if found:
+            self._log.histograms(step, found)
 
     def least_headroom(self) -> dict:
         """Returns `(path, bits)` of the last probe, by part of a layer.

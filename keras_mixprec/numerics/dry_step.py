@@ -57,7 +57,8 @@ def dry_step(
     scale: float,
     known=(),
     *,
-    records=True,
+    records: bool = True,
+    how: str = "again",
     drawing: Draws | None = None,
 ) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
@@ -71,8 +72,11 @@ def dry_step(
         known: Dict from names to `LayerCall`s of the exact step, as for
             `CallRecorder`; a `train_step` of the user's own, the loss of which
             may contain gradients, gets those that are. Defaults to none.
-        records: Boolean. Whether to record the calls, which hold all
+        records: Boolean. Whether to record the calls of layers, which hold all
             activations. Defaults to `True`.
+        how: String. Without a record, `"again"` costs least if the step is
+            repeated in other dtypes, `"once"` if it is not; `"xla"` computes
+            it as XLA does. Defaults to `"again"`.
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
     """
@@ -84,25 +88,37 @@ def dry_step(
     tensors: Any = None
     drawing = drawing or Draws()
 
+    def observing():
+        if records:
+            return recorder.recording()
+        return ending_pieces(entries if how == "again" else [])
+
     def run(given):
         nonlocal taken, tensors
         data, factor = given
-        with recorder.recording() if records else ending_pieces(entries):
+        with observing():
             taken = run_held(model, data, lambda _: factor, drawing)
         losses, gradients, _, _, state = taken
-        tensors = [*losses, *gradients.values(), *state.values()]
-        tensors += recorder.tensors()
-        return tensors
+        own = [*losses, *gradients.values()]
+        others = [*state.values(), *recorder.tensors()]
+        tensors = [*own, *others]
+        return [*map(keras.ops.convert_to_tensor, own), *others]
 
+    replay = active.replay()
+    # So that on JAX each scale is the same program.
+    given = data, keras.ops.convert_to_tensor(scale, "float32")
     with restored(model):
-        found = active.replay().run_once(model, run, _given(data, scale))
+        if how == "xla":
+            found = replay.compiled(lambda _: run((data, scale)))([])
+        else:
+            found = replay.run_once(model, run, given)
     # Those of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
     losses, gradients, _, scales, state = taken
     losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
-        _total(losses),
+        float(sum(to_array(loss) for loss in losses)),
         _known(values, gradients),
         recorder.calls,
         scale if scales else 1.0,
@@ -127,66 +143,6 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
     """
     with restored(model):
         return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
-
-
-def compiled_step(model: keras.Model, data, scale: float) -> DryStep:
-    """Returns the step as XLA computes it, without the calls of layers.
-
-    Args:
-        model: As for `dry_step`.
-        data: As for `dry_step`.
-        scale: As for `dry_step`.
-    """
-    compiled = active.replay().compiled
-
-    def execute(run):
-        return compiled(lambda _: run(data, scale))([])
-
-    return _step_of(model, scale, execute)
-
-
-def single_step(model: keras.Model, data, scale: float) -> DryStep:
-    """Returns a step in the way that costs least for once.
-
-    Args:
-        model: As for `dry_step`.
-        data: As for `dry_step`.
-        scale: As for `dry_step`.
-    """
-    once = active.replay().run_once
-
-    def execute(run):
-        given = _given(data, scale)
-        return once(model, lambda given: run(*given), given)
-
-    return _step_of(model, scale, execute)
-
-
-def _given(data, scale):
-    # So that on JAX each scale is the same program.
-    return data, keras.ops.convert_to_tensor(scale, "float32")
-
-
-def _step_of(model, scale, execute):
-    """A step of what `execute` runs: a function of the batch and the scale."""
-    keys, scales = [], True
-
-    def run(data, scale):
-        nonlocal scales
-        losses, gradients, _, scales, _ = run_held(model, data, lambda _: scale)
-        keys[:] = [None] * len(losses) + list(gradients)
-        return [
-            *map(keras.ops.convert_to_tensor, (*losses, *gradients.values()))
-        ]
-
-    with restored(model):
-        results = execute(run)
-    known = [
-        (k, x) for k, x in zip(keys, results, strict=True) if x is not None
-    ]
-    loss = _total(x for k, x in known if k is None)
-    gradients = {k: x for k, x in known if k is not None}
-    return DryStep(loss, gradients, [], scale if scales else 1.0, scales)
 
 
 # At which no gradient overflows in 16 bits. Not 0, which is divided by.
@@ -308,8 +264,8 @@ def _written(model, scope):
     }
 
 
-def _total(losses):
-    return float(sum(to_array(loss) for loss in losses))
+single_step = functools.partial(dry_step, records=False, how="once")
+compiled_step = functools.partial(dry_step, records=False, how="xla")
 
 
 def exact_step(

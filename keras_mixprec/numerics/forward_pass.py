@@ -105,8 +105,10 @@ class Prediction:
 
     def compiled(self) -> ForwardPass:
         """Runs it as XLA computes it as a whole, without a record of calls."""
+        # A new function, since JAX knows one that it has traced before, in
+        # whatever dtypes the layers computed then.
         with naming_exhaustion():
-            found = active.replay().compiled(self.tensors)([])
+            found = active.replay().compiled(lambda _: self.tensors())([])
         return ForwardPass([to_array(value) for value in found], [])
 
     def compiled_exact(self) -> ForwardPass:

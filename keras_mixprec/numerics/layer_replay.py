@@ -1,6 +1,7 @@
 """One layer call again, in another dtype, and what its operations do."""
 
 import contextlib
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -27,6 +28,22 @@ from keras_mixprec.numerics.rounding import (
     off_by_half_ulp,
     widened_off_by_half_ulp,
 )
+
+
+class Cause(NamedTuple):
+    """What non-finite numbers come from.
+
+    Attributes:
+        kind: String. `"underflow"` for an operand of zero, as in 0 / 0,
+            1 / sqrt(0) and log(0), unless it is zero because of an overflow
+            before, `"cast_overflow"` for a cast to a narrower dtype, else
+            `"forward_overflow"`, as for a sum or product.
+        code: String. The line of the user's code that runs the operation, as
+            `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
+    """
+
+    kind: str
+    code: str | None
 
 
 def largest_intermediate(function, tensors) -> float:
@@ -86,7 +103,7 @@ def nonfinite_places(function, tensors) -> set:
 
 def cause_of_nonfinite(
     function, tensors, harmless=frozenset(), of_loss: bool = False
-) -> str | None:
+) -> Cause | None:
     """Returns what the non-finite numbers that remain come from.
 
     An infinity that a later operation makes finite again, as exp(-inf), is not
@@ -103,41 +120,48 @@ def cause_of_nonfinite(
             behind that. Defaults to `False`.
 
     Returns:
-        `"underflow"` for an operand of zero, as in 0 / 0, 1 / sqrt(0) and
-        log(0), unless it is zero because of an overflow before,
-        `"cast_overflow"` for a cast to a narrower dtype, else
-        `"forward_overflow"`, as for a sum or product; `None` if there are none.
+        `Cause`, `None` if there are none.
     """
-    origins: dict = {}  # Of every place with non-finite numbers, in order.
-    zeros: dict = {}  # Of places with zeros that come from those, as 1 / inf.
-    last = first_scalar = None
+    seen = _Origins(harmless)
+    active.replay().each_operation(function, tensors, seen.visit)
+    return of_loss and seen.of_first_scalar or seen.last
 
-    def visit(inputs, outputs):
-        nonlocal last, first_scalar
+
+class _Origins:
+    """Where the non-finite numbers of operations come from."""
+
+    def __init__(self, harmless):
+        self.last = self.of_first_scalar = None
+        self._harmless = harmless
+        self._origins = {}  # Of every place with such numbers, in order.
+        self._zeros = {}  # Of places with zeros that come from those: 1 / inf.
+
+    def visit(self, inputs, outputs):
         arrays, results = _float_arrays(inputs), _float_arrays(outputs)
         before = {_place(bad) for bad in _nonfinite(arrays)}
-        inherited = [origins[place] for place in origins if place in before]
+        origins = self._origins.items()
+        inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            if place not in harmless:
-                own = _kind(bad, arrays, _dtypes(inputs), _dtypes(outputs))
-                if own == "underflow":
-                    own = _origin_of_zeros(zeros, arrays, bad) or own
-                last = (inherited or [own])[0]
-                origins[place] = last
-                if of_loss and bad.shape == ():
-                    first_scalar = first_scalar or last
-        if not (inherited or zeros):
-            return
-        for zero in _zero(results):
-            kind = _origin_of_zeros(zeros, arrays, zero)
+            if place not in self._harmless:
+                dtypes = _dtypes(inputs), _dtypes(outputs)
+                self.last = inherited or self._cause(bad, arrays, *dtypes)
+                self._origins[place] = self.last
+                if bad.shape == ():
+                    self.of_first_scalar = self.of_first_scalar or self.last
+        for zero in _zero(results) if inherited or self._zeros else ():
+            cause = _origin_of_zeros(self._zeros, arrays, zero)
             if inherited and _is_of_infinities(zero, arrays):
-                kind = inherited[0]
-            if kind and _zero_place(zero) not in harmless:
-                zeros[_zero_place(zero)] = kind
+                cause = inherited
+            if cause and _zero_place(zero) not in self._harmless:
+                self._zeros[_zero_place(zero)] = cause
 
-    active.replay().each_operation(function, tensors, visit)
-    return first_scalar or last
+    def _cause(self, bad, arrays, *dtypes):
+        kind = _kind(bad, arrays, *dtypes)
+        cause = None
+        if kind == "underflow":
+            cause = _origin_of_zeros(self._zeros, arrays, bad)
+        return cause or Cause(kind, active.replay().line_of_operation())
 
 
 def _kind(bad, operands, dtypes, results):
@@ -232,8 +256,6 @@ class LayerReplay:
             dtypes, as it does in the model's step.
         extremes: Boolean. Whether it draws the smallest and the largest random
             number that there is. Defaults to `False`.
-        draw: Int. Which random numbers it draws: 0, the default, for those of
-            the step.
     """
 
     def __init__(
@@ -241,12 +263,10 @@ class LayerReplay:
         call: LayerCall,
         compiled: bool = False,
         extremes: bool = False,
-        draw: int = 0,
     ):
         self.call = call
         self._dtype = call.layer.compute_dtype
         self._extremes = extremes
-        self._seeds = [(v, value + draw) for v, value in call.seeds]
         self._compiled = compiled
         self._backend = active.replay()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -324,15 +344,15 @@ class LayerReplay:
             run = self._way(cotangents)
             return smallest_intermediate(run, self._primals())
 
-    def cause_of_nonfinite(self, cotangents=None) -> str | None:
+    def cause_of_nonfinite(self, cotangents=None) -> Cause | None:
         """Returns what makes numbers of 16 bits non-finite, op by op.
 
         Args:
             cotangents: As for `smallest_intermediate`.
 
         Returns:
-            String, as the function of this name. `None` if there are none:
-            only compiled code makes them.
+            As the function of this name. `None` if there are none: only
+            compiled code makes them.
         """
         run = self._way(cotangents)
         with self._in("float32", None):
@@ -408,7 +428,7 @@ class LayerReplay:
         mapping = [*zip(self._weights, primals[count:], strict=True)]
         with (
             keras.StatelessScope(
-                state_mapping=[*mapping, *self._seeds],
+                state_mapping=[*mapping, *call.seeds],
                 collect_losses=call.collects_losses,
             ) as scope,
             called_with(call.training),

@@ -18,7 +18,7 @@ from keras_mixprec.keras_internals import (
     set_policy_object,
     sublayers,
 )
-from keras_mixprec.policies.graph import casts_input, neighbours
+from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import LayerEntry, is_of_keras, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
@@ -60,22 +60,6 @@ def isolated_layers(model) -> list:
         and work is not None
         and work <= min(small, WORTH_A_CAST * _elements(entry.layer))
     ]
-
-
-def cast_elements(model) -> dict[str, int]:
-    """Returns how many numbers of one sample layers cast, by their paths.
-
-    Those which are fed another float dtype than they compute in; none are
-    known of a subclassed model, which has no graph.
-
-    Args:
-        model: A `keras.Model`.
-    """
-    return {
-        entry.path: _size_of(inbound_nodes(entry.layer)[0].input_tensors)
-        for entry in walk(model)
-        if casts_input(entry.layer)
-    }
 
 
 def _is_low(layer):

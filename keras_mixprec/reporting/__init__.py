@@ -12,17 +12,14 @@ Files that write:
 - `event_file.py`: TensorBoard's event files: records, checksums, and where a
   run stopped.
 - `append_file.py`: files that wait for a full disk.
-- `summaries.py`: the protocol buffers that TensorBoard keeps in a log.
-- `schema.py`: the names and limits of what a log holds.
+- `summaries.py`: the protocol buffers that TensorBoard draws.
+- `schema.py`: the names of what a run's folder holds.
 - `layer_tables.py`: what was measured of each layer, by step, of bounded size.
 - `text_formats.py`: JSON that every reader accepts, and tables in Markdown.
 
 Files that read:
 
-- `source.py`: where a log comes from; `file_source.py`: as its files hold it.
-- `record_index.py`: where in a file which tag is, without reading the values.
-- `sized_cache.py`: what was read, kept within a number of bytes.
-- `listed_runs.py`: what is known of a run before it is read.
+- `run_files.py`: the tables of a run, and which runs there are.
 - `run_data.py`, `run_layers.py`: what a log says of a run and of its layers, as
   the page asks for it; `grid.py`: one metric of all layers by step.
 - `bad_input.py`: readings of batches that were not finite; `skipped_steps.py`:
@@ -34,6 +31,7 @@ Files that read:
   table as text.
 - `passed_on.py`: layers that pass on what another one made not finite.
 - `fixes.py`: what repairs a finding, as code.
+- `event_kinds.py`: every kind of event, with its fields and its sentence.
 - `event_rows.py`, `figures.py`: what events say, and the key figures of a run;
   `worth.py`: what two runs tell of each other.
 - `read_events.py`: events and rows of layers, checked as they are read.

@@ -1,5 +1,6 @@
 """A file that is only appended to, and waits for a full disk."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -168,32 +169,28 @@ def claim_folder(log_dir):
         log_dir: String.
 
     Returns:
-        Its path, and the open file of lines in it.
+        Its path, and the open file of events in it.
     """
     numbers = itertools.count(1)
     while True:
         folder = os.path.join(log_dir, schema.run_folder(next(numbers)))
         os.makedirs(folder, exist_ok=True)
-        if lines := _open_lines(os.path.join(folder, schema.EVENTS_FILE)):
-            return folder, lines
+        path = os.path.join(folder, schema.EVENTS_FILE)
+        with contextlib.suppress(BlockingIOError):
+            return folder, open_lines(path, exclusive=True)
 
 
-def calls_of_fit(folder: str) -> int:
-    """Returns how many calls of `fit` a folder has."""
-    # Not its files of events: a search for a plan writes one as well.
-    with open(os.path.join(folder, schema.EVENTS_FILE), "rb") as lines:
-        return sum(b'"train_begin"' in line for line in lines)
+def open_lines(path, exclusive: bool = False) -> AppendFile:
+    """Opens a file of lines, without the torn one that a killed writer left.
 
+    Args:
+        path: String or path-like.
+        exclusive: As for `AppendFile`.
 
-def _open_lines(path):
-    """A file of lines, without the torn one that a killed writer left.
-
-    `None` while another run writes to it.
+    Raises:
+        As `AppendFile` does.
     """
-    try:
-        lines = AppendFile(path, exclusive=True)
-    except BlockingIOError:
-        return None
+    lines = AppendFile(path, exclusive)
     with open(path, "rb") as file:
         lines.truncate(file.read().rfind(b"\n") + 1)
     return lines

@@ -8,13 +8,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from keras_mixprec.reporting.read_events import read_events
-from keras_mixprec.reporting.text_formats import parse_json
-
-# What is in the line of each event that is read here, and of those of bad data.
-_MARKS = (b'"skipped_step"', b'"bad_batches"', b'"bad_data"')
-_BAD = b'"bad_'
-
 
 def bad_input_steps(events: Iterable[dict]) -> dict[int, dict]:
     """Returns the steps whose inputs were not finite, as far as is logged.
@@ -114,7 +107,7 @@ def _rows_of_first(numbers):
     return f" ({' and '.join(rows)} {are} not finite)" if rows else ""
 
 
-def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
+def mark_spoiled(tables: list, events: list):
     """Marks the rows of tables that were measured on such batches.
 
     A long log has one row for several readings, the worst of them, at the step
@@ -123,15 +116,8 @@ def mark_spoiled(tables: list, lines: Iterable[str | bytes]):
 
     Args:
         tables: List of `Table`, the tables of a family by rising step.
-        lines: Strings or bytes, each event of the log as JSON.
+        events: List of dicts.
     """
-    # Each metric that is shown asks for this, of a log that may have thousands.
-    known = (x.encode() if isinstance(x, str) else x for x in lines)
-    marked = [line for line in known if any(mark in line for mark in _MARKS)]
-    if not any(_BAD in line for line in marked):
-        return
-    parsed = (parse_json(line, dict) for line in marked)
-    events = [event for line in parsed for event in read_events(line)]
     bad = sorted(bad_input_steps(events))
     if not bad or not tables:
         return

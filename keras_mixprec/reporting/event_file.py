@@ -15,7 +15,6 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from keras_mixprec import _clock
 from keras_mixprec._checks import check_integer
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.append_file import AppendFile
-from keras_mixprec.reporting.schema import COUNTERS, parse_chunk_tag
+from keras_mixprec.reporting.schema import COUNTERS
 from keras_mixprec.reporting.summaries import parse_event
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed.
@@ -226,7 +225,7 @@ class EventFile:
             self._moved = self._moved | tags if moved else self._moved - tags
 
     def replace(self, step: int, values: list) -> None:
-        """Writes values that contain all that their tags held before.
+        """Writes values again, in place of what their tags held before.
 
         Those may be deleted, so `step` may come late or twice: the values
         then go to the last step of their tags.
@@ -327,21 +326,7 @@ def _next_name(folder):
 _COUNTER = re.compile(rf"(?:{'|'.join(COUNTERS)})(?:/.+)?")
 
 
-class End(NamedTuple):
-    """What a new run in the folder has to stay behind.
-
-    Attributes:
-        next_step: Int >= 0. The first step that no tag has reached.
-        next_chunks: Dict family -> the first chunk number not in use.
-        counts: Dict from the tags of `COUNTERS` to the last count, an int.
-    """
-
-    next_step: int
-    next_chunks: dict[str, int]
-    counts: dict[str, int]
-
-
-def find_end(folder: str) -> End:
+def find_end(folder: str) -> tuple[int, dict[str, int]]:
     """Reads the event files of a folder for where they end.
 
     The files are the only witness that cannot disagree with themselves: a
@@ -352,29 +337,22 @@ def find_end(folder: str) -> End:
         folder: String. An existing folder.
 
     Returns:
-        An `End`. A file that is cut short or damaged counts up to there.
+        The first step that no tag has reached, and a dict from the tags of
+        `COUNTERS` to the last count. A file that is cut short or damaged counts
+        up to there.
     """
-    next_step, seen, counts = 0, set(), {}
+    next_step, counts = 0, {}
     for path in event_file_paths(folder):
         for event in _events(path):
             values = event.summary.value
             # The first event of a file is at step 0 and has no values.
             next_step = max(next_step, event.step + 1 if values else 0)
-            seen.update(value.tag for value in values)
-            counts |= _counts(values)
-    next_chunks = {}
-    for family, index in filter(None, map(parse_chunk_tag, seen)):
-        next_chunks[family] = max(next_chunks.get(family, 0), index + 1)
-    return End(next_step, next_chunks, counts)
-
-
-def _counts(values):
-    """Dict tag -> count, of those values that are such."""
-    return {
-        value.tag: int(value.tensor.float_val[0])
-        for value in values
-        if _COUNTER.fullmatch(value.tag)
-    }
+            counts |= {
+                value.tag: int(value.tensor.float_val[0])
+                for value in values
+                if _COUNTER.fullmatch(value.tag)
+            }
+    return next_step, counts
 
 
 def _events(path):

@@ -12,32 +12,9 @@ from keras_mixprec.formats import (
     format_names,
     format_power,
 )
+from keras_mixprec.reporting.event_kinds import EVENTS, Event
 from keras_mixprec.reporting.facts import dtype_of
 from keras_mixprec.reporting.text_formats import to_json
-
-# The lanes below the curve of the loss scale, and what is marked in each.
-_LANES = {
-    "skipped": ("skipped_step", "skipped_steps_not_kept"),
-    "verdicts": ("verdict", "trend", "before_training", "loss_scale_low"),
-    "changes": (
-        "demote",
-        "shrink",
-        "promote",
-        "undo",
-        "start",
-        "loss_scaling",
-        "raise_scale",
-        "lower_scale",
-        "advise_scale",
-        "give_up",
-    ),
-}
-
-# Where the name in the log would say nothing to a reader.
-_TITLES = {
-    "probe_compiled": "probed step compiled",
-    "skipped_steps_not_kept": "more skipped steps",
-}
 
 # Shapes repeat what colours say, for readers who cannot distinguish these.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
@@ -48,44 +25,6 @@ _FIXES = {
     "inference": "Fix for inference",
     "data": "Rows to drop",
     "diagnosis": "Code that finds the cause",
-}
-
-_SAID = {
-    **dict.fromkeys(
-        ("start", "raise_scale", "lower_scale", "advise_scale", "keep"),
-        "The tuner {message}.",
-    ),
-    **dict.fromkeys(
-        ("unreadable", "ranges_withheld", "ignored_variable", "give_up"),
-        "{message}",
-    ),
-    "train_begin": "Call {fit} of fit starts.",
-    "rebuild": "Train step rebuilt in {seconds} s.",
-    "probe_compiled": "The probed step, which trains and measures every layer, "
-    "one in probe_every steps, was compiled in {seconds} s.",
-    "zero_gradients": "Reading of ranges: {message}.",
-    "graph_rewrite": "Graph rewrite: {message}.",
-    "no_16_bits": "Precision: {message}.",
-    "loss_scale_kept": "Loss scale {scale} again: it fell because of bad data "
-    "alone.",
-    "loss_scale_recovered": "Loss scale {scale}: no longer too low.",
-    "loss_scale_not_known": "Loss scale set by hand or not known at each "
-    "step{span}.",
-    "skipped_steps_not_kept": "{count} more skipped steps{span}, of which the "
-    "log has the number alone.",
-    "stopped": "Training stopped: {reason}",
-    "validate": "Before the first step {metric} is {float32} in float32.",
-    "sign_off": "At the end of training: {message}.",
-    "validation_failed": "The metric is not evaluated any more: {reason}",
-    "plan_not_written": "Plan not written: {reason}",
-    "step_raised": "Step {at_step} raised {reason}",
-    "fit_raised": "Training ended in step {at_step}: {reason}",
-    "diagnosis_failed": "Diagnosis failed: {reason}",
-    "probe_failed": "Probe failed at {layer}: {reason}",
-    "ranges_measured": "Ranges of all layers measured at {steps} beside "
-    "training, in {seconds} s.",
-    "log_gap": "Nothing could be logged from step {from_step} on ({reason}); "
-    "{lost} records lost.",
 }
 
 
@@ -130,7 +69,7 @@ def counts_by_kind(events: list, skipped: int) -> dict:
     }
     return {
         kind: {
-            "title": _TITLES.get(kind, words(kind)),
+            "title": _title_of_kind(kind),
             "count": known.get(kind, count),
         }
         for kind, count in counts.items()
@@ -156,7 +95,11 @@ def title_of(event: Mapping) -> str:
         return "loss scale lowered by bad data"
     if kind == "before_training":
         return words(event["finding"])
-    return _TITLES.get(kind, words(kind))
+    return _title_of_kind(kind)
+
+
+def _title_of_kind(kind):
+    return EVENTS.get(kind, Event()).title or words(kind)
 
 
 def mark_of(title: str, level: str, repaired: bool) -> dict:
@@ -219,7 +162,6 @@ def _row(group, places):
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         # An event of somebody else's, or a damaged one, has any values.
         said = _in_json(event)
-    lanes = [lane for lane, kinds in _LANES.items() if kind in kinds]
     about = event.get("verdict") or event.get("finding") or moment(event)
     date = event.get("wall_time")
     key = kind, event["step"], date, about, *said["layers"][:1]
@@ -231,14 +173,15 @@ def _row(group, places):
         "steps": [*dict.fromkeys(map(moment, group))],
         "noticed": event["step"],
         "wall_time": date,
-        "lane": next(iter(lanes), None),
+        "lane": EVENTS.get(kind, Event()).lane,
         **said,
     }
 
 
 def _said(group):
     event = group[0]
-    write, said = _WRITE.get(event["kind"]), _SAID.get(event["kind"])
+    kind = event["kind"]
+    write, said = _WRITE.get(kind), EVENTS.get(kind, Event()).says
     if not (write or said):
         return _in_json(event)
     layers = [e["layer"] for e in group if e.get("layer")]
@@ -427,7 +370,7 @@ def _train_end(group):
 
 
 def _step_raised(group):
-    said = _SAID["step_raised"].format_map(_Words(group[0]))
+    said = EVENTS["step_raised"].says.format_map(_Words(group[0]))
     again = "; it was taken again with the repair"
     return said + again * bool(group[0].get("repaired"))
 
@@ -461,6 +404,7 @@ _WRITE: dict[str, Callable] = {
 
 # What numbers of a verdict are called; others are called as in the log.
 _NUMBERS = {
+    "code": "line of your code",
     "error": "error against float32",
     "error_of_change": "error of its change against float32",
     "largest_input": "largest number that it received",

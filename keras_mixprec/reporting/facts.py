@@ -7,39 +7,15 @@ and a log may be damaged: what has another form is left out.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
 # What a tuner does to the loss scale, and how it is told.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 
-# What a log says of the run as a whole, a few of each at most.
-STORY = frozenset(
-    (
-        "verdict",
-        "demote",
-        "shrink",
-        "promote",
-        *SCALE_CHANGES,
-        "advise_scale",
-        "undo",
-        "give_up",
-        "stopped",
-        "step_raised",
-        "fit_raised",
-        "no_loss_scaling",
-        "no_16_bits",
-        "nonfinite_losses",
-        "bad_batches",
-        "zero_gradients",
-        "loss_scale_low",
-        "loss_scale_recovered",
-        "metric_not_finite",
-        "validation_not_finite",
-        "sign_off",
-    )
-)
-
+# What a log says of the run as a whole.
+STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
@@ -155,36 +131,6 @@ def scale_set(verdict: Mapping, events: list) -> dict | None:
 # The gravest first.
 LEVELS = ("bad", "warning", "info")
 
-# How grave what is no verdict is, by its kind; all others are information.
-_LEVELS = {
-    **dict.fromkeys(
-        ("give_up", "diagnosis_failed", "step_raised", "fit_raised", "stopped"),
-        "bad",
-    ),
-    **dict.fromkeys(
-        (
-            "trend",
-            "probe_failed",
-            "ranges_withheld",
-            "loss_scale_not_known",
-            "log_gap",
-            "plan_not_written",
-            "zero_gradients",
-            "bad_batches",
-            "loss_scale_low",
-            "nonfinite_losses",
-            "metric_not_finite",
-            "validation_not_finite",
-            "no_loss_scaling",
-        ),
-        "warning",
-    ),
-    # No findings: what the page marks each in its own way.
-    "demote": "demote",
-    **dict.fromkeys(("promote", "shrink", "undo"), "promote"),
-    **dict.fromkeys(("skipped_step", "skipped_steps_not_kept"), "skip"),
-}
-
 
 def level_of(event: Mapping) -> str:
     """Returns how grave an event is: the one place that decides it.
@@ -208,7 +154,7 @@ def level_of(event: Mapping) -> str:
         return level if level in LEVELS else "info"
     if event.get("within") is False:
         return "warning"
-    return _LEVELS.get(kind, "info")
+    return EVENTS[kind].level if kind in EVENTS else "info"
 
 
 def has_diverged(verdict: Mapping) -> bool:

@@ -49,8 +49,8 @@ def flat_loss(overview: Mapping) -> str | None:
     ...     "layers": [layer], "skipped": 0, "last_step": 400,
     ...     "headline": {"state": "healthy"},
     ... })
-    'The loss did not fall: 0.693 at step 50, 0.693 at step 400. The same run \
-in float32 shows whether that is a matter of precision.'
+    'The loss did not fall: 0.693 at step 50, 0.693 at step 400. Train in \
+float32 as well to see whether precision is the reason.'
     """
     explained = 2 * overview["skipped"] >= overview["last_step"]
     if explained or overview["headline"]["state"] == "failing":

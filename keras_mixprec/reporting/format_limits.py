@@ -65,13 +65,3 @@ def measured_against(layers: list) -> str:
     dtypes = {layer["compute_dtype"] for layer in layers}
     only_wide = "bfloat16" in dtypes and "float16" not in dtypes
     return "bfloat16" if only_wide else "float16"
-
-
-def limits_in_use(layers: list) -> dict:
-    """Returns the limits of the formats that layers compute in, by dtype.
-
-    Args:
-        layers: List of dicts, the table of layers.
-    """
-    dtypes = sorted({str(layer["compute_dtype"]) for layer in layers})
-    return {dtype: format_limits(dtype) for dtype in dtypes if "float" in dtype}

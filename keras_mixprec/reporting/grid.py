@@ -10,6 +10,9 @@ import numpy as np
 # What the page is sent headroom in: to 1/128 of a bit, up to 16 bits.
 HEADROOM_DTYPE = "float16"
 
+# Of a reading that is left out because the batch was not finite.
+LEFT_OUT = 65535
+
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
     """Returns headroom as the page is sent it, so that all say the same.
@@ -17,7 +20,8 @@ def as_sent(headroom: np.ndarray) -> np.ndarray:
     Args:
         headroom: Float array.
     """
-    return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
+    with np.errstate(over="ignore"):  # A damaged log has any numbers.
+        return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
 
 class Grid(NamedTuple):
@@ -29,8 +33,9 @@ class Grid(NamedTuple):
             ends with.
         worst: Array `[layers, columns]`, NaN where nothing was measured.
         pool: String. `"min"` or `"max"`, whichever is the worse.
-        dtype: String. What the page is sent its numbers in: `"float16"`, of
-            four digits, where the range is enough for it, or `"bfloat16"`.
+        dtype: String. What the page is sent its numbers to the precision of:
+            `"float16"`, of four digits, where the range is enough for it, or
+            `"bfloat16"`.
         lost: Boolean array `[layers, columns]`, where something is left out
             because the batch was not finite.
     """
@@ -43,32 +48,39 @@ class Grid(NamedTuple):
     dtype: str
     lost: np.ndarray
 
-    def to_bytes(self, passed: list | tuple = ()) -> bytes:
+    def to_bytes(self, origins: list, cells: np.ndarray) -> bytes:
         """Returns it for the page.
 
         Args:
-            passed: List of dicts, as `PassedCells.groups` returns it.
+            origins: List of dicts, what made cells that are not the doing of
+                their layers, in a `"long"` and a `"short"` form.
+            cells: Integer array `[layers, columns]`, the place of an origin in
+                the list, or -1.
 
         Returns:
             Bytes: the length of a header as a little-endian uint32, the
             header as JSON padded with spaces to a multiple of four, and the
-            numbers as little-endian float16 or bfloat16, as the header says,
-            a row for each layer.
+            numbers as little-endian float32, a row for each layer; and if the
+            header has `"marked"`, a uint16 for each: the place of its origin
+            counted from 1, or `LEFT_OUT`.
         """
+        is_marked = bool(origins) or bool(self.lost.any())
         header = {
             "layers": self.layers,
             "from": self.first.tolist(),
             "until": self.last.tolist(),
             "pool": self.pool,
-            "dtype": self.dtype,
-            "bad_input": {
-                "rows": np.flatnonzero(self.lost.any(axis=1)).tolist(),
-                "columns": np.flatnonzero(self.lost.any(axis=0)).tolist(),
-            },
-            "passed": list(passed),
+            "origins": origins,
+            "marked": is_marked,
         }
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 4)
-        body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
+        with np.errstate(over="ignore"):
+            body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
-        return size + text + body.view("uint16").astype("<u2").tobytes()
+        # As float32: half of the bits are 0, which a report compresses.
+        numbers = body.astype("<f4").tobytes()
+        if is_marked:
+            marks = np.where(self.lost, LEFT_OUT, cells + 1)
+            numbers += marks.astype("<u2").tobytes()
+        return size + text + numbers

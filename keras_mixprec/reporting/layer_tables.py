@@ -4,9 +4,6 @@ import re
 
 import numpy as np
 
-from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.schema import chunk_tag
-
 # What a run of a million steps, probed every 100, comes to with 500 rows at
 # each interval: 2,156 rows of 10,000. TensorBoard holds them in memory.
 ROWS_PER_INTERVAL = 500
@@ -92,56 +89,11 @@ def pool_groups(pool: str, rows: np.ndarray, size: int) -> np.ndarray:
     return _POOLS[pool].reduceat(rows, starts, axis=0)
 
 
-class Chunks:
-    """A family of tags, each of which holds up to `size` entries.
-
-    Args:
-        family: String. What the tags begin with.
-        size: Int >= 1. Entries per tag.
-        index: Int >= 0. Number of the first tag.
-    """
-
-    def __init__(self, family: str, size: int, index: int):
-        self._family = family
-        self._size = size
-        self._index = index
-        self._entries = []
-
-    def extend(self, entries) -> list[tuple[str, list]]:
-        """Adds entries.
-
-        Args:
-            entries: Iterable.
-
-        Returns:
-            List of `(tag, entries)`: each tag that changed, with all that it
-            holds now.
-        """
-        changed = {}
-        for entry in entries:
-            if len(self._entries) == self._size:
-                self._index += 1
-                self._entries = []
-            self._entries.append(entry)
-            changed[chunk_tag(self._family, self._index)] = self._entries
-        return list(changed.items())
-
-
 class LayerTables:
-    """A family of tables by step, in tags with the same rows and columns.
+    """What is written of what was measured of layers, less of a long run."""
 
-    Args:
-        family: String. What the tags begin with.
-        index: Int >= 0. Number of the first tag.
-    """
-
-    def __init__(self, family, index):
-        self._family = family
-        self._index = index - 1
-        self._columns = self._tag_columns = None
-        self._steps = 0
-        self._thinning = None
-        self._waiting = None
+    def __init__(self):
+        self._columns = self._thinning = self._waiting = None
 
     def add(self, step, table, layers, metrics):
         """Adds a table.
@@ -153,7 +105,8 @@ class LayerTables:
             metrics: Dict from the names of the columns to `"min"` or `"max"`.
 
         Returns:
-            List of `(step, tag, table, content)` to write now.
+            List of `(step, table, columns)` to write now, where columns are a
+            dict of layers and metrics.
         """
         columns = {"layers": layers, "metrics": metrics}
         if self._thinning is None:
@@ -171,13 +124,7 @@ class LayerTables:
         if not self._waiting:
             return []
         (step, table), self._waiting = self._waiting, None
-        full = self._steps == schema.HEAT_STEPS_PER_TAG
-        if full or self._columns != self._tag_columns:
-            self._index += 1
-            self._tag_columns, self._steps = self._columns, 0
-        self._steps += 1
-        tag = schema.chunk_tag(self._family, self._index)
-        return [(step, tag, table, self._columns)]
+        return [(step, table, self._columns)]
 
 
 def _worse(pools, first, second):
@@ -194,24 +141,23 @@ _SECOND_CALL = re.compile(r"#\d+$")
 
 
 class Table:
-    """Measurements of layers by step, of one tag.
+    """Measurements of layers by step, with the same layers and metrics.
 
     Args:
-        content: Dict with the names of the rows as `"layers"`, and
-            `"metrics"`, a dict from the names of the columns to `"min"` or
-            `"max"`, whichever is the worse.
-        points: List of `Point`.
+        layers: List of strings, the names of calls of layers.
+        metrics: Dict from names to `"min"` or `"max"`, whichever is the worse.
+        records: Array of `schema.record_dtype`.
 
     Attributes:
         spoiled: Boolean array. Of which steps the batch was not finite.
     """
 
-    def __init__(self, content, points):
-        self.layers = content["layers"]
-        self.metrics = content["metrics"]
-        self.steps = np.array([point.step for point in points], "int64")
-        self.spoiled = np.zeros(len(points), bool)
-        self._points = points
+    def __init__(self, layers: list, metrics: dict, records: np.ndarray):
+        self.layers = layers
+        self.metrics = metrics
+        self.steps = np.array(records["step"])
+        self.spoiled = np.zeros(len(records), bool)
+        self._records = records
 
     def column(self, metric: str, layers: list) -> np.ndarray:
         """Returns one metric of these layers.
@@ -242,8 +188,7 @@ class Table:
 
     def has_values(self, metric: str) -> bool:
         """Returns whether a metric was measured of any layer at any step."""
-        index = list(self.metrics).index(metric)
-        return any(not np.isnan(p.array[:, index]).all() for p in self._points)
+        return not np.isnan(self._values(metric)).all()
 
     def lost(self, metric: str, layers: list) -> np.ndarray:
         """Returns of which layers a bad batch left nothing to know.
@@ -281,8 +226,7 @@ class Table:
         return result
 
     def _values(self, metric):
-        index = list(self.metrics).index(metric)
-        return np.stack([point.array[:, index] for point in self._points])
+        return self._records["values"][:, list(self.metrics).index(metric)]
 
 
 def rows_in_order(tables: list, paths: list) -> list:

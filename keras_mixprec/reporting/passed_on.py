@@ -8,7 +8,6 @@ diverged or weights were lost, no layer is.
 import collections
 import itertools
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -181,18 +180,6 @@ def _outputs(layer):
     return inside.get("outputs", layer["least_headroom"])
 
 
-def has_verdict(lines: Iterable[str | bytes]) -> bool:
-    """Whether any event may be a verdict.
-
-    Args:
-        lines: Strings or bytes, each event of the log as JSON.
-    """
-    return any(
-        '"verdict"' in line if isinstance(line, str) else b'"verdict"' in line
-        for line in lines
-    )
-
-
 class PassedCells(NamedTuple):
     """Where a metric shows what a layer did not make itself.
 
@@ -207,27 +194,9 @@ class PassedCells(NamedTuple):
     origins: list
     cells: np.ndarray
 
-    def groups(self) -> list[dict]:
-        """Returns the cells of each origin, ready for JSON.
-
-        Returns:
-            List of dicts: `"long"` and `"short"`, which say what made it,
-            `"rows"`, a list, and `"columns"`, pairs of the first and the last
-            of each stretch.
-        """
-        rows = collections.defaultdict(list)
-        for place in range(len(self.origins)):
-            found = self.cells == place
-            for row in np.flatnonzero(found.any(axis=1)).tolist():
-                rows[place, found[row].tobytes()].append(row)
-        return [
-            _in_words(self.origins[place], "zero" in self.origins[place])
-            | {
-                "rows": own,
-                "columns": _stretches(np.frombuffer(columns, bool)),
-            }
-            for (place, columns), own in rows.items()
-        ]
+    def in_words(self) -> list[dict]:
+        """Returns what each origin is, in a `"long"` and a `"short"` form."""
+        return [_in_words(origin, "zero" in origin) for origin in self.origins]
 
 
 def passed_cells(
@@ -244,7 +213,7 @@ def passed_cells(
         layers: List of dicts, the table of layers.
         events: List of dicts.
     """
-    found = PassedCells([], np.full(grid.worst.shape, -1))
+    found = PassedCells([], np.full(grid.worst.shape, -1, "i4"))
     part = next((p for start, p in _PARTS if metric.startswith(start)), None)
     if part is None:
         return found
@@ -286,13 +255,6 @@ def _mark(found, origin, row, columns):
         if origin not in found.origins:
             found.origins.append(origin)
         found.cells[row, columns] = found.origins.index(origin)
-
-
-def _stretches(columns):
-    """Pairs of the first and the last place of each stretch of trues."""
-    ends = np.diff(np.concatenate([[0], columns.astype("int8"), [0]]))
-    first, behind = np.flatnonzero(ends > 0), np.flatnonzero(ends < 0)
-    return np.stack([first, behind - 1], axis=1).tolist()
 
 
 def _culprits(events, kinds):

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.metrics import PERFORMANCE
+from keras_mixprec.reporting.schema import Row
 from keras_mixprec.reporting.skipped_steps import share_skipped
 
 # Fewer steps, or readings of their time, say nothing of the next ones.
@@ -36,21 +36,6 @@ _FEW_SLOW = 1.1
 
 # What runs are compared by: the first of these that both have.
 COMPARED = "samples_per_second", "step_time"
-
-
-class Row(NamedTuple):
-    """A row of the log, with the columns that `schema` says."""
-
-    step: float
-    steps: float
-    seconds: float
-    samples: float
-    step_time_median: float
-    step_time_p95: float
-    peak_memory: float
-    output_bytes_saved: float
-    overhead_share: float
-    once_seconds: float
 
 
 def rates_of(row: Row) -> dict:
@@ -88,11 +73,10 @@ def performance(
             `0`.
 
     Returns:
-        Dict with `"steps"`, the step of each row, `"figures"`, a list of
-        dicts: what `metrics.PERFORMANCE` says of each, with its `"value"`, the
-        same as `"text"`, and its `"values"` by row; `"speed"`, what the run is
-        compared by, as `speed` returns it; and `"notes"`, sentences on what is
-        to be known of the figures.
+        Dict with `"figures"`, a list of dicts: what `metrics.PERFORMANCE` says
+        of each, with its `"value"`, and the same as `"text"`; `"speed"`, what
+        the run is compared by, as `speed` returns it; and `"notes"`, sentences
+        on what is to be known of the figures.
     """
     if not rows:
         return None
@@ -117,18 +101,14 @@ def performance(
             "name": name,
             "title": metric.title.replace("monitor and tuner", who),
             "explanation": metric.explanation,
-            "kind": metric.unit,
-            "worst": metric.worst,
             "value": value[name],
             "text": "–"
             if value[name] is None
             else _WRITE[metric.unit](value[name]),
-            "values": values.get(name, []),
         }
         for name, metric in PERFORMANCE.items()
     ]
     return {
-        "steps": [int(row.step) for row in rows],
         "figures": figures,
         "speed": compared,
         "notes": [*_notes(value, compared["lacks"])],
@@ -305,9 +285,8 @@ def sentence(found: dict) -> str:
         found: Dict, as `performance` returns it.
 
     Example:
-    >>> from keras_mixprec.reporting.performance import (
-    ...     Row, performance, sentence
-    ... )
+    >>> from keras_mixprec.reporting.performance import performance, sentence
+    >>> from keras_mixprec.reporting.schema import Row
     >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
     '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \

@@ -7,8 +7,8 @@ types that they need.
 
 from collections.abc import Iterator
 
-from keras_mixprec.reporting.facts import STORY
-from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.reporting.event_kinds import EVENTS
+from keras_mixprec.reporting.schema import EXPONENTS
 
 # What stands in for what could not be read.
 UNREADABLE = "unreadable"
@@ -16,36 +16,11 @@ UNREADABLE = "unreadable"
 _NAME = str | None
 _NUMBER = int | float
 
-_NONFINITE = ("nonfinite_losses", "nonfinite_gradients")
-_FAILED = (
-    "diagnosis_failed",
-    "probe_failed",
-    "plan_not_written",
-    "validation_failed",
-)
 # The keys without which an event of a kind says nothing.
-NEEDED: dict[str, set[str]] = {
-    **dict.fromkeys(STORY, set()),
-    **dict.fromkeys(_FAILED, {"reason"}),
-    "train_begin": set(),
-    "train_end": set(),
-    "skipped_step": set(),
-    "skipped_steps_not_kept": {"count"},
-    "ranges_measured": set(),
-    "ranges_withheld": {"message"},
-    "bad_batches": {"count", "message"},
-    "zero_gradients": {"message"},
-    "loss_scale_low": {"message"},
-    "no_16_bits": {"message"},
-    "metric_not_finite": {"message"},
-    "validation_not_finite": {"message"},
-    "before_training": {"finding", "level", "message"},
-    "sign_off": {"within", "message"},
-    "step_raised": {"at_step", "reason"},
-    "fit_raised": {"at_step", "reason"},
-    "verdict": {"verdict", "layer", "direction", "advice"},
-    **dict.fromkeys(PRECISION_CHANGES, {"layers"}),
-    **dict.fromkeys(_NONFINITE, {"counts"}),
+NEEDED = {
+    kind: {*event.needs.split()}
+    for kind, event in EVENTS.items()
+    if event.needs is not None
 }
 # Of a range of steps: one alone says nothing.
 _ENDS = {"first_step", "last_step"}
@@ -158,16 +133,27 @@ def is_layer(row) -> bool:
     """
     return (
         isinstance(row, dict)
-        and _fits(row, _OF_LAYER.keys(), _OF_LAYER)
+        and all(isinstance(row.get(n), kind) for n, kind in _OF_LAYER.items())
         and all(_is_amount(row.get(name)) for name in _AMOUNTS)
     )
 
 
-def _fits(content, needed, types):
-    return needed <= content.keys() and all(
-        isinstance(content[name], kind)
-        for name, kind in types.items()
-        if name in content
+def is_histogram(row: dict) -> bool:
+    """Whether a row of the table of histograms can be read.
+
+    Args:
+        row: Dict.
+    """
+    exponents, counts = row.get("exponents"), row.get("counts")
+    return (
+        row.get("part") in (*EXPONENTS,)
+        and isinstance(row.get("layer"), str)
+        and isinstance(row.get("step"), int)
+        and isinstance(exponents, list)
+        and isinstance(counts, list)
+        and len(exponents) == len(counts) > 0
+        and all(isinstance(x, int) and -200 < x < 200 for x in exponents)
+        and all(isinstance(x, int) and 0 <= x < 2**63 for x in counts)
     )
 
 

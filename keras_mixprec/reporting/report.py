@@ -24,13 +24,13 @@ from keras_mixprec.formats import (
 )
 from keras_mixprec.reporting.event_rows import with_advice
 from keras_mixprec.reporting.facts import dtype_now, low_scales
-from keras_mixprec.reporting.file_source import FileSource, find_runs
 from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.performance import sentence
 from keras_mixprec.reporting.read_events import UNREADABLE
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.report_plot import plot
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
+from keras_mixprec.reporting.run_files import RunFiles, find_runs
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import gravity, summary
 from keras_mixprec.reporting.runs_table import runs_table
@@ -39,7 +39,7 @@ from keras_mixprec.reporting.verdict_lines import (
     MOST_VERDICTS,
     verdict_lines,
 )
-from keras_mixprec.reporting.what_if import what_if, with_cautions
+from keras_mixprec.reporting.what_if import what_if
 
 _WIDTH = 100
 
@@ -315,18 +315,14 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
             "There is no log of `MixPrecMonitor` in that folder. "
             f"Received: log_dir={os.fspath(log_dir)!r}"
         )
-    sources = {name: FileSource(path) for name, path in found.items()}
-    runs = [RunData(name, source) for name, source in sources.items()]
+    runs = [RunData(name, RunFiles(path)) for name, path in found.items()]
     for run in runs:
-        if run.newer_schema:
+        if run.listed["newer_schema"]:
             raise ValueError(
                 f"A newer version of keras_mixprec wrote the run {run.name!r}: "
                 "update it. "
                 f"Received: log_dir={os.fspath(log_dir)!r}"
             )
-    # The log may be removed before the report is written.
-    for source in sources.values():
-        source.load()
     return MixPrecReport(runs)
 
 
@@ -404,9 +400,8 @@ class MixPrecReport(HtmlReport):
 
         Returns:
             Dict with `"text"`, which layers need float32 and why, and the loss
-            scale; `"file"`, what `PrecisionPlan.load` reads once it is written
-            as JSON, `None` if there is no plan; and `"caution"`, what other
-            runs found in layers that it keeps in the format.
+            scale; and `"file"`, what `PrecisionPlan.load` reads once it is
+            written as JSON, `None` if there is no plan.
 
         Raises:
             ValueError: If there is no such format or run.
@@ -427,8 +422,7 @@ class MixPrecReport(HtmlReport):
             )
         (data,) = (run for run in self._runs if run.name == name)
         found = what_if(self._overviews[name], run_ranges(data, MAX_COLUMNS))
-        rows = [*map(summary, self._by_gravity)]
-        return with_cautions(found, rows)["formats"][dtype]
+        return found["formats"][dtype]
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""

@@ -13,7 +13,7 @@ from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
 from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import what_if, with_cautions
+from keras_mixprec.reporting.what_if import what_if
 from keras_mixprec.reporting.worth import comparison, with_partners
 
 # Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
@@ -106,7 +106,7 @@ def _answers(runs, overviews):
         overview = overviews[run.name]
         answers[_url("run", run=run.name)] = overview
         found = what_if(overview, run_ranges(run, high))
-        answers[_url("what_if", run=run.name)] = with_cautions(found, rows)
+        answers[_url("what_if", run=run.name)] = found
         heat = overview["heat"] or {"metrics": [], "layers": []}
         cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
         columns = min(max(_MOST_CELLS // max(cells, 1), low), high)

@@ -1,10 +1,7 @@
-"""What a log says of a run, in the forms in which the page asks for it.
+"""What a log says of a run, in the forms in which the page asks for it."""
 
-Where the log comes from, a `Source` knows. Of the log this file knows no more
-than its schema.
-"""
-
-import itertools
+import functools
+import json
 import math
 
 import numpy as np
@@ -23,34 +20,25 @@ from keras_mixprec.reporting.figures import key_figures, words_of
 from keras_mixprec.reporting.fixes import add_fixes
 from keras_mixprec.reporting.format_limits import (
     format_limits,
-    limits_in_use,
     measured_against,
 )
 from keras_mixprec.reporting.grid import HEADROOM_DTYPE, Grid
-from keras_mixprec.reporting.layer_tables import (
-    Table,
-    pool_groups,
-    rows_in_order,
-)
-from keras_mixprec.reporting.listed_runs import listed_run
+from keras_mixprec.reporting.layer_tables import pool_groups, rows_in_order
 from keras_mixprec.reporting.lowered_scale import add_harm
 from keras_mixprec.reporting.performance import (
-    Row,
     performance,
     skipped_of_timed,
     speed_notes,
 )
-from keras_mixprec.reporting.read_events import read_events
+from keras_mixprec.reporting.read_events import is_histogram, read_events
+from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
 from keras_mixprec.reporting.run_layers import (
     add_events,
     add_headroom,
     add_inside,
-    add_over,
     add_repairs,
     read_layers,
-    read_paths,
 )
-from keras_mixprec.reporting.run_ranges import smallest_that_counts
 from keras_mixprec.reporting.run_summary import (
     conclusion,
     policy_of,
@@ -59,8 +47,6 @@ from keras_mixprec.reporting.run_summary import (
     why_withheld,
 )
 from keras_mixprec.reporting.skipped_steps import batches_skipped
-from keras_mixprec.reporting.source import Source
-from keras_mixprec.reporting.text_formats import parse_json
 from keras_mixprec.reporting.what_if import left_out
 from keras_mixprec.reporting.worth import float32_run
 
@@ -68,42 +54,33 @@ from keras_mixprec.reporting.worth import float32_run
 # would be most of what a screen has.
 MAX_COLUMNS = 2000
 
-# What the first value of a tag says of it.
-_CONTENT = dict.fromkeys(
-    (schema.PERFORMANCE, schema.LOSS, schema.EPOCHS), {"schema", "columns"}
-) | dict.fromkeys((schema.HEAT, schema.ERRORS), {"schema", "layers", "metrics"})
-
 
 class RunData:
     """A run as the page shows it.
 
     Args:
         name: String. What the run is called.
-        source: `Source`.
+        log: `RunFiles`.
+
+    Attributes:
+        listed: Dict, what the list of runs has of it: see `RunFiles.listed`.
     """
 
-    def __init__(self, name: str, source: Source):
+    def __init__(self, name: str, log: RunFiles):
         self.name = name
-        self._source = source
-        self._tags = {}
-
-    @property
-    def listed(self) -> dict:
-        """What the list of runs has of it, as `listed_run` returns it."""
-        source = self._source
-        return listed_run(self.name, source.contents.values(), source.written)
-
-    @property
-    def newer_schema(self) -> bool:
-        """Whether a newer version wrote the log than this one can read."""
-        return self.listed["newer_schema"]
+        self._log = log
+        self._known: dict = {}
+        self.listed = log.listed(name)
 
     def overview(self) -> dict:
         """Returns all but the measurements by step, ready for JSON."""
-        tables = self._tables(schema.HEAT), self._tables(schema.ERRORS)
-        found = self._overview(*tables)
+        found = self.outline()
         events = found["events"]
         return found | {
+            "histograms": {
+                part: sorted(layers)
+                for part, layers in self.histograms().items()
+            },
             "figures": key_figures(found),
             "told": rows_of_events(events),
             "kinds": counts_by_kind(events, found["skipped"]),
@@ -112,20 +89,8 @@ class RunData:
         }
 
     def outline(self) -> dict:
-        """Returns what `overview` does, with the headroom of the last reading.
-
-        Reading all of what was measured is most of the time that `overview`
-        takes; for a row of the table of runs it is only asked whether anything
-        was.
-        """
-        families = schema.HEAT, schema.ERRORS
-        last = [self._whole(self._chunks(f)[-1:], self._last) for f in families]
-        found = self._overview(*last)
-        measured = (x["least_headroom"] is not None for x in found["layers"])
-        # The last reading may be of weights alone.
-        return self.overview() if last[0] and not any(measured) else found
-
-    def _overview(self, heat, errors):
+        """Returns what the row of the table of runs is made of."""
+        heat, errors = self._tables(schema.HEAT), self._tables(schema.ERRORS)
         searches, events = searches_apart(last_of_falls(self.events()))
         join_failing(events)
         scale = self.scale()
@@ -136,8 +101,7 @@ class RunData:
         add_events(layers, events)
         add_headroom(layers, heat)
         add_inside(layers, events, measured_against(layers))
-        add_repairs(layers, measured_against(layers))
-        add_over(layers, events)
+        add_repairs(layers)
         passed_on.add_passed_on(layers, events)
         passed_on.add_origins(layers, measured_against(layers))
         passed_on.add_lost(layers, events)
@@ -169,21 +133,15 @@ class RunData:
             if tables
             else None,
             "format": format_limits(measured_against(layers)),
-            "formats": limits_in_use(layers),
             "withheld": why_withheld(events),
             "trade_off": searches[-1] if searches else None,
-            "histograms": {
-                part: self.histogram_rows(part) for part in schema.EXPONENTS
-            },
         }
         return overview | conclusion(overview)
 
     def events(self) -> list[dict]:
         """Returns everything that happened, by rising step."""
-        lines = (parse_json(line, dict) for line in self._event_lines())
-        events = (event for line in lines for event in read_events(line))
-        whole = [event | {"level": level_of(event)} for event in events]
-        return sorted(whole, key=lambda event: event["step"])
+        # Those who ask add to them what they find.
+        return [{**event} for event in self._events]
 
     def heat(self, metric: str, columns: int) -> bytes:
         """Returns a metric of every layer by step, the worst of each column.
@@ -199,14 +157,11 @@ class RunData:
             KeyError: If there is no such metric.
         """
         grid = self.grid(metric, columns)
-        # Most logs have no verdict, and to read all of its events takes time.
-        if not passed_on.has_verdict(self._event_lines()):
-            return grid.to_bytes()
         layers, events = self.layers(), self.events()
         join_failing(events)
         passed_on.add_passed_on(layers, events)
         found = passed_on.passed_cells(grid, metric, layers, events)
-        return grid.to_bytes(found.groups())
+        return grid.to_bytes(found.in_words(), found.cells)
 
     def grid(self, metric: str, columns: int) -> Grid:
         """Returns what `heat` does, as arrays."""
@@ -214,7 +169,7 @@ class RunData:
         tables = [t for t in self._tables(family) if metric in t.metrics]
         if not tables:
             raise KeyError(metric)
-        layers = rows_in_order(tables, read_paths(self._layer_points()))
+        layers = rows_in_order(tables, _paths(self.layers()))
         pool = tables[-1].metrics[metric]
         steps = np.concatenate([table.steps for table in tables])
         rows = np.concatenate([t.column(metric, layers) for t in tables])
@@ -249,46 +204,47 @@ class RunData:
             part: String. `"activation"` or `"gradient"`.
 
         Returns:
-            Dict of lists by step: `"steps"`, `"exponents"`, `"counts"` and
-            `"low"`, the exponent of the smallest magnitude that counts.
+            Dict of lists by step: `"steps"`, `"exponents"` and `"counts"`.
 
         Raises:
             KeyError: If there is no such histogram.
         """
-        tag = self._histogram_tags(part).get(layer)
-        if not tag:
+        mark = json.dumps(layer).encode()
+        rows = self.histograms(mark).get(part, {}).get(layer, [])
+        if not rows:
             raise KeyError(f"{part} of {layer}")
-        points = self._source.read(tag)
-        bins = [np.asarray(p.array, "int64").reshape(-1, 3) for p in points]
-        pairs = [(b[:, 0].tolist(), b[:, 2].tolist()) for b in bins]
         return {
-            "steps": [point.step for point in points],
-            "exponents": [exponents for exponents, _ in pairs],
-            "counts": [counts for _, counts in pairs],
-            "low": [smallest_that_counts(*pair) for pair in pairs],
+            "steps": [row["step"] for row in rows],
+            "exponents": [row["exponents"] for row in rows],
+            "counts": [row["counts"] for row in rows],
         }
+
+    def histograms(self, mark: bytes = b"") -> dict:
+        """Returns the rows of histograms by part, and by a layer's call.
+
+        Args:
+            mark: As for `RunFiles.rows`.
+        """
+        if mark and schema.HISTOGRAMS not in self._known:
+            return _by_layer(self._log.rows(schema.HISTOGRAMS, mark))
+        return self._read(
+            schema.HISTOGRAMS, lambda name: _by_layer(self._log.rows(name))
+        )
 
     def layers(self) -> list[dict]:
         """Returns the table of layers as it was last; see `read_layers`."""
-        return read_layers(self._layer_points())
-
-    def _layer_points(self):
-        if schema.LAYERS_TAG not in self._source.contents:
-            return []
-        return self._source.read(schema.LAYERS_TAG)
+        return [{**row} for row in self._layers]
 
     def scale(self) -> list[dict]:
         """Returns the loss scale of each optimizer by step."""
-        rows = {}
-        for tag, content in self._source.contents.items():
-            if (content.get("columns") or [None])[1:2] == ["scale"]:
-                name = content.get("optimizer", "")
-                rows.setdefault(name, []).append(tag)
+        named: dict = {}
+        for row in self._read(schema.SCALE, self._log.rows):
+            named.setdefault(str(row.get("optimizer", "")), []).append(row)
         courses = []
-        for name, tags in sorted(rows.items()):
-            found = [row for tag in sorted(tags) for row in self._entries(tag)]
-            table = np.reshape(found, (-1, len(schema.SCALE_COLUMNS)))
-            steps, scale, skipped, _ = table.T.tolist()
+        for name, rows in sorted(named.items()):
+            table = numbers(rows, schema.SCALE)
+            is_known = [x > 0 and is_step(n) for _, x, n, _ in table.tolist()]
+            steps, scale, skipped, _ = table[is_known].T.tolist()
             courses.append(
                 {
                     "optimizer": name,
@@ -305,93 +261,64 @@ class RunData:
         A dict of the lists `"steps"` and `"values"`, `None` if it was not
         logged.
         """
-        tags = self._chunks(schema.LOSS)
-        rows = [row.tolist() for tag in tags for row in self._entries(tag)]
+        rows = self._numbers(schema.LOSS).tolist()
         if not rows:
             return None
         steps, values = zip(*sorted(rows), strict=True)
         return {"steps": [int(step) for step in steps], "values": list(values)}
 
     def _epoch_ends(self):
-        tags = self._chunks(schema.EPOCHS)
-        return [
-            tuple(row.tolist()) for tag in tags for row in self._entries(tag)
-        ]
+        return self._numbers(schema.EPOCHS).tolist()
 
     def _performance(self, events, layers, scale):
         """How fast the last `fit` was."""
         begins = [e for e in events if e["kind"] == "train_begin"]
-        contents, columns = self._source.contents, [*Row._fields]
-        found = [
-            Row(*row.tolist())
-            for tag in self._chunks(schema.PERFORMANCE)
-            if contents[tag]["columns"] == columns
-            for row in self._entries(tag)
-        ]
+        found = self._numbers(schema.PERFORMANCE).tolist()
         last = max((e["step"] for e in begins), default=0)
-        rows = [row for row in found if row.step > last]
+        known = (schema.Row(*row) for row in found)
+        rows = [row for row in known if row.step > last and row.is_timed()]
         tuner = begins[-1].get("tuner", True) if begins else True
         skipped = skipped_of_timed(rows, scale, last)
         return performance(rows, layers, tuner, skipped)
 
     def _tables(self, family):
-        return self._whole(self._chunks(family), self._source.read)
-
-    def _whole(self, tags, read):
-        """The tables of those tags that have values which are not damaged."""
-        found = [(self._source.contents[tag], read(tag)) for tag in tags]
-        tables = [Table(content, points) for content, points in found if points]
-        mark_spoiled(tables, self._event_lines())
+        tables = self._read(family, self._log.tables)
+        mark_spoiled(tables, self.events())
         return tables
 
-    def _event_lines(self):
-        chunks = self._chunks(schema.EVENTS)
-        return itertools.chain(*(self._entries(tag) for tag in chunks))
+    def _numbers(self, name):
+        return numbers(self._read(name, self._log.rows), name)
 
-    def _chunks(self, family):
-        # A tag that does not say what it holds is damaged.
-        needed = _CONTENT.get(family, {"schema"})
-        chunks = [
-            (found[1], tag)
-            for tag, content in self._source.contents.items()
-            if (found := schema.parse_chunk_tag(tag))
-            and found[0] == family
-            and needed <= content.keys()
-        ]
-        return [tag for _, tag in sorted(chunks)]
+    @functools.cached_property
+    def _events(self):
+        rows = self._log.rows(schema.EVENTS)
+        events = (event for row in rows for event in read_events(row))
+        whole = [event | {"level": level_of(event)} for event in events]
+        return sorted(whole, key=lambda event: event["step"])
 
-    def _last(self, tag):
-        point = self._source.last(tag)
-        return [point] if point else []
+    @functools.cached_property
+    def _layers(self):
+        return read_layers(self._log.rows(schema.LAYERS))
 
-    def _entries(self, tag):
-        return itertools.chain(*(point.array for point in self._last(tag)))
-
-    def histogram_rows(self, part: str) -> list[str]:
-        """Returns the layers' calls that there are histograms of a part of."""
-        return sorted(self._histogram_tags(part))
-
-    def _histogram_tags(self, part):
-        """The tag of each layer's histograms.
-
-        Found once: of 2,000 layers there are 4,000 tags.
-        """
-        if part not in schema.EXPONENTS:
-            raise KeyError(part)
-        if part not in self._tags:
-            start = f"{schema.EXPONENTS[part]}/"
-            self._tags[part] = {
-                tag.removeprefix(start): tag
-                for tag in self._source.histograms
-                if tag.startswith(start)
-            }
-        return self._tags[part]
+    def _read(self, name, read):
+        """Read once: the log may be removed before all is asked for."""
+        if name not in self._known:
+            self._known[name] = read(name)
+        return self._known[name]
 
     def _last_step(self, events, scale, tables):
         steps = [event["step"] for event in events]
         steps += [course["steps"][-1] for course in scale if course["steps"]]
         steps += [t.steps[-1].item() for t in tables if len(t.steps)]
         return max(steps, default=0)
+
+
+def _by_layer(rows):
+    """Histograms by part, and by a layer's call."""
+    found: dict = {part: {} for part in schema.EXPONENTS}
+    for row in filter(is_histogram, rows):
+        found[row["part"]].setdefault(row["layer"], []).append(row)
+    return found
 
 
 def _is_measured(metric, tables):

@@ -8,10 +8,8 @@ import numpy as np
 from keras_mixprec.formats import format_bits, format_digits, format_moment
 from keras_mixprec.reporting.event_rows import mark_of, words
 from keras_mixprec.reporting.facts import (
-    WIDE,
     dtype_now,
     dtype_of,
-    dtypes_now,
     is_repaired,
     level_of_verdict,
     scale_set,
@@ -21,8 +19,8 @@ from keras_mixprec.reporting.format_limits import format_limits, is_wider
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.read_events import is_layer
+from keras_mixprec.reporting.run_files import is_step
 from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
-from keras_mixprec.reporting.text_formats import parse_json
 
 # Part: what its least headroom and the step of it are called.
 _LEAST = {
@@ -32,46 +30,39 @@ _LEAST = {
 _INSIDE = "largest_inside_in_float32"
 
 
-def read_layers(points: list) -> list[dict]:
+def read_layers(rows: list) -> list[dict]:
     """Returns the table of layers as it was last.
 
     Args:
-        points: List of `Point`, the table at the start and after each change.
+        rows: List of dicts, the table at the start and after each change.
 
     Returns:
         List of dicts. `"dtypes"` of each is a list of pairs: after which step
         it computed in which dtype.
     """
-    history, table = {}, []
-    for point in points:
-        rows = filter(is_layer, parse_json(point.array.item(), list))
-        table = [_with_feeders(row) for row in rows]
+    history: dict = {}
+    table: list = []
+    for row in rows:
+        step, layers = row.get("step"), row.get("layers")
+        if not is_step(step) or not isinstance(layers, list):
+            continue
+        table = [_with_feeders(x) for x in layers if is_layer(x)]
         for layer in table:
             dtypes = history.setdefault(layer["path"], [])
             dtype = layer["compute_dtype"]
             if not dtypes or dtypes[-1][1] != dtype:
-                dtypes.append([point.step, dtype])
-    return [layer | {"dtypes": history[layer["path"]]} for layer in table]
-
-
-def read_paths(points: list) -> list[str]:
-    """Returns the paths of the layers alone, in order: a third of the time.
-
-    Args:
-        points: As for `read_layers`.
-    """
-    rows = parse_json(points[-1].array.item(), list) if points else []
-    paths = (row.get("path") for row in rows if isinstance(row, dict))
-    return [path for path in paths if isinstance(path, str)]
+                dtypes.append([step, dtype])
+    return [layer | {"dtypes": [*history[layer["path"]]]} for layer in table]
 
 
 def _with_feeders(layer):
     """A row with its feeders, if all of those are names of layers."""
-    feeders = layer.pop(FED_BY, None)
+    feeders = layer.get(FED_BY)
     named = isinstance(feeders, list) and all(
         isinstance(path, str) for path in feeders
     )
-    return layer | ({FED_BY: feeders} if named else {})
+    known = {name: x for name, x in layer.items() if name != FED_BY}
+    return known | ({FED_BY: feeders} if named else {})
 
 
 def add_events(layers: list, events: list):
@@ -217,44 +208,21 @@ def _use_up(layer, verdict, largest, maximum_bits):
         layer |= {"least_headroom": bits, "worst_step": step}
 
 
-def add_over(layers: list, events: list):
-    """Adds `"over"` to verdicts on the model's own code that is repaired.
-
-    It has no row in the table of layers.
-
-    Args:
-        layers: List of dicts, the table of layers.
-        events: List of dicts, by rising step.
-    """
-    rows = {layer["path"] for layer in layers}
-    now = dtypes_now(events, layers)
-    for event in events:
-        if event["kind"] == "verdict" and event["layer"] not in rows:
-            dtype = now.get(event["layer"])
-            over = is_repaired(event["verdict"], dtype)
-            event["over"] = over or scale_set(event, events) is not None
-
-
-def add_repairs(layers: list, limit: str):
+def add_repairs(layers: list):
     """Adds what is no finding any more.
 
     `"repaired_verdicts"` are those of a layer that computes by now in what they
     ask for, `"repaired"` whether these are all, `"marks"` each kind of verdict
-    in words with its level, `"beyond"` the format whose range the activations
-    of a wider layer exceed.
+    in words with its level.
 
     Args:
         layers: List of dicts, the table of layers.
-        limit: String. The dtype that headroom refers to.
     """
     for layer in layers:
-        dtype, kinds = layer["compute_dtype"], layer["verdicts"]
+        kinds = layer["verdicts"]
         now = dtype_now(layer)
         known = layer["repaired_verdicts"]
         repaired = [k for k in kinds if k in known or is_repaired(k, now)]
-        low = layer["least_headroom"]
-        # Not what overflows even there.
-        exceeds = dtype in WIDE and low is not None and -math.inf < low <= 0
         layer |= {
             "repaired": bool(kinds) and repaired == kinds,
             "repaired_verdicts": repaired,
@@ -262,7 +230,6 @@ def add_repairs(layers: list, limit: str):
                 mark_of(words(k), level_of_verdict(k), k in repaired)
                 for k in kinds
             ],
-            "beyond": limit if exceeds else None,
         }
 
 

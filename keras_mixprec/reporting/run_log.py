@@ -1,6 +1,9 @@
 """The log of one training run: what the monitor writes, in one place."""
 
+import itertools
+import json
 import os
+import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,20 +12,20 @@ import numpy as np
 
 from keras_mixprec import _clock
 from keras_mixprec._files import check_local
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.reporting import schema, summaries
 from keras_mixprec.reporting.append_file import (
     LIMIT,
+    AppendFile,
     Backlog,
-    calls_of_fit,
     claim_folder,
+    open_lines,
 )
-from keras_mixprec.reporting.event_file import (
-    EventFile,
-    find_end,
-)
+from keras_mixprec.reporting.event_file import EventFile, find_end
 from keras_mixprec.reporting.facts import Story
-from keras_mixprec.reporting.layer_tables import Chunks, LayerTables
-from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.layer_tables import LayerTables
+from keras_mixprec.reporting.run_files import RunFiles
+from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
 class RunLog:
@@ -31,10 +34,11 @@ class RunLog:
     Every call is on disk when it returns, but for the heat of a long run, of
     which up to an interval waits for more. It may come from any thread, and
     does nothing in a forked child. A second run into the same `log_dir` goes
-    into a file of its own behind the first; it has to count its steps on from
-    `next_step`, because TensorBoard deletes what it is shown twice. While
-    another run is being written there, in any process, it goes into a folder
-    of its own beside that one, `mixprec_2` and so on.
+    on in the same tables, and into an event file of its own behind the first;
+    it has to count its steps on from `next_step`, because TensorBoard deletes
+    what it is shown twice. While another run is being written there, in any
+    process, it goes into a folder of its own beside that one, `mixprec_2` and
+    so on.
 
     Once it is open, no call fails because of the disk. What cannot be written
     (the disk is full) waits, 16 MiB of it, and is written by the first call
@@ -77,10 +81,12 @@ class RunLog:
         self._log_dir = log_dir = check_local(log_dir)
         self.story = Story()
         try:
-            self.folder, self._lines = claim_folder(log_dir)
-            end = find_end(self.folder)
-            self.fits = calls_of_fit(self.folder)
-            self._events = EventFile(self.folder, end.next_step)
+            self.folder, events = claim_folder(log_dir)
+            next_step, self.counts = find_end(self.folder)
+            known = RunFiles(self.folder)
+            self.next_step = max(next_step, known.last_step() + 1)
+            self.fits = known.calls_of_fit()
+            self._events = EventFile(self.folder, self.next_step)
         except OSError as error:
             raise OSError(
                 error.errno,
@@ -89,17 +95,21 @@ class RunLog:
                 "Received: log_dir",
                 log_dir,
             ) from error
-        self.next_step, self.counts = end.next_step, end.counts
-        self._next_chunks = end.next_chunks
-        self._chunks = {}
+        self._files = {schema.EVENTS_FILE: events}
         self._heat = {
-            family: LayerTables(family, end.next_chunks.get(family, 0))
-            for family in (schema.HEAT, schema.ERRORS)
+            name: LayerTables() for name in (schema.HEAT, schema.ERRORS)
         }
+        # Of each family what the last file is of, and its name.
+        self._measured: dict[str, tuple] = {}
+        numbers = re.findall(r"_(\d+)\.bin", " ".join(os.listdir(self.folder)))
+        first = 1 + max(map(int, numbers), default=-1)
+        self._numbers = itertools.count(first)
         self._lock = threading.RLock()
         self._backlog = Backlog()
         self._gap, self._warned = None, False
-        self._standing = {}
+        # What stands for the whole run, to be written again if it is removed.
+        self._standing: dict[str, tuple] = {}
+        self._add(0, schema.RUN, [{"schema": schema.SCHEMA_VERSION}])
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes a point of each curve.
@@ -113,21 +123,33 @@ class RunLog:
         Raises:
             ValueError: If a tag has this or a later step already.
         """
-        self._write(step, [summaries.scalar(*item) for item in values.items()])
+        self._draw(step, [summaries.scalar(*item) for item in values.items()])
 
     def text(self, step: int, tag: str, markdown: str) -> None:
         """Writes an entry of the Text tab; steps rise as in `scalars`."""
-        self._write(step, [summaries.text(tag, markdown)])
+        self._draw(step, [summaries.text(tag, markdown)])
 
-    def histogram(self, step: int, tag: str, bins: np.ndarray) -> None:
-        """Writes a histogram; steps rise as in `scalars`.
+    def histograms(self, step: int, found: Sequence[tuple]) -> None:
+        """Writes the exponents of layers; steps rise as in `scalars`.
 
         Args:
             step: Int. Number of the training batch.
-            tag: String.
-            bins: Array `[k, 3]` of left edge, right edge, count.
+            found: List of triples of `"activation"` or `"gradient"`, the name
+                of a layer's call, and an array `[k, 3]` of left edge, right
+                edge and count.
         """
-        self._write(step, [summaries.histogram(tag, bins)])
+        values, lines = [], []
+        for part, layer, bins in found:
+            tag = f"{schema.EXPONENTS[part]}/{layer}"
+            values.append(summaries.histogram(tag, bins))
+            exponents, _, counts = np.asarray(bins, "int64").T.tolist()
+            row = {"step": step, "part": part, "layer": layer}
+            row |= {"exponents": exponents, "counts": counts}
+            # There are thousands, of integers alone.
+            lines.append(f"{json.dumps(row)}\n")
+        self._draw(step, values)
+        name = f"{schema.HISTOGRAMS}.jsonl"
+        self._append(step, name, "".join(lines).encode())
 
     def layers(self, step: int, table: Sequence[Mapping]) -> None:
         """Writes which dtype each layer computes in, at start and on change.
@@ -136,51 +158,34 @@ class RunLog:
             step: Int. Number of the training batch.
             table: List of dicts with the same keys, one per layer.
         """
-        self._standing["layers"] = values = summaries.layers(table)
-        self._write(step, values)
+        low = any(row.get("compute_dtype") in SIXTEEN_BITS for row in table)
+        about = {"schema": schema.SCHEMA_VERSION, "in_16_bits": low}
+        text = summaries.text(schema.LAYER_DTYPES_TAG, markdown_table(table))
+        own = {"step": step, "layers": table}
+        tables = {schema.RUN: about, schema.LAYERS: own}
+        self._write_standing("layers", step, [text], tables)
 
-    def scale_rows(self, step: int, rows: np.ndarray, optimizer="") -> None:
-        """Writes how the loss scale went since the last call, as `rows` does.
-
-        Args:
-            step: Int. Number of the training batch at which this is written.
-            rows: Array `[n, 4]` of step, loss scale, non-finite count and
-                iterations, by rising step.
-            optimizer: String. Which of several it is the scale of. Defaults
-                to `""`, for an only one.
-        """
-        family, columns = schema.scale_family(optimizer), schema.SCALE_COLUMNS
-        size = schema.ROWS_PER_CHUNK
-        self.rows(step, family, rows, columns, size, optimizer=optimizer)
-
-    def rows(self, step: int, family: str, rows, columns, size, **content):
-        """Writes rows of numbers of the run, to be read back as one table.
+    def rows(self, step: int, table: str, rows, **content) -> None:
+        """Writes rows of numbers of the run.
 
         Args:
             step: Int. Number of the training batch at which this is written.
-            family: String, what `schema` calls such rows.
-            rows: Array `[n, len(columns)]`.
-            columns: Tuple of strings.
-            size: Int. Rows of a chunk.
-            **content: What a reader has to know beside the columns.
+            table: String, one of `schema.COLUMNS`.
+            rows: Array `[n, columns]`.
+            **content: What else each row has.
 
         Raises:
             ValueError: If `rows` has another shape.
         """
-        # float64: a float32 counts steps only up to 2**24.
+        columns = schema.COLUMNS[table]
         rows = np.asarray(rows, np.float64)
         if rows.ndim != 2 or rows.shape[1] != len(columns):
             raise ValueError(
                 f"`rows` must have the columns {columns}. "
                 f"Received: rows of shape {rows.shape}"
             )
-
-        def build(tag, rows):
-            return summaries.numbers(
-                tag, np.stack(rows), columns=columns, **content
-            )
-
-        self._extend(step, family, size, rows, build)
+        named = [dict(zip(columns, row, strict=True)) for row in rows.tolist()]
+        self._add(step, table, [row | content for row in named])
 
     def heat(
         self,
@@ -215,13 +220,15 @@ class RunLog:
                 f"{table.shape} for {len(layers)} layers and {len(metrics)} "
                 "metrics"
             )
+        if not self._events.ours:
+            return
         with self._lock:
             heat = self._heat[family]
             ready = heat.add(step, table, list(layers), dict(metrics))
-            self._write_heat(ready)
+            self._write_heat(family, ready)
 
     def event(self, step: int, event: Mapping) -> None:
-        """Writes something that happened, here and to `events.jsonl`.
+        """Writes something that happened to `events.jsonl`.
 
         Args:
             step: Int. Number of the training batch it happened at. Several
@@ -236,13 +243,8 @@ class RunLog:
         if event.get("kind") in schema.PRECISION_CHANGES:
             # What was measured of other dtypes is not pooled with the rest.
             self._write_waiting()
-        line = to_json({**event, "step": step, "wall_time": _clock.wall()})
-        size, build = schema.EVENTS_PER_CHUNK, summaries.strings
-        if self._events.ours:
-            data = f"{line}\n".encode()
-            with self._lock:
-                self._extend(step, schema.EVENTS, size, [line], build)
-                self._send(step, len(data), lambda: self._lines.write(data))
+        line = {**event, "step": step, "wall_time": _clock.wall()}
+        self._add(step, schema.EVENTS, [line])
 
     def layout(self, step: int, charts: Mapping) -> None:
         """Writes, once, which curves the Custom Scalars tab draws together.
@@ -252,8 +254,7 @@ class RunLog:
             charts: Dict category -> dict chart title -> list of tags, each a
                 regular expression.
         """
-        self._standing["layout"] = values = [summaries.layout(charts)]
-        self._write(step, values)
+        self._write_standing("layout", step, [summaries.layout(charts)])
 
     def settings(
         self,
@@ -270,11 +271,11 @@ class RunLog:
             metrics: Dict from the tags of curves whose last values the tab
                 shows to their titles.
         """
-        self._standing["settings"] = written = [
+        written = [
             summaries.experiment(names, metrics),
             summaries.settings(values),
         ]
-        self._write(self.next_step, written)
+        self._write_standing("settings", self.next_step, written)
 
     def close(self) -> None:
         """Closes the files; nothing can be written any more."""
@@ -283,7 +284,8 @@ class RunLog:
         finally:
             try:
                 self._events.close()
-                self._lines.close()
+                for file in self._files.values():
+                    file.close()
             except OSError as error:  # Some network disks say it only now.
                 self._miss(self.next_step, error)
 
@@ -293,65 +295,85 @@ class RunLog:
     def __exit__(self, *exc_info):
         self.close()
 
-    def _extend(self, step, family, size, entries, build):
-        if not self._events.ours:
-            return
-        with self._lock:
-            if family not in self._chunks:
-                index = self._next_chunks.get(family, 0)
-                self._chunks[family] = Chunks(family, size, index)
-            if changed := self._chunks[family].extend(entries):
-                values = [build(*chunk) for chunk in changed]
-                self._send(
-                    step,
-                    _bytes(values),
-                    lambda: self._events.replace(step, values),
-                )
+    def _write_standing(self, name, step, values, tables=None):
+        self._standing[name] = step, values, tables or {}
+        self._draw(step, values)
+        for table, row in (tables or {}).items():
+            self._add(step, table, [row])
 
     def _write_waiting(self):
         if not self._events.ours:
             return
         with self._lock:
-            for heat in self._heat.values():
-                self._write_heat(heat.rest())
+            for family, heat in self._heat.items():
+                self._write_heat(family, heat.rest())
 
-    def _write_heat(self, tables):
-        for step, tag, table, content in tables:
-            self._write(step, [summaries.numbers(tag, table, **content)])
+    def _write_heat(self, family, ready):
+        for step, table, columns in ready:
+            known, name = self._measured.get(family, (None, ""))
+            if known != columns:
+                name = f"{family}_{next(self._numbers)}.bin"
+                self._measured[family] = columns, name
+                self._add(step, family, [{"file": name, **columns}])
+            record = np.empty(1, schema.record_dtype(*table.shape))
+            record["step"], record["values"] = step, table.T
+            self._append(step, name, record.tobytes())
 
-    def _write(self, step, values):
-        if self._events.ours:
-            with self._lock:
-                self._send(
-                    step,
-                    _bytes(values),
-                    lambda: self._events.write(step, values),
-                )
+    def _add(self, step, table, rows):
+        """Adds rows to a table."""
+        self._append(step, f"{table}.jsonl", _lines(rows))
+
+    def _append(self, step, name, data):
+        self._send(step, len(data), lambda: self._file(name).write(data))
+
+    def _file(self, name):
+        if name not in self._files:
+            is_lines = name.endswith(".jsonl")
+            path = os.path.join(self.folder, name)
+            self._files[name] = (open_lines if is_lines else AppendFile)(path)
+        return self._files[name]
+
+    def _draw(self, step, values):
+        """Writes what TensorBoard draws."""
+        size = sum(value.tensor.ByteSize() for value in values)
+        self._send(step, size, lambda: self._events.write(step, values))
 
     def _send(self, step, size, work):
         """Writes this, and what waits, or lets it wait."""
-        try:
-            try:
-                self._backlog.write(size, work)
-            except FileNotFoundError as error:
-                self._miss(step, error)
-                self._restart(step)
-                self._backlog.flush()
-        except OSError as error:
-            self._miss(step, error)
+        if not self._events.ours:
             return
-        if self._gap:
-            gap, self._gap = self._gap, None
-            lost, self._backlog.lost = self._backlog.lost, 0
-            self.event(step, {"kind": "log_gap", **gap, "lost": lost})
+        with self._lock:
+            try:
+                try:
+                    self._backlog.write(size, work)
+                except FileNotFoundError as error:
+                    self._miss(step, error)
+                    self._restart()
+                    self._backlog.flush()
+            except OSError as error:
+                self._miss(step, error)
+                return
+            if self._gap:
+                gap, self._gap = self._gap, None
+                lost, self._backlog.lost = self._backlog.lost, 0
+                if lost:  # Among them may be what says what a file is of.
+                    self._measured.clear()
+                self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 
-    def _restart(self, step):
+    def _restart(self):
         """Goes on in new files, after somebody removed those there were."""
-        if self._lines.removed:
-            self.folder, self._lines = claim_folder(self._log_dir)
+        kept = self._files[schema.EVENTS_FILE]
+        if kept.removed:
+            self.folder, kept = claim_folder(self._log_dir)
+        for file in {*self._files.values()} - {kept}:
+            file.close()
+        self._files = {schema.EVENTS_FILE: kept}
+        self._measured.clear()
         self._events.restart(self.folder)
-        for values in self._standing.values():
+        for step, values, tables in self._standing.values():
             self._events.replace(step, values)
+            for table, row in tables.items():
+                self._file(f"{table}.jsonl").write(_lines([row]))
 
     def _miss(self, step, error):
         """Takes note that this cannot be written now."""
@@ -368,8 +390,8 @@ class RunLog:
             )
 
 
-def _bytes(values):
-    return sum(value.tensor.ByteSize() for value in values)
+def _lines(rows):
+    return "".join(f"{to_json(row)}\n" for row in rows).encode()
 
 
 class NoLog:
@@ -391,7 +413,7 @@ class NoLog:
         pass
 
     scalars = text = layers = layout = _ignore
-    heat = histogram = scale_rows = settings = rows = _ignore
+    heat = histograms = settings = rows = _ignore
 
     def close(self):
         """Nothing is open."""

@@ -19,7 +19,6 @@ from keras_mixprec.reporting.format_limits import (
 from keras_mixprec.reporting.grid import as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.run_layers import add_events
-from keras_mixprec.reporting.schema import EXPONENTS
 from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -66,7 +65,7 @@ def run_ranges(data, columns: int) -> dict:
     paths = {layer["path"] for layer in layers}
     limit = _limits(layers)
     changed = max((s for x in layers for s, _ in x["dtypes"][1:]), default=-1)
-    courses = data.scale()
+    courses, histograms = data.scale(), data.histograms()
     found: dict = {}
 
     def add(row, part, name, readings):
@@ -86,9 +85,11 @@ def run_ranges(data, columns: int) -> dict:
                 for step, left in zip(steps, bits, strict=True)
             ]
             add(row, part, "largest", largest)
-        for row in data.histogram_rows(part) if part in EXPONENTS else ():
-            taken = data.histogram(row, part)
-            low = zip(taken["steps"], taken["low"], strict=True)
+        for row, taken in histograms.get(part, {}).items():
+            low = [
+                (x["step"], smallest_that_counts(x["exponents"], x["counts"]))
+                for x in taken
+            ]
             known = [(s, e - shift(s)) for s, e in low if e is not None]
             add(row, part, "low", known)
     ranges: dict = {

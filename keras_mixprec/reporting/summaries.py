@@ -5,7 +5,6 @@ uses too, but no documented interface. None of these imports loads TensorFlow;
 `tensorboard.summary` and the plugins' own `summary` modules may.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from tensorboard.compat.proto import event_pb2, tensor_pb2, types_pb2
 from tensorboard.compat.proto.summary_pb2 import (
     DATA_CLASS_SCALAR,
     DATA_CLASS_TENSOR,
-    SummaryMetadata,
 )
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as layout_metadata
@@ -26,15 +24,6 @@ from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
 
 from keras_mixprec import _clock
-from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.reporting.schema import (
-    IN_16_BITS,
-    LAYER_DTYPES_TAG,
-    LAYERS_TAG,
-    PLUGIN_NAME,
-    SCHEMA_VERSION,
-)
-from keras_mixprec.reporting.text_formats import markdown_table, to_json
 
 
 class Value(NamedTuple):
@@ -56,7 +45,6 @@ _KINDS = {
     float: api_pb2.DATA_TYPE_FLOAT64,
     str: api_pb2.DATA_TYPE_STRING,
 }
-_DTYPES = {"f4": types_pb2.DT_FLOAT, "f8": types_pb2.DT_DOUBLE}
 
 
 def _describe(plugin, data_class, *arguments):
@@ -93,7 +81,7 @@ def scalar(tag: str, value: float) -> Value:
 
 def text(tag: str, markdown: str) -> Value:
     """Returns an entry of the Text tab, in Markdown."""
-    return Value(tag, _string_tensor([markdown], ()), _TEXT)
+    return Value(tag, _string_tensor(markdown.encode()), _TEXT)
 
 
 def histogram(tag: str, bins: np.ndarray) -> Value:
@@ -106,53 +94,19 @@ def histogram(tag: str, bins: np.ndarray) -> Value:
     Raises:
         ValueError: If `bins` has another shape.
     """
-    bins = np.asarray(bins, np.float64)
+    # Half of the space that float64 takes; edges are small integers.
+    bins = np.asarray(bins, "<f4")
     if bins.ndim != 2 or bins.shape[1] != 3:
         raise ValueError(
             "`bins` must have the columns left edge, right edge and count. "
             f"Received: bins of shape {bins.shape}"
         )
-    return Value(tag, _numeric_tensor(bins), _HISTOGRAM)
-
-
-def numbers(tag: str, array: np.ndarray, **content) -> Value:
-    """Returns a float32 or float64 tensor for the Mixed Precision tab.
-
-    Args:
-        tag: String.
-        array: Array of float32 or float64, any shape.
-        **content: What a reader has to know about the tag (names of columns),
-            JSON-able. Only the first value of a tag in a run is asked for it.
-    """
-    return Value(tag, _numeric_tensor(array), _own_metadata(content))
-
-
-def strings(tag: str, items: str | Sequence[str], **content) -> Value:
-    """Returns a tensor of one string, or a list, for the Mixed Precision tab.
-
-    Args:
-        tag: String.
-        items: String for a tensor of rank 0, list of strings for rank 1.
-        **content: See `numbers`.
-    """
-    if isinstance(items, str):
-        tensor = _string_tensor([items], ())
-    else:
-        tensor = _string_tensor(items, (len(items),))
-    return Value(tag, tensor, _own_metadata(content))
-
-
-def layers(table: Sequence[Mapping]) -> list[Value]:
-    """Returns which dtype each layer computes in, for our tab and as text.
-
-    Args:
-        table: List of dicts with the same keys, one per layer.
-    """
-    low = any(layer.get("compute_dtype") in SIXTEEN_BITS for layer in table)
-    return [
-        strings(LAYERS_TAG, to_json(table), **{IN_16_BITS: low}),
-        text(LAYER_DTYPES_TAG, markdown_table(table)),
-    ]
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_FLOAT,
+        tensor_shape={"dim": [{"size": size} for size in bins.shape]},
+        tensor_content=bins.tobytes(),
+    )
+    return Value(tag, tensor, _HISTOGRAM)
 
 
 def layout(
@@ -169,7 +123,7 @@ def layout(
         group = proto.category.add(title=category)
         for title, tags in members.items():
             group.chart.add(title=title, multiline={"tag": tags})
-    tensor = _string_tensor([proto.SerializeToString()], ())
+    tensor = _string_tensor(proto.SerializeToString())
     return Value(layout_metadata.CONFIG_SUMMARY_TAG, tensor, _LAYOUT)
 
 
@@ -240,16 +194,6 @@ def encode_event(
     return event.SerializeToString()
 
 
-def decode_event(data: bytes) -> tuple[int, list[str]]:
-    """Returns the step and the tags of an event.
-
-    Raises:
-        ValueError: If `data` is no event.
-    """
-    event = parse_event(data)
-    return event.step, [value.tag for value in event.summary.value]
-
-
 def parse_event(data: bytes):
     """Returns an event as TensorBoard's protocol buffer.
 
@@ -262,32 +206,7 @@ def parse_event(data: bytes):
         raise ValueError(f"Not an event: {error}") from error
 
 
-def _own_metadata(content):
-    content = json.dumps({"schema": SCHEMA_VERSION, **content})
-    return SummaryMetadata(
-        plugin_data={"plugin_name": PLUGIN_NAME, "content": content.encode()},
-        data_class=DATA_CLASS_TENSOR,
-    )
-
-
-def _numeric_tensor(array):
-    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+def _string_tensor(text):
     return tensor_pb2.TensorProto(
-        dtype=_DTYPES[array.dtype.str[1:]],
-        tensor_shape=_shape(array.shape),
-        tensor_content=little_endian.tobytes(),
+        dtype=types_pb2.DT_STRING, tensor_shape={}, string_val=[text]
     )
-
-
-def _string_tensor(items, shape):
-    return tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_STRING,
-        tensor_shape=_shape(shape),
-        string_val=[
-            item.encode() if isinstance(item, str) else item for item in items
-        ],
-    )
-
-
-def _shape(shape):
-    return {"dim": [{"size": size} for size in shape]}

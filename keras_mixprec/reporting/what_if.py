@@ -107,45 +107,6 @@ def what_if(overview: dict, ranges: dict) -> dict:
     return {"run": overview["run"], "measured": measured, "formats": formats}
 
 
-def with_cautions(found: dict, rows: list) -> dict:
-    """Returns what `what_if` does, plans with a `"caution"`.
-
-    Which is what other runs found in layers that a plan leaves in 16 bits: the
-    ranges of a run in float32 do not say what overflows inside a layer.
-
-    Args:
-        found: Dict, as `what_if` returns it.
-        rows: List of dicts, as `run_summary.summary` returns them.
-    """
-    others = [row for row in rows if row["run"] != found["run"]]
-    formats = {
-        dtype: own
-        | {"plan": own["plan"] | {"caution": _caution(own["plan"], others)}}
-        for dtype, own in found["formats"].items()
-    }
-    return found | {"formats": formats}
-
-
-def _caution(plan, rows):
-    kept = (plan["file"] or {"layers": []})["layers"]
-    narrow = {x["path"] for x in kept if x["policy"] != "float32"}
-    texts = []
-    for row in rows:
-        finding = row.get("finding") or {}
-        # Bad data are of no layer. A second call is of the same layer.
-        layer = str(finding.get("layer")).partition("#")[0]
-        is_grave = finding.get("level") != "info" and "verdict" in finding
-        if is_grave and layer in narrow:
-            kind = words(finding["verdict"])
-            texts.append(f"{kind} in {layer} ({row['run']})")
-    if not texts:
-        return ""
-    return (
-        "Of layers that this plan keeps in 16 bits, other runs found: "
-        f"{format_names(texts, 4)}."
-    )
-
-
 def _row(layer, ranges, dtype):
     path, name = layer["path"], dtype
     own = _with_lost(ranges["layers"].get(path, {}), layer)
@@ -305,7 +266,7 @@ class _Search:
         # Layers that pass on what another made infinite, by that one.
         self._behind: dict[str, list] = defaultdict(list)
         self._find_reasons()
-        self._find_scale(overview, ranges)
+        self._find_scale(ranges)
 
     def _find_reasons(self):
         mixed = any(not _began_wide(layer) for layer in self._layers)
@@ -375,12 +336,11 @@ class _Search:
                 return f"small {what} that count become 0 in {name}"
         return None
 
-    def _find_scale(self, overview, ranges):
+    def _find_scale(self, ranges):
         """The loss scale that suits the layers with the most FLOPs."""
-        self._overflowing = least = ranges["overflowing_scale"]
-        proven = _proven_scales(overview, least)
+        self._overflowing = ranges["overflowing_scale"]
         windows = {
-            x["path"]: _with_proven(window, x, self._dtype, proven)
+            x["path"]: window
             for x in self._layers
             if x["path"] not in self._reasons
             and (window := self._judged[x["path"]].window)
@@ -410,10 +370,6 @@ class _Search:
                     f"at the loss scale 2**{scale} its gradients {do} in "
                     f"{self._dtype}"
                 )
-        narrow = [p for p in windows if p not in self._reasons]
-        # Whether it leaves less room than there is to be.
-        spare = [self._judged[p].window for p in narrow]
-        self._is_tight = any(window[1] < scale for window in spare)
         held = sum(c for p, c in costs.items() if p not in self._reasons)
         total = sum(costs.values())
         self._share = held / total if total else None
@@ -454,11 +410,6 @@ class _Search:
         if self._dtype != "float16":
             return ""
         advised = f"Loss scale 2**{self._scale}"
-        if self._is_tight:
-            advised += (
-                ", at which this run had room, though less than "
-                f"{SPARE_BITS} bits of it"
-            )
         if self._overflowing is None:
             return f"{advised}."
         start = f"2**{math.ceil(self._overflowing)}"
@@ -503,29 +454,3 @@ def left_out(steps: list) -> str:
 def _began_wide(layer):
     # The tuner may demote a layer before the first step.
     return layer["dtypes"][0][1] == "float32" and layer["demoted_at"] is None
-
-
-def _proven_scales(overview, overflowing):
-    """Loss scales of steps that were taken, as powers of two with a step.
-
-    Below all at which gradients alone overflowed, the largest first.
-    """
-    found = []
-    for course in overview["scale"]:
-        ends = [*course["steps"][1:], overview["last_step"]]
-        counts = [*course["skipped"], *course["skipped"][-1:]]
-        rows = zip(course["steps"], ends, course["scale"], strict=True)
-        for place, (first, end, scale) in enumerate(rows):
-            lost = counts[place + 1] - counts[place]
-            if end - first > lost and 0 < scale < math.inf:
-                found.append((math.floor(math.log2(scale)), end))
-    known = [x for x in found if overflowing is None or x[0] < overflowing]
-    return sorted(known, reverse=True)
-
-
-def _with_proven(window, layer, dtype, proven):
-    """A window up to a scale at which the layer's gradients fit by a little."""
-    lowest, highest = window
-    own = (bits for bits, step in proven if dtype_at(layer, step) == dtype)
-    bits = min(next(own, -math.inf), highest + SPARE_BITS)
-    return lowest, max(highest, bits)

@@ -7,7 +7,6 @@ Files:
 - `loader.py`: what TensorBoard loads; it imports the plugin.
 - `endpoints.py`: what the page asks for, and the answers.
 - `plugin.py`: the page and its data, served by TensorBoard.
-- `provider_source.py`: a run's log as a running TensorBoard serves it.
 - `log_folder.py`: the runs of a folder, read from their files as they grow.
 - `page_server.py`: the page and its data, served by `keras-mixprec serve`.
 - `static/`: the page. It starts at `index.js`; a file is named like what it

@@ -12,28 +12,27 @@
 | `static/page.js`, `static/style.css` | the page itself |
 """
 
+import functools
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from keras_mixprec import _clock
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
 from keras_mixprec.reporting.run_ranges import run_ranges
 from keras_mixprec.reporting.run_summary import summary
-from keras_mixprec.reporting.sized_cache import SizedCache
-from keras_mixprec.reporting.source import Source
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import what_if, with_cautions
+from keras_mixprec.reporting.what_if import what_if
 from keras_mixprec.reporting.worth import comparison, with_partners
+from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 # No name of a run or a layer is longer.
 _LONGEST = 4096
 
-# Bytes of answers to keep: the page asks for all of a run whenever it has
-# grown, several readers ask for the same.
-_KEPT = 1 << 26
+# Answers to keep: the page asks for all of a run every few seconds, and
+# several readers ask for the same.
+_KEPT = 16
 
 # Seconds until rows of the table of runs are sent without those not read yet.
 _PATIENCE = 0.5
@@ -67,23 +66,6 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Runs(Protocol):
-    """The runs that there are."""
-
-    def listed(self) -> list[dict]:
-        """Returns the runs by name.
-
-        Of each a dict of its name as `"run"`, of whether a newer version wrote
-        it as `"newer_schema"`, and of when it was last written as `"written"`.
-        """
-
-    def reading(self, run: str) -> AbstractContextManager:
-        """Returns what to hold while a run is read."""
-
-    def source(self, run: str) -> Source | None:
-        """Returns the log of a run, `None` if there is no such run."""
-
-
 class Endpoints:
     """Answers what the page asks for.
 
@@ -98,15 +80,7 @@ class Endpoints:
             "page.js": (f"{bundle()}\nexport {{ render }};", "text/javascript"),
             "style.css": (static("style.css"), "text/css"),
         }
-        self._kept = SizedCache(_KEPT, lambda answer: len(answer.body))
         self._rows = {}
-        self._answers = {
-            "summary": _summary,
-            "run": _overview,
-            "heat": _heat,
-            "histogram": _histogram,
-            "what_if": _what_if,
-        }
 
     def static(self, name: str) -> Answer:
         """Returns a file of the page.
@@ -119,11 +93,13 @@ class Endpoints:
         text, content_type = self._files[name]
         return Answer(text.encode(), content_type)
 
-    def data(self, runs: Runs, name: str, query: Mapping[str, str]) -> Answer:
+    def data(
+        self, runs: LogFolder, name: str, query: Mapping[str, str]
+    ) -> Answer:
         """Returns the answer of a route.
 
         Args:
-            runs: `Runs`.
+            runs: `LogFolder`.
             name: String. What follows `data/`.
             query: Dict of strings.
 
@@ -136,41 +112,19 @@ class Endpoints:
         if name == "summaries":
             return self._summaries(runs)
         if name == "comparison":
-            found = (
-                self.data(runs, "summary", {"run": _argument(query, which)})
+            pair = (
+                self._row(runs, _argument(query, which))
                 for which in ("run", "other")
             )
-            pair = (json.loads(answer.body) for answer in found)
             return Answer(json.dumps(comparison(*pair)).encode(), _JSON)
-        if name not in self._answers:
+        if name not in _ANSWERS:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
+        log = _opened(runs, run)
         try:
-            with runs.reading(run):
-                answer = self._of_run(runs, name, run, query)
+            return _answer(name, run, log, tuple(sorted(query.items())))
         except OSError as error:
             raise RefusedError(404, "The log was removed.") from error
-        return self._with_caution(answer) if name == "what_if" else answer
-
-    def _with_caution(self, answer):
-        """Other runs have a word in a plan, as far as they are read."""
-        rows = [row for _, row in [*self._rows.values()]]
-        found = with_cautions(json.loads(answer.body), rows)
-        return Answer(json.dumps(found).encode(), _JSON)
-
-    def _of_run(self, runs, name, run, query):
-        source = runs.source(run)
-        if source is None or not source.contents:
-            raise RefusedError(404, f"No such run. Received: run={run!r}")
-        data = RunData(run, source)
-        if data.newer_schema:
-            raise RefusedError(
-                400,
-                "A newer version of keras_mixprec wrote this run: update it.",
-            )
-        key, version = (name, *sorted(query.items())), source.version
-        answer = self._answers[name]
-        return self._kept.get(key, version, lambda: answer(data, query))
 
     def _summaries(self, runs):
         """A row for each run, marked where it is still to be read."""
@@ -187,21 +141,47 @@ class Endpoints:
             if known != written and due:
                 has_read = True
                 try:
-                    answer = self.data(runs, "summary", listed)
-                except RefusedError:  # Removed since it was listed.
+                    row = self._row(runs, run)
+                except (RefusedError, OSError):  # Removed since it was listed.
                     continue
-                row = json.loads(answer.body)
-                self._rows[run] = known, row = written, row
+                known = written
             rows.append(row if known == written else row | {"unread": True})
         return Answer(json.dumps(with_partners(rows)).encode(), _JSON)
+
+    def _row(self, runs, run):
+        """The row of a run, as JSON has it."""
+        log = _opened(runs, run)
+        known, row = self._rows.get(run, (None, {}))
+        if known != log.written:
+            row = json.loads(to_json(summary(RunData(run, log).outline())))
+            self._rows[run] = log.written, row
+        return row
+
+
+def _opened(runs, run):
+    log = runs.open(run)
+    if log is None:
+        raise RefusedError(404, f"No such run. Received: run={run!r}")
+    if log.listed(run)["newer_schema"]:
+        raise RefusedError(
+            400,
+            "A newer version of keras_mixprec wrote this run: update it.",
+        )
+    return log
+
+
+@functools.lru_cache(_KEPT)
+def _answer(name, run, log, query):
+    data = (_data if name == "heat" else RunData)(run, log)
+    return _ANSWERS[name](data, dict(query))
 
 
 def _overview(data, query):
     return Answer(to_json(data.overview()).encode(), _JSON)
 
 
-def _summary(data, query):
-    return Answer(to_json(summary(data.outline())).encode(), _JSON)
+# Who looks at one metric looks at others: what they have in common is kept.
+_data = functools.lru_cache(2)(RunData)
 
 
 def _heat(data, query):
@@ -225,6 +205,14 @@ def _histogram(data, query):
 def _what_if(data, query):
     found = what_if(data.overview(), run_ranges(data, MAX_COLUMNS))
     return Answer(to_json(found).encode(), _JSON)
+
+
+_ANSWERS = {
+    "run": _overview,
+    "heat": _heat,
+    "histogram": _histogram,
+    "what_if": _what_if,
+}
 
 
 def _argument(query, name):

@@ -88,7 +88,7 @@ class PageServer(ThreadingHTTPServer):
                 f"cannot listen on port {port} ({_reason(error)}); "
                 "choose another with --port, or any that is free with --port 0",
             ) from error
-        self.runs = LogFolder(log_dir)
+        self.runs = LogFolder({"": log_dir})
         self.endpoints = Endpoints()
         self.url = f"http://{HOST}:{self.server_address[1]}/"
         title = joined(os.path.abspath(log_dir))

@@ -1,16 +1,15 @@
 """The plugin: the page and its data, served by TensorBoard."""
 
-from tensorboard import errors, plugin_util
+import os
+
+from tensorboard import errors
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from keras_mixprec.reporting.schema import PLUGIN_NAME
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints, RefusedError
-from keras_mixprec.tensorboard_plugin.provider_source import (
-    ProviderRuns,
-    read_tags,
-)
+from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 
 class MixedPrecisionPlugin(base_plugin.TBPlugin):
@@ -23,13 +22,12 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
     plugin_name = PLUGIN_NAME
 
     def __init__(self, context):
-        self._provider = context.data_provider
-        self._read = read_tags()
+        self._runs = LogFolder(_folders(context.flags))
         self._endpoints = Endpoints()
 
     def is_active(self):
-        """TensorBoard finds by itself that there are data."""
-        return False
+        """Whether there are data."""
+        return bool(self._runs.listed())
 
     def frontend_metadata(self):
         """What the tab is called, and where its page begins."""
@@ -60,12 +58,17 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
         return self._endpoints.static(request.path.rpartition("/static/")[2])
 
     def _data(self, request, name):
-        asked = {
-            "ctx": plugin_util.context(request.environ),
-            "experiment_id": plugin_util.experiment_id(request.environ),
-        }
-        runs = ProviderRuns(self._provider, asked, self._read)
-        return self._endpoints.data(runs, name, request.args)
+        return self._endpoints.data(self._runs, name, request.args)
+
+
+def _folders(flags):
+    """What TensorBoard reads: `--logdir`, or the named ones of a list."""
+    if flags.logdir:
+        return {"": os.path.expanduser(flags.logdir)}
+    named = (x.partition(":") for x in (flags.logdir_spec or "").split(","))
+    # What has no name is called by its path.
+    found = {name: path or name for name, _, path in named if name}
+    return {name: os.path.expanduser(path) for name, path in found.items()}
 
 
 class _RefusedError(errors.PublicError):

@@ -3,49 +3,38 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import os
-import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
-from keras_mixprec.analysis.comparison.arguments import (
-    check_seeds,
-    check_steps,
-    higher_is_better,
-)
+from keras_mixprec.analysis.comparison import training
 from keras_mixprec.analysis.comparison.arms import parse_arms
-from keras_mixprec.analysis.comparison.peak import (
-    ALONE,
-    ISOLATED,
-    device_can_tell,
-)
+from keras_mixprec.analysis.comparison.batches import read_batches, samples
 from keras_mixprec.analysis.comparison.result import ComparisonResult
 from keras_mixprec.analysis.comparison.sources import (
     check_function,
     check_sendable,
-    describe,
     resolve,
 )
 from keras_mixprec.analysis.comparison.store import Store
-from keras_mixprec.analysis.comparison.training import Job
-from keras_mixprec.analysis.comparison.workers import (
-    Worker,
-    in_process,
-    in_thread,
-    read_both,
-)
 from keras_mixprec.analysis.doctor.versions import find_versions
+from keras_mixprec.analysis.isolated import EndedError, Isolated, Threaded
 from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
+from keras_mixprec.devices.memory import peak_bytes, reset_peak
 
-# What a worker's last message is.
-_LAST = "done", "failed"
+# Names of metrics end in these.
+_HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
+_LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
+
+# A process needs seconds to end by itself; one that hangs is ended.
+_SECONDS_TO_END = 30
 
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -63,9 +52,7 @@ def compare_precisions(
     blocks: int = 10,
     batch_size: int = 32,
     validation_data: Any = None,
-    tokens_per_sample: int | None = None,
     callbacks: Callable[[], list] | str | None = None,
-    loss_scales: Any = None,
     isolate: bool = False,
     resume: str | os.PathLike | None = None,
     verbose: int = 1,
@@ -118,17 +105,11 @@ def compare_precisions(
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
         validation_data: As `data`, to take the metric on, all of it. Defaults
             to `None`: on what was trained on.
-        tokens_per_sample: Int, to give throughput in tokens too. Defaults to
-            `None`.
         callbacks: Function without arguments that returns a list of callbacks
             for one `fit`, or `"module:name"`. Defaults to `None`.
-        loss_scales: List of what `LossScaleOptimizer` takes as `loss_scale`,
-            and names of presets. Each policy that computes in float16 trains
-            with each of them. Defaults to `None`: as `build` compiles it.
         isolate: Boolean. Whether each policy trains in a new process, which
-            imports `build` and `data`, and a script that this is called in:
-            call it below `if __name__ == "__main__":` there. Defaults to
-            `False`.
+            imports `build`, and a script that this is called in: call it below
+            `if __name__ == "__main__":` there. Defaults to `False`.
         resume: String or path-like, a JSON file: what is finished is kept
             there, and the same call continues from it. Defaults to `None`.
         verbose: `0` or `1`. Whether a progress bar counts the blocks.
@@ -155,152 +136,215 @@ def compare_precisions(
     >>> [row["status"] for row in result.rows]
     ['done', 'done']
     """
-    arms = parse_arms(policies, loss_scales)
-    steps = check_steps(steps, blocks)
+    arms = parse_arms(policies)
+    steps = _check_steps(steps, blocks)
     batch_size = check_integer("batch_size", batch_size, low=1)
-    if tokens_per_sample is not None:
-        tokens_per_sample = check_integer(
-            "tokens_per_sample", tokens_per_sample, low=1
-        )
     check_choice("isolate", isolate, (True, False))
     check_choice("verbose", verbose, (0, 1))
     check_function("build", build)
     check_function("callbacks", callbacks, optional=True)
-    facts = {
-        "seeds": check_seeds(seeds),
-        "metric": metric if isinstance(metric, str) else describe(metric),
-        "metric_higher_is_better": higher_is_better(metric, mode),
-        "tolerance": check_number("tolerance", tolerance, low=0.0),
-        "steps": steps,
-        "blocks": blocks,
-        "isolate": isolate,
-        "tokens_per_sample": tokens_per_sample,
-    }
-    sources = {
-        "build": build,
-        "data": data,
-        "validation_data": validation_data,
-        "metric": metric,
-        "callbacks": callbacks,
-    }
     code = {"build": build, "metric": metric, "callbacks": callbacks}
     if isolate:
-        for name, value in sources.items():
-            check_sendable(
-                name, value, "With `isolate=True` each policy is trained"
-            )
-    with _random_state_kept():
-        read = data, validation_data, batch_size, steps
-        both = read_both(*read)
-        facts |= _found(*both, steps)
-        facts["sources"] = {n: describe(v) for n, v in sources.items()}
+        what = "With `isolate=True` each policy is trained"
+        for name, value in code.items():
+            check_sendable(name, value, what)
+    higher = _higher_is_better(metric, mode)
+    seeds = _check_seeds(seeds)
+    tolerance = check_number("tolerance", tolerance, low=0.0)
+    with training.random_state_kept():
+        batches = read_batches("data", data, batch_size, steps)
+        held_back = batches
+        if validation_data is not None:
+            name = "validation_data"
+            held_back = read_batches(name, validation_data, batch_size)
+        device = find_devices()
+        facts = {
+            "backend": device["backend"],
+            "device": ", ".join(dict.fromkeys(device["devices"])),
+            "versions": find_versions() | active.runtime().versions(),
+            "batch_size": samples(batches.batches[0]),
+            "samples_per_step": batches.samples_per_step(steps),
+            "metric_samples": sum(map(samples, held_back.batches)),
+            "steps": steps,
+            "blocks": blocks,
+            "seeds": seeds,
+            "metric": _named(metric),
+            "metric_higher_is_better": higher,
+            "tolerance": tolerance,
+        }
+        asked = {}
         if resume is not None:
-            facts["fingerprints"] = {
+            asked = {
                 **surroundings(),
                 **{n: fingerprint(_code(n, v)) for n, v in code.items()},
-                "validation_data": both[1].digest(),
-                "loss_scales": fingerprint([arm.loss_scale for arm in arms]),
+                "data": fingerprint(batches.batches),
+                "validation_data": fingerprint(held_back.batches),
+                "policies": fingerprint([arm.to_dict() for arm in arms]),
+                "steps": steps,
+                "blocks": blocks,
+                "mode": higher,
             }
-        store = Store(facts, arms, resume)
-        job = Job(build, steps, blocks, metric, callbacks)
+        store = Store(facts, arms, resume, asked)
+        data = batches, held_back
+        job = training.Job(build, steps, blocks, metric, callbacks, data)
         if isolate:
-            target: Callable = in_process
-            rest: tuple = read, facts["batches_digest"]
-            job = dataclasses.replace(job, where=ISOLATED)
-        else:
-            target, rest = in_thread, (both, _distribution())
-
-        def start(arm, seed, job=job):
-            unknown = store.arm(arm.name)["memory"] is None
-            job = dataclasses.replace(job, asks_for_memory=unknown)
-            return Worker(target, (arm, seed, job, *rest), isolate)
-
-        if not isolate and device_can_tell():
-            _measure_memory(store, arms, start, job)
-        _run(store, arms, start, verbose)
-        _check_any_done(store.record, both[0])
+            job = dataclasses.replace(job, where=training.ISOLATED)
+        # By the backend's accounting of its device, if that starts over.
+        elif peak_bytes()[1] == "device" and reset_peak():
+            _measure_memory(store, arms, job)
+        _run(store, arms, job, verbose)
+    _check_any_done(store.record, batches)
     return ComparisonResult(store.record)
 
 
-def _measure_memory(store, arms, start, job):
+def _check_steps(steps, blocks):
+    steps = check_integer("steps", steps, low=1)
+    blocks = check_integer("blocks", blocks, low=2)
+    if steps % blocks:
+        near = max(round(steps / blocks), 1) * blocks
+        raise ValueError(
+            "`steps` must be a multiple of `blocks`, which are equally long: "
+            f"`steps={near}` is. Received: steps={steps}, blocks={blocks}"
+        )
+    return steps
+
+
+def _check_seeds(seeds):
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        found = [check_integer("seeds", seed) for seed in seeds]
+    else:
+        found = list(range(check_integer("seeds", seeds)))
+    if not found or len(set(found)) < len(found):
+        raise ValueError(
+            "`seeds` must be a positive integer, or a list of different "
+            f"ones. Received: seeds={seeds!r}"
+        )
+    return found
+
+
+def _higher_is_better(metric, mode):
+    check_choice("mode", mode, ("auto", "min", "max"))
+    if not isinstance(metric, str) and not callable(metric):
+        raise TypeError(
+            "`metric` must be the name of a metric, or a function of the "
+            f"model. Received: metric={metric!r} of type "
+            f"{type(metric).__name__}"
+        )
+    if mode != "auto":
+        return mode == "max"
+    name = metric if isinstance(metric, str) else ""
+    if not name.endswith(_HIGHER + _LOWER):
+        raise ValueError(
+            "Whether a higher metric is better does not follow from its name: "
+            "check its spelling, or give `mode`, 'min' or 'max'. "
+            f"Received: metric={metric!r}"
+        )
+    return name.endswith(_HIGHER)
+
+
+def _named(metric):
+    """A metric's name; of a function, one with a colon."""
+    if isinstance(metric, str):
+        return metric
+    name = getattr(metric, "__qualname__", type(metric).__qualname__)
+    return f"{getattr(metric, '__module__', '')}:{name}"
+
+
+def _code(name, value):
+    # A metric may be named as `evaluate` does.
+    named = name == "metric" and ":" not in str(value)
+    return value if named else resolve(name, value)
+
+
+class _Worker:
+    """The training of one arm with one seed, seen from the comparison.
+
+    A thread has Keras' global policy, names and seeds for itself, so that it
+    trains as a program would that does nothing else; only one trains at a
+    time.
+    """
+
+    def __init__(self, arm, seed, job):
+        if job.where == training.ISOLATED:
+            self._training: Threaded = Isolated(
+                training.run,
+                (arm, seed, job, None),
+                KERAS_BACKEND=keras.backend.backend(),
+            )
+        else:
+            own = getattr(keras.distribution, "distribution", lambda: None)()
+            self._training = Threaded(training.run, (arm, seed, job, own))
+
+    def turn(self):
+        """Lets it train until its next message, which is returned."""
+        try:
+            return self._training.ask("go")
+        except EndedError as error:
+            return "failed", str(error)
+
+    def stop(self):
+        """Ends it, at the end of its turn."""
+        self._training.send("stop")
+        self._training.close(_SECONDS_TO_END)
+
+
+def _measure_memory(store, arms, job):
     """Trains each policy for some steps alone, where others' is told apart."""
-    few = dataclasses.replace(job, steps=4, blocks=2, where=ALONE)
+    few = dataclasses.replace(job, steps=4, blocks=2, where=training.ALONE)
     for arm in arms:
         if store.arm(arm.name)["memory"] is None:
-            worker = start(arm, store.record["seeds"][0], few)
-            kind = ""
-            while kind not in _LAST:
+            worker = _Worker(arm, store.record["seeds"][0], few)
+            kind = "block"
+            while kind == "block":
                 kind, content = worker.turn()
             worker.stop()
             gc.collect()
             if kind == "done":  # Why it fails is said when it takes its turn.
-                store.remember(arm.name, content["arm"]["memory"])
+                store.arm(arm.name)["memory"] = content["arm"]["memory"]
 
 
-def _run(store, arms, start, verbose):
-    by_name = {arm.name: arm for arm in arms}
+def _run(store, arms, job, verbose):
     seeds = store.record["seeds"]
-    todo = sum(len(store.missing(seed)) for seed in seeds)
-    progress = _Progress(todo * (store.record["blocks"] + 1), verbose)
+    total = sum(len(store.missing(seed)) for seed in seeds) * job.blocks
+    shown = verbose if total else 0
+    bar = keras.utils.Progbar(total, verbose=shown, unit_name="block")
+    count = itertools.count(1)
+
+    def told(failure):
+        if failure and verbose:
+            print_message(f"\n{failure}")
+        bar.update(next(count), finalize=False)
+
     for seed in seeds:
         with contextlib.ExitStack() as stack:
             workers = {}
-            for name in store.missing(seed):
-                workers[name] = start(by_name[name], seed)
-                stack.callback(workers[name].stop)
-            _take_turns(store, workers, progress)
-    progress.end()
+            for arm in arms:
+                if arm.name in store.missing(seed):
+                    unknown = store.arm(arm.name)["memory"] is None
+                    own = dataclasses.replace(job, asks_for_memory=unknown)
+                    workers[arm.name] = _Worker(arm, seed, own)
+                    stack.callback(workers[arm.name].stop)
+            _take_turns(store, workers, told)
+    bar.update(total, finalize=True)
 
 
-def _take_turns(store, workers, progress):
+def _take_turns(store, workers, told):
     """Lets one after the other train a block, until all are done."""
-    workers = dict(workers)
-    answers = _build_all(store, workers, progress)
     turn = 0
     while workers:
         # Rotated, so that no policy is always behind the same one.
         names = list(workers)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            answer = workers[name].turn(answers.pop(name, "go"))
-            if _take(store, name, answer, progress):
-                del workers[name]
+            kind, content = workers[name].turn()
+            if kind == "done":
+                store.add(name, content)
+            elif kind == "failed":
+                store.fail(name, content)
+            told(f"{name} failed: {content}" if kind == "failed" else "")
+            if kind != "block":
+                workers.pop(name)
         turn += 1
-
-
-def _build_all(store, workers, progress):
-    """Builds all models; returns the weights of those that need others'."""
-    digests, first, answers = {}, None, {}
-    for name in list(workers):
-        answer = workers[name].turn()
-        if _take(store, name, answer, progress):
-            del workers[name]
-        else:
-            digests[name] = answer[1]
-    for name, digest in digests.items():
-        if first is None:
-            first = name
-        elif digest != digests[first]:
-            if first not in answers:
-                answers[first] = workers[first].turn("weights")[1]
-            answers[name] = answers[first]
-            store.note(
-                name, f"its initial weights were set to those of {first!r}"
-            )
-    answers.pop(first, None)
-    return answers
-
-
-def _take(store, name, answer, progress):
-    """Takes a worker's message; returns whether it was its last."""
-    kind, content = answer
-    if kind == "done":
-        store.add(name, content)
-    elif kind == "failed":
-        store.fail(name, content)
-        progress.say(f"{name} failed: {content}")
-    progress.count()
-    return kind in _LAST
 
 
 def _check_any_done(record, batches):
@@ -308,68 +352,7 @@ def _check_any_done(record, batches):
     errors = {arm["error"] for arm in record["arms"]}
     if any(arm["seeds"] for arm in record["arms"]) or len(errors) > 1:
         return
-    hint = (
-        ""
-        if batches.has_targets
-        else ". `data` has no targets: give `(x, y)`. Received: x alone"
-    )
+    hint = ""
+    if len(batches.batches[0]) < 2:
+        hint = ". `data` has no targets: give `(x, y)`. Received: x alone"
     raise ValueError(f"No policy could be trained. {errors.pop()}{hint}")
-
-
-class _Progress:
-    """A progress bar that counts blocks, building being one."""
-
-    def __init__(self, total, verbose):
-        self._count = 0
-        self._total = total
-        shown = verbose and total
-        self._bar = shown and keras.utils.Progbar(total, unit_name="block")
-
-    def count(self):
-        self._count += 1
-        if self._bar:
-            self._bar.update(min(self._count, self._total - 1))
-
-    def say(self, text):
-        if self._bar:
-            print_message(f"\n{text}")
-
-    def end(self):
-        if self._bar:
-            self._bar.update(self._total, finalize=True)
-
-
-def _found(batches, held_back, steps):
-    device = find_devices()
-    return {
-        "backend": device["backend"],
-        "device": ", ".join(dict.fromkeys(device["devices"])),
-        "versions": find_versions() | active.runtime().versions(),
-        "batch_size": batches.batch_size,
-        "samples_per_step": batches.samples_per_step(steps),
-        "batches_digest": batches.digest(),
-        "metric_samples": held_back.samples(),
-    }
-
-
-def _code(name, value):
-    # A metric is named as `evaluate` does.
-    return value if name == "metric" else resolve(name, value)
-
-
-def _distribution():
-    known = getattr(keras.distribution, "distribution", None)
-    return known() if known else None
-
-
-@contextlib.contextmanager
-def _random_state_kept():
-    """Context behind which random numbers go on as before."""
-    state = random.getstate(), np.random.get_state()
-    own = active.runtime().random_state()
-    try:
-        yield
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        active.runtime().set_random_state(own)

@@ -1,4 +1,4 @@
-"""What a caller names or hands over: functions, strings, and what they are."""
+"""Functions that a caller names or hands over, and the model one builds."""
 
 import importlib
 import pickle
@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_mixprec._console import one_line
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.plan import PrecisionPlan
 
@@ -94,20 +95,6 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
     return model, left
 
 
-def describe(value: Any) -> str | None:
-    """Returns what a reviewer is told of an argument.
-
-    `"module:name"` of what can be imported, else its type.
-    """
-    if value is None or isinstance(value, str):
-        return value
-    name = getattr(value, "__qualname__", None)
-    module = getattr(value, "__module__", None)
-    if name and module:
-        return f"{module}:{name}"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
 def check_sendable(name: str, value: Any, what: str) -> None:
     """Raises if a process of its own cannot be given a value.
 
@@ -119,24 +106,18 @@ def check_sendable(name: str, value: Any, what: str) -> None:
     Raises:
         ValueError: If that is so. The message says what to do.
     """
-    why = _from_nowhere(value)
-    if why is None:
-        try:
-            pickle.dumps(value)
-            return
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-    raise ValueError(
-        f"{what} in a new process, which imports `{name}`: pass a function at "
-        f"the top of a module, or 'module:name'. Received: {name}={value!r} "
-        f"({why})"
-    )
-
-
-def _from_nowhere(value):
-    """Why a new process does not find what is defined interactively."""
     main = sys.modules.get("__main__")
+    why = ""
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        why = one_line(error)
     interactive = not hasattr(main, "__file__")
-    if getattr(value, "__module__", "") == "__main__" and interactive:
-        return "it is defined in a notebook or an interactive session"
-    return None
+    if interactive and getattr(value, "__module__", "") == "__main__":
+        why = "it is defined in a notebook or an interactive session"
+    if why:
+        raise ValueError(
+            f"{what} in a new process, which imports `{name}`: pass a function "
+            "at the top of a module, or 'module:name'. "
+            f"Received: {name}={value!r} ({why})"
+        )

@@ -1,76 +1,57 @@
 """What has been measured so far, kept where a killed comparison continues."""
 
-import os
-import statistics
+import math
 import time
-from pathlib import Path
 from typing import Any
 
 from keras_mixprec import _clock
 from keras_mixprec.analysis.comparison.arms import ArmRequest
-from keras_mixprec.analysis.comparison.record import (
-    FORMAT,
-    VERSION,
-    Arm,
-    Comparison,
-    Seed,
-    read,
-    write,
-)
-from keras_mixprec.analysis.resume import check_same
+from keras_mixprec.analysis.resume import ResumeFile
 
-# What may be another when a comparison continues: more seeds, what is decided
-# from the record, and how the caller has named things.
-_MAY_DIFFER = {
-    "time",
-    "seeds",
-    "tolerance",
-    "sources",
-    "fingerprints",
-    "arms",
-    "isolate",
-}
+KIND, VERSION = "comparison", 1
+FORMAT = f"keras_mixprec.{KIND}"
+
+# JSON has no numbers for these; the log of a run has the same strings.
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Store:
     """The record, as it grows.
 
     Args:
-        facts: Dict of what a `Comparison` has beside `format`, `version`,
-            `time` and `arms`.
+        facts: Dict of what a record has beside `format`, `version`, `time` and
+            `arms`.
         arms: List of `ArmRequest`.
-        path: String or path-like, of the file to continue from, if it is there,
-            and to write. `None` for no file.
+        resume: As `compare_precisions` takes it.
+        asked: Dict, as `ResumeFile` takes it.
 
     Attributes:
-        record: The `Comparison`.
-
-    Raises:
-        ValueError: If the file is of another comparison, or of none.
+        record: Dict, whose keys docs/files.md lists.
     """
 
     def __init__(
         self,
         facts: dict[str, Any],
         arms: list[ArmRequest],
-        path: str | os.PathLike | None,
+        resume: Any,
+        asked: dict,
     ):
-        self._path = None if path is None else Path(path).absolute()
-        begun: Any = {
+        self._file = ResumeFile(resume, KIND, asked)
+        before = self._file.found
+        now = time.gmtime(_clock.wall())
+        self.record: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "time": time.strftime(
-                "%Y-%m-%dT%H:%M:%SZ", time.gmtime(_clock.wall())
-            ),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
             **facts,
             "arms": [_empty(arm) for arm in arms],
         }
-        self.record: Comparison = begun
-        if path is not None and os.path.exists(path):
-            self._continue(read(path))
-        self._write()
+        if before:
+            self._continue(before)
+        self._file.found = self.record
+        self._file.save()
 
-    def arm(self, name: str) -> Arm:
+    def arm(self, name: str) -> dict:
         """Returns the arm of that name."""
         return next(a for a in self.record["arms"] if a["name"] == name)
 
@@ -88,82 +69,70 @@ class Store:
 
         Args:
             name: String, of the arm.
-            found: Dict, as `training.train` returns it.
+            found: Dict, as `training.run` sends it.
         """
-        arm: Any = self.arm(name)
-        seed: Any = {key: found[key] for key in Seed.__annotations__}
+        arm, seed = self.arm(name), {**found}
+        arm |= seed.pop("arm")
         # In the order of the seeds, whichever was finished first.
-        order = self.record["seeds"]
-        arm["seeds"] = sorted(
-            [*arm["seeds"], seed], key=lambda done: order.index(done["seed"])
-        )
-        arm.update(found["arm"])
-        arm.update(_of_all_seeds(arm["seeds"]))
-        self._write()
-
-    def remember(self, name: str, memory: Any) -> None:
-        """Takes the `Memory` of an arm, which was measured by itself."""
-        self.arm(name)["memory"] = memory
+        arm["seeds"].append(seed)
+        arm["seeds"].sort(key=lambda s: self.record["seeds"].index(s["seed"]))
+        self._file.save()
 
     def fail(self, name: str, error: str) -> None:
         """Takes note that an arm has failed, and why."""
-        arm = self.arm(name)
-        arm["status"], arm["error"] = "failed", error
-        self._write()
-
-    def note(self, name: str, text: str) -> None:
-        """Adds a remark to an arm."""
-        arm = self.arm(name)
-        arm["notes"] = list(dict.fromkeys([*arm["notes"], text]))
+        self.arm(name).update(status="failed", error=error)
+        self._file.save()
 
     def _continue(self, before):
-        questions = _asked(self.record), _asked(before)
-        check_same(self._path, "comparison", *questions)
         self.record["time"] = before["time"]
-        seeds = self.record["seeds"]
         for arm, other in zip(self.record["arms"], before["arms"], strict=True):
-            kept = [s for s in other["seeds"] if s["seed"] in seeds]
+            kept = [
+                s for s in other["seeds"] if s["seed"] in self.record["seeds"]
+            ]
             # One that failed is tried once more.
             if kept:
-                arm.update({**other, "status": "done", "error": None})
-                arm["seeds"] = kept
-                arm.update(_of_all_seeds(kept))  # type: ignore[typeddict-item]
-
-    def _write(self):
-        if self._path is None:
-            return
-        write(self._path, self.record)
+                arm |= {**other, "status": "done", "error": None, "seeds": kept}
 
 
 def _empty(arm):
-    empty: Any = {
+    return {
         **arm.to_dict(),
         "status": "done",
         "error": None,
         "notes": [],
-        "step_seconds": [],
-        "compile_seconds": None,
         "share_of_flops_16bit": None,
         "memory": None,
-        "energy_joules_per_sample": None,
-        "callbacks": [],
         "seeds": [],
     }
-    return empty
 
 
-def _of_all_seeds(seeds):
-    joules = [seed["energy_joules_per_sample"] for seed in seeds]
-    return {
-        "step_seconds": [x for seed in seeds for x in seed["step_seconds"]],
-        "compile_seconds": seeds[0]["compile_seconds"],
-        "energy_joules_per_sample": (
-            None if None in joules else statistics.mean(joules)
-        ),
-    }
+def check(content: Any, path: str) -> dict:
+    """Returns the record in what a file holds, or raises saying what it is.
+
+    Args:
+        content: What JSON held, of a result or of a file to resume from.
+        path: String. Where it was read from, for the error.
+    """
+    if isinstance(content, dict):
+        content = content.get("record", content.get("found", content))
+    head = {"format": FORMAT, "version": VERSION}
+    if not isinstance(content, dict) or not (
+        "arms" in content and head.items() <= content.items()
+    ):
+        raise ValueError(
+            "The file is not a record of `compare_precisions`, or is one of "
+            "another version of keras_mixprec: `format` must be "
+            f"{FORMAT!r} and `version` {VERSION}. Received: path={path!r}"
+        )
+    return content
 
 
-def _asked(record):
-    arms = [(a["name"], a["policy"], a["settings"]) for a in record["arms"]]
-    facts = {k: v for k, v in record.items() if k not in _MAY_DIFFER}
-    return {**facts, "policies": arms, **record.get("fingerprints", {})}
+def from_json(content: Any) -> Any:
+    """Returns content with numbers for strings of what is not finite."""
+    if isinstance(content, dict):
+        return {key: from_json(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [from_json(value) for value in content]
+    if isinstance(content, str):
+        return _NOT_FINITE.get(content, content)
+    return content

@@ -1,26 +1,40 @@
-"""One policy and one seed: build, fit in blocks, evaluate, say what it took."""
+"""One policy and one seed: built, trained in blocks and evaluated, in turns.
+
+It runs in a thread or a process of its own. At the end of each block it pauses
+until it is its turn again. What is set for the whole process, and the state of
+its random numbers, are this training's during its turns, and what they were
+before between them.
+"""
 
 import contextlib
 import dataclasses
+import math
+import random
 import statistics
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_mixprec.analysis.comparison.arms import (
-    CALLBACKS,
-    MATMUL,
-    REWRITE,
-    ArmRequest,
-)
+from keras_mixprec import _clock
+from keras_mixprec._console import one_line
+from keras_mixprec.analysis.comparison.arms import MATMUL, REWRITE, ArmRequest
 from keras_mixprec.analysis.comparison.batches import Batches
-from keras_mixprec.analysis.comparison.peak import Peak
-from keras_mixprec.analysis.comparison.sources import build_model
-from keras_mixprec.analysis.comparison.turns import BlockTimer, Turns
+from keras_mixprec.analysis.comparison.sources import build_model, resolve
+from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.keras_internals import set_saved_optimizer
+from keras_mixprec.callbacks.settings import CopiedCallback
+from keras_mixprec.devices.energy import read_joules
+from keras_mixprec.devices.memory import (
+    memory_record,
+    peak_bytes,
+    program_record,
+    reset_peak,
+)
+from keras_mixprec.diagnosis.batch import build_for, to_tensors
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.loss_scaling.ensure import (
     adopt,
     ensure_loss_scaling,
@@ -37,6 +51,13 @@ from keras_mixprec.policies.matmul_precision import (
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import shares_in_16_bits
 
+# Characters of an error, in a row of a table.
+_LONGEST = 400
+
+# Where a peak of memory is that of one training: alone in a process that
+# others have trained in, and in one of its own.
+ALONE, ISOLATED = "alone", "isolated"
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -44,13 +65,15 @@ class Job:
 
     Attributes:
         build: Function without arguments that returns a compiled model. Here
-            and below `"module:name"` until it is resolved.
+            and below it may be `"module:name"`.
         steps: Int. Training steps.
         blocks: Int. In how many blocks.
         metric: String, a key of what `evaluate` returns, or a function of the
             trained model.
         callbacks: Function that returns a list of callbacks, or `None`.
-        where: As `Peak` takes it: what else trains in this process.
+        data: Pair of `Batches`, to train on and to evaluate.
+        where: `ALONE`, `ISOLATED`, or `None` where policies take turns in one
+            process.
         asks_for_memory: Boolean. Whether its peak is not known yet.
     """
 
@@ -59,23 +82,55 @@ class Job:
     blocks: int
     metric: Any
     callbacks: Any
+    data: tuple[Batches, Batches]
     where: str | None = None
     asks_for_memory: bool = True
 
 
-class Settings:
-    """What an arm sets beside its policy, as a context for each turn.
+class StoppedError(Exception):
+    """The comparison has ended before this training did."""
+
+
+def run(
+    connection: Any, arm: ArmRequest, seed: int, job: Job, distribution: Any
+) -> None:
+    """Trains, as the target of a thread or a new process.
 
     Args:
-        names: Tuple of names in `arms.SETTINGS`.
+        connection: Its end of the connection. It is sent `"go"` or `"stop"`,
+            and answers `("block", seconds)` at the end of each block but the
+            last, then `("done", dict)` or `("failed", sentence)`.
+        arm: The `ArmRequest`.
+        seed: Int.
+        job: The `Job`.
+        distribution: Keras' distribution, which it keeps for each thread, or
+            `None`.
     """
+    if distribution is not None:
+        keras.distribution.set_distribution(distribution)
+    settings = _Settings(arm.settings)
+    turns = _Turns(connection, settings)
+    answer: tuple | None = None
+    try:
+        turns.await_turn()
+        answer = "done", _train(arm, seed, job, turns, settings)
+    except StoppedError:
+        pass
+    except BaseException as error:
+        answer = "failed", one_line(error, _LONGEST)
+    # Nobody may be there any more.
+    with connection, contextlib.suppress(OSError):
+        if answer is not None:
+            turns.end(*answer)
 
-    def __init__(self, names: tuple):
+
+class _Settings:
+    """What an arm sets beside its policy, as a context for each turn."""
+
+    def __init__(self, names):
         self._matmul = next((n for n in names if n in MATMUL), None)
-        self._rewrite_dtype = next(
-            (n.removeprefix(REWRITE) for n in names if n.startswith(REWRITE)),
-            None,
-        )
+        rewrites = [n.removeprefix(REWRITE) for n in names if REWRITE in n]
+        self._rewrite_dtype = next(iter(rewrites), None)
         self.rewrite: Any = None
 
     @contextlib.contextmanager
@@ -84,10 +139,10 @@ class Settings:
         with contextlib.ExitStack() as stack:
             if self._matmul:
                 stack.enter_context(_matmul(self._matmul))
-            if self._rewrite_dtype and self.rewrite is None:
-                self.rewrite = graph_rewrite(self._rewrite_dtype)
-            elif self._rewrite_dtype:
+            if self.rewrite is not None:
                 self.rewrite.on()
+            elif self._rewrite_dtype:
+                self.rewrite = graph_rewrite(self._rewrite_dtype)
             if self.rewrite is not None:
                 stack.callback(self.rewrite.off)
             yield
@@ -102,57 +157,131 @@ def _matmul(name):
     return scope
 
 
-def train(
-    arm: ArmRequest,
-    seed: int,
-    job: Job,
-    data: tuple[Batches, Batches],
-    turns: Turns,
-    settings: Settings,
-) -> dict:
-    """Trains a policy with one seed, in turns, and returns what was measured.
+class _Turns:
+    """One end of a connection to what says whose turn it is."""
 
-    Args:
-        arm: The `ArmRequest`.
-        seed: Int.
-        job: The `Job`.
-        data: `Batches` to train on, and to evaluate.
-        turns: The `Turns`, in the first of which it is called.
-        settings: The `Settings` of the arm.
+    def __init__(self, connection, settings):
+        self._connection = connection
+        self._settings = settings
+        self._inside = contextlib.ExitStack()
 
-    Returns:
-        Dict of what the record has of a `Seed`, and as `"arm"` of what it has
-        of the arm.
+    def await_turn(self):
+        """Waits for the next turn."""
+        try:
+            answer = self._connection.recv()
+        except EOFError as error:  # Nobody is there any more.
+            raise StoppedError from error
+        if answer == "stop":
+            raise StoppedError
+        self._inside.enter_context(self._settings.in_force())
+
+    def give_back(self, seconds):
+        """Ends this turn with a block's seconds, and waits for the next one."""
+        with random_state_kept():
+            self.end("block", seconds)
+            self.await_turn()
+
+    def end(self, kind, content):
+        """Ends the last turn with a message."""
+        self._inside.close()
+        self._connection.send((kind, content))
+
+
+@contextlib.contextmanager
+def random_state_kept():
+    """Context behind which random numbers go on as before."""
+    runtime = active.runtime()
+    state = random.getstate(), np.random.get_state(), runtime.random_state()
+    try:
+        yield
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        runtime.set_random_state(state[2])
+
+
+class _BlockTimer(keras.callbacks.Callback):
+    """Times each epoch, a block of steps, and pauses between them.
+
+    The last of the callbacks: what the others do in a block is part of it.
+
+    Attributes:
+        seconds: List of floats, of the blocks so far.
+        joules: List of floats, what the devices took meanwhile; empty where
+            they do not count it.
     """
-    batches, held_back = data
-    peak = Peak(job.where)
+
+    def __init__(self, turns, callbacks):
+        super().__init__()
+        self._turns = turns
+        # Ours share one session, and a budget that is a share of the time of
+        # training.
+        ours = [c for c in callbacks if isinstance(c, CopiedCallback)]
+        self._monitors = ours[:1]
+        self.seconds: list[float] = []
+        self.joules: list[float] = []
+        self._began = 0.0
+        self._joules: float | None = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Begins the first block."""
+        self._joules = read_joules()
+        self._began = _clock.now()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Ends a block; its logs were fetched, so its steps are done."""
+        ended = _clock.now()
+        self.seconds.append(ended - self._began)
+        if self._joules is not None:
+            joules = read_joules() or math.nan
+            self.joules.append(joules - self._joules)
+        if epoch + 1 < self.params["epochs"]:
+            self._turns.give_back(self.seconds[-1])
+            for monitor in self._monitors:
+                monitor.leave_out(_clock.now() - ended)
+            self.on_train_begin()
+
+
+def _train(arm, seed, job, turns, settings):
+    """Trains in turns, and returns what the record has of it.
+
+    A dict of what it has of the seed, and as `"arm"` of what it has of the arm.
+    """
+    batches, held_back = job.data
+    before = 0
+    if job.where == ALONE and reset_peak():
+        before = peak_bytes()[0] or 0
     model, notes = _model(arm, seed, job)
     with tempfile.TemporaryDirectory() as folder:
-        monitors = _monitors(arm.settings, folder)
-        own = _callbacks(job.callbacks)
-        timer = BlockTimer(turns, [*own, *monitors])
+        callbacks = _callbacks(job.callbacks)
+        callbacks += _monitors(arm.settings, folder)
+        timer = _BlockTimer(turns, callbacks)
         history = model.fit(
             **batches.fit_arguments(job.steps // job.blocks),
             epochs=job.blocks,
             shuffle=False,
-            callbacks=[*own, *monitors, *_checks(model, job.metric), timer],
+            callbacks=[*callbacks, timer],
             verbose=0,
         ).history
     metric = _metric(model, job.metric, held_back)
     found = _timings(timer, job, batches.samples_per_step(job.steps))
-    skipped = _skipped_steps(model)
-    found |= {
+    skipped = sum(
+        int(optimizer.skipped_steps)
+        for optimizer in optimizers_of(model).values()
+        if isinstance(optimizer, LossScaleOptimizer)
+    )
+    of_arm = _facts(model, settings, notes)
+    if job.asks_for_memory:  # Which a program is compiled for, in places.
+        of_arm["memory"] = _memory(model, batches.batches[0], job, before)
+    return {
+        **found,
         "seed": seed,
         "losses": [float(loss) for loss in history.get("loss", [])],
         "metric": metric,
         "skipped_steps": skipped,
         "seconds_lost": skipped * statistics.median(found["step_seconds"]),
+        "arm": of_arm,
     }
-    names = [type(callback).__name__ for callback in (*own, *monitors)]
-    facts = _facts(arm, model, settings, notes, names)
-    if job.asks_for_memory:  # Which a program is compiled for, in places.
-        facts["memory"] = peak.record(model, next(iter(batches)))
-    return found | {"arm": facts}
 
 
 def _model(arm, seed, job):
@@ -165,19 +294,21 @@ def _model(arm, seed, job):
             f"`build` sets the global policy {left!r} itself, so "
             f"{arm.policy!r} was set by `apply_policy`, with its rules"
         )
-    return model, notes + _scale_loss(model, arm)
+    if keras.dtype_policies.get(left).variable_dtype in SIXTEEN_BITS:
+        # Other numbers are drawn for variables of 16 bits.
+        with random_state_kept():
+            keras.utils.set_random_seed(seed)
+            exact, _ = build_model(job.build, "float32")
+            data = (*job.data[0].batches[0], None, None)[:3]
+            for one in (exact, model):
+                build_for(one, to_tensors(data, as_in_fit=True))
+            model.set_weights(exact.get_weights())
+        notes.append("its initial weights were set to those of float32")
+    return model, notes + _scale_loss(model)
 
 
-def _scale_loss(model, arm):
-    """Gives a model the loss scaling that it needs, or is to have."""
-    optimizer = model.optimizer
-    wrapper = keras.optimizers.LossScaleOptimizer
-    if arm.loss_scale is not None:
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        scaled = LossScaleOptimizer(inner, loss_scale=arm.loss_scale)
-        set_saved_optimizer(model, scaled)
-        model.optimizer = scaled
-        return []
+def _scale_loss(model):
+    """Gives a model the loss scaling that it needs; returns notes on that."""
     if lacks_loss_scaling(model):
         if has_own_step(model):
             return [
@@ -191,15 +322,13 @@ def _scale_loss(model, arm):
         ]
     # Keras' own does not count the steps that it skips.
     for name, optimizer in optimizers_of(model).items():
-        if isinstance(optimizer, wrapper):
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             setattr(model, name, adopt(optimizer))
     return []
 
 
 def _monitors(settings, folder):
     """Our own callbacks, quiet, with a log that is thrown away."""
-    if not any(name in CALLBACKS for name in settings):
-        return []
     from keras_mixprec.callbacks.monitor import MixPrecMonitor
     from keras_mixprec.callbacks.tuner import PrecisionTuner
 
@@ -207,13 +336,13 @@ def _monitors(settings, folder):
         "monitor": lambda: MixPrecMonitor(folder, verbose=0),
         "tuner": lambda: PrecisionTuner(verbose=0),
     }
-    return [made[name]() for name in settings if name in CALLBACKS]
+    return [made[name]() for name in settings if name in made]
 
 
 def _callbacks(make):
     if make is None:
         return []
-    found = make()
+    found = resolve("callbacks", make)()
     if not isinstance(found, list | tuple):
         raise TypeError(
             "`callbacks` must return a list of callbacks. "
@@ -222,28 +351,9 @@ def _callbacks(make):
     return list(found)
 
 
-def _checks(model, metric):
-    """Callbacks that find a mistake before all of the training is done."""
-    as_usual = type(model).test_step is keras.Model.test_step
-    if callable(metric) or not as_usual or has_own_step(model):
-        return []
-
-    def check(epoch, logs):
-        _check_metric(metric, logs)
-
-    return [keras.callbacks.LambdaCallback(on_epoch_end=check)]
-
-
-def _check_metric(metric, found):
-    if metric not in found:
-        raise ValueError(
-            "`metric` must be what `model.evaluate` returns, one of "
-            f"{', '.join(map(repr, found))}, or a function of the model. "
-            f"Received: metric={metric!r}"
-        )
-
-
-def _metric(model, metric, batches):
+def _metric(model, metric, held_back):
+    if isinstance(metric, str) and ":" in metric:
+        metric = resolve("metric", metric)
     if callable(metric):
         found = metric(model)
         try:
@@ -253,17 +363,25 @@ def _metric(model, metric, batches):
                 "`metric` must return a number. "
                 f"Received: {found!r} of type {type(found).__name__}"
             ) from error
+    batches = held_back.batches
     found = model.evaluate(
-        iter(batches), steps=len(batches), verbose=0, return_dict=True
+        (batch for batch in batches),
+        steps=len(batches),
+        verbose=0,
+        return_dict=True,
     )
-    _check_metric(metric, found)
+    if metric not in found:
+        raise ValueError(
+            "`metric` must be what `model.evaluate` returns, one of "
+            f"{', '.join(map(repr, found))}, or a function of the model. "
+            f"Received: metric={metric!r}"
+        )
     return float(found[metric])
 
 
 def _timings(timer, job, samples):
     steps = job.steps // job.blocks
-    timed = [seconds / steps for seconds in timer.seconds[1:]]
-    first = timer.seconds[0] / steps
+    first, *timed = [seconds / steps for seconds in timer.seconds]
     timed = timed or [first]  # Training was stopped in the first block.
     joules = timer.joules[1:]
     return {
@@ -275,15 +393,7 @@ def _timings(timer, job, samples):
     }
 
 
-def _skipped_steps(model):
-    return sum(
-        int(optimizer.skipped_steps)
-        for optimizer in optimizers_of(model).values()
-        if isinstance(optimizer, LossScaleOptimizer)
-    )
-
-
-def _facts(arm, model, settings, notes, callbacks):
+def _facts(model, settings, notes):
     """What the record has of an arm, as it is after training."""
     share = shares_in_16_bits(model).flops
     if settings.rewrite is not None:
@@ -293,18 +403,21 @@ def _facts(arm, model, settings, notes, callbacks):
     precision = in_force()
     if precision.products != "float32":
         notes = [*notes, f"float32 products are in {precision}"]
-    return {
-        "notes": notes,
-        "share_of_flops_16bit": share,
-        "loss_scale": arm.loss_scale_name or _loss_scale(model),
-        "callbacks": callbacks,
-    }
+    return {"notes": notes, "share_of_flops_16bit": share}
 
 
-def _loss_scale(model):
-    rules = [
-        repr(optimizer.rule)
-        for optimizer in optimizers_of(model).values()
-        if isinstance(optimizer, LossScaleOptimizer)
-    ]
-    return ", ".join(rules) or None
+def _memory(model, batch, job, before):
+    """The peak of the training that has ended, and what is in it.
+
+    `None` if nothing tells it from that of others: where policies take turns
+    only what the compiler says of a program does.
+    """
+    if job.where is None:
+        return program_record(model, batch)
+    found = memory_record(model, batch)
+    if found["peak_bytes"] is None:
+        return None
+    for name in ("peak_bytes", "activations_bytes"):
+        if found[name] is not None:
+            found[name] -= before
+    return found

@@ -3,19 +3,17 @@
 The reference is the first arm, float32 unless the caller chose another. Seeds
 are paired: an arm and the reference start from the same weights and see the
 same batches, so that the differences by seed are what has a spread.
+
+SciPy has the intervals, and is no dependency of this package: two quantiles do
+not make it one.
 """
 
+import functools
 import itertools
 import math
-from statistics import fmean, stdev
-
-from keras_mixprec.analysis.comparison.intervals import (
-    MOST_SEEDS,
-    Interval,
-    mean_interval,
-    seeds_needed,
-)
-from keras_mixprec.analysis.comparison.record import Arm, Comparison, Seed
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, median, stdev
+from typing import NamedTuple
 
 REFERENCE = "reference"
 WITHIN = "within tolerance"
@@ -24,8 +22,128 @@ UNDECIDED = "not told apart"
 FAILED = "failed"
 NOT_MEASURED = "not measured"
 
+CONFIDENCE = 0.95
 
-def judge_metric(arm: Arm, record: Comparison) -> dict:
+# That many seeds told apart in four of five comparisons: the usual choice.
+_POWER = 0.8
+
+# Beyond it "more than" is answer enough.
+_MOST_SEEDS = 1000
+
+
+class Interval(NamedTuple):
+    """An estimate, and between which numbers the true one lies.
+
+    Attributes:
+        estimate: Float.
+        low: Float.
+        high: Float.
+        confidence: Float. How often such an interval holds the true number.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Returns the median and the order statistics that enclose the true one.
+
+    Nothing is supposed about the distribution, which for times is skewed: the
+    number of values below the true median is binomial with one half. Below 6
+    values even their range holds it less often than in 95%; the interval is
+    that range then, and says how often.
+
+    Args:
+        values: List of at least one float.
+
+    References:
+        - David and Nagaraja, Order Statistics, 3rd edition, section 7.1
+        - [Hoefler and Belli, Scientific Benchmarking of Parallel Computing
+          Systems, 2015](https://doi.org/10.1145/2807591.2807644), rule 5
+    """
+    ordered, n = sorted(values), len(values)
+    outside, tail = 0, 0.5**n
+    while outside < n // 2 - 1:
+        wider = tail + math.comb(n, outside + 1) * 0.5**n
+        if 2 * wider > 1 - CONFIDENCE:
+            break
+        outside, tail = outside + 1, wider
+    low, high = ordered[outside], ordered[n - 1 - outside]
+    return Interval(median(ordered), low, high, 1 - 2 * tail)
+
+
+def mean_interval(values: Sequence[float], spread: float) -> Interval:
+    """Returns the mean and its interval of 95%, by Student's t.
+
+    Args:
+        values: List of at least two floats.
+        spread: Float. Their standard deviation.
+    """
+    n, middle = len(values), fmean(values)
+    half = student_t(CONFIDENCE, n - 1) * spread / math.sqrt(n)
+    return Interval(middle, middle - half, middle + half, CONFIDENCE)
+
+
+def seeds_needed(distance: float, spread: float) -> int | None:
+    """Returns about how many seeds it takes to tell a mean from a limit.
+
+    Args:
+        distance: Float. Of the mean from the limit.
+        spread: Float. Standard deviation over seeds.
+
+    Returns:
+        Int, such that four of five comparisons tell them apart if the distance
+        and the spread are what they seem; `None` for more than 1000.
+
+    References:
+        - Guenther, Sample Size Formulas for Normal Theory T Tests, The
+          American Statistician 35 (1981)
+    """
+    tail, power = map(NormalDist().inv_cdf, ((1 + CONFIDENCE) / 2, _POWER))
+    effect = abs(distance) / spread if spread else math.inf
+    if not effect or (tail + power) / effect > math.sqrt(_MOST_SEEDS):
+        return None
+    return math.ceil(((tail + power) / effect) ** 2 + tail**2 / 2)
+
+
+@functools.cache
+def student_t(confidence: float, degrees: int) -> float:
+    """Returns the `t` with `P(|T| <= t) = confidence`.
+
+    By bisection of the finite series that the distribution function is for
+    whole degrees of freedom.
+
+    Args:
+        confidence: Float between 0 and 1, both exclusive.
+        degrees: Int of at least 1. Degrees of freedom.
+
+    References:
+        - [Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3
+          and 26.7.4](https://personal.math.ubc.ca/~cbm/aands/page_948.htm)
+    """
+    low, high = 0.0, math.pi / 2
+    # Each halving is a bit of the angle; a double has 53.
+    for _ in range(60):
+        angle = (low + high) / 2
+        below = _share_within(angle, degrees) < confidence
+        low, high = (angle, high) if below else (low, angle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _share_within(angle, degrees):
+    """`P(|T| <= t)` for `t = sqrt(degrees) * tan(angle)`."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = degrees % 2
+    term = total = 0.0 if degrees == 1 else cosine**odd
+    for k in range(2 + odd, degrees, 2):
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def judge_metric(arm: dict, record: dict) -> dict:
     """Returns the verdict on an arm's metric.
 
     *Within tolerance*: the interval of the difference lies on the good side of
@@ -55,7 +173,7 @@ def judge_metric(arm: Arm, record: Comparison) -> dict:
     return _not_finite(both) or _same(both) or _tested(both, record)
 
 
-def pairs(arm: Arm, reference: Arm) -> list[tuple[Seed, Seed]]:
+def pairs(arm: dict, reference: dict) -> list[tuple[dict, dict]]:
     """Returns what both have done: pairs of the arm's and the reference's."""
     by_seed = {s["seed"]: s for s in reference["seeds"]}
     return [
@@ -65,63 +183,60 @@ def pairs(arm: Arm, reference: Arm) -> list[tuple[Seed, Seed]]:
 
 def _not_finite(both):
     n = len(both)
-    lost = [r for _, r in both if not math.isfinite(r["metric"])]
-    if lost:
-        why = f"the reference's is not finite with {len(lost)} of {n} seeds"
+    ours, theirs = (
+        sum(not math.isfinite(s["metric"]) for s in side)
+        for side in zip(*both, strict=True)
+    )
+    if theirs:
+        why = f"the reference's is not finite with {theirs} of {n} seeds"
         return _verdict(UNDECIDED, why, seeds=n)
-    lost = [a for a, _ in both if not math.isfinite(a["metric"])]
-    if lost:
-        why = f"not finite with {len(lost)} of {n} seeds"
+    if ours:
+        why = f"not finite with {ours} of {n} seeds"
         return _verdict(WORSE, why, seeds=n)
     return None
 
 
 def _same(both):
     """No spread has to be guessed of runs that are the same to the last bit."""
-    if any(r["losses"] != a["losses"] for a, r in both) or any(
-        r["metric"] != a["metric"] or not r["losses"] for a, r in both
+    if not all(
+        r["losses"] and all(r[key] == a[key] for key in ("losses", "metric"))
+        for a, r in both
     ):
         return None
     why = "the same losses and metric as the reference, to the last bit"
-    zero = Interval(0.0, 0.0, 0.0, 1.0)
-    return _verdict(WITHIN, why, zero, len(both))
+    return _verdict(WITHIN, why, Interval(0.0, 0.0, 0.0, 1.0), len(both))
 
 
 def _tested(both, record):
-    n = len(both)
-    limit = record["tolerance"] * abs(fmean(r["metric"] for _, r in both))
-    sign = -1 if record["metric_higher_is_better"] else 1
-    worsening = [sign * (a["metric"] - r["metric"]) for a, r in both]
+    n, name = len(both), record["metric"]
+    differences = [a["metric"] - r["metric"] for a, r in both]
     if n < 2:
-        how_much = f"{record['metric']} {sign * worsening[0]:+.3g}"
-        why = f"{how_much} with one seed, which has no spread"
+        why = f"{name} {differences[0]:+.3g} with one seed, which has no spread"
         return _verdict(UNDECIDED, why, seeds=n)
     grid = _grid(both, record)
     if grid is None:
         why = (
-            f"{record['metric']} is the same with all seeds though the losses "
-            "differ: it is counted, in steps that are not known"
+            f"{name} is the same with all seeds though the losses differ: it "
+            "is counted, in steps that are not known"
         )
         return _verdict(UNDECIDED, why, seeds=n)
-    # Of a difference of two numbers that are rounded to a grid.
-    least = grid / math.sqrt(6)
-    interval = mean_interval(worsening, least)
-    difference = _signed(interval, sign)
-    why = f"{record['metric']} {_how_much(difference)}"
-    if interval.high <= limit:
-        return _verdict(WITHIN, why, difference, n)
-    if interval.low > limit:
-        return _verdict(WORSE, why, difference, n)
-    distance = limit - interval.estimate
-    needed = seeds_needed(distance, max(stdev(worsening), least))
-    shown = f"about {needed}" if needed else f"more than {MOST_SEEDS}"
+    # At least that of a difference of two numbers that are rounded to a grid:
+    # few of them may all be equal by chance.
+    spread = max(stdev(differences), grid / math.sqrt(6))
+    interval = mean_interval(differences, spread)
+    why = f"{name} {_how_much(interval)}"
+    limit = record["tolerance"] * abs(fmean(r["metric"] for _, r in both))
+    worse = interval
+    if record["metric_higher_is_better"]:
+        worse = Interval(-interval[0], -interval[2], -interval[1], CONFIDENCE)
+    if worse.high <= limit:
+        return _verdict(WITHIN, why, interval, n)
+    if worse.low > limit:
+        return _verdict(WORSE, why, interval, n)
+    needed = seeds_needed(limit - worse.estimate, spread)
+    shown = f"about {needed}" if needed else f"more than {_MOST_SEEDS}"
     why += f"; {shown} seeds would tell"
-    return _verdict(UNDECIDED, why, difference, n, needed)
-
-
-def _signed(interval, sign):
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    return Interval(sign * interval.estimate, low, high, interval.confidence)
+    return _verdict(UNDECIDED, why, interval, n, needed)
 
 
 def _grid(both, record):

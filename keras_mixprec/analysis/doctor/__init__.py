@@ -11,19 +11,13 @@ was measured.
 
 Files:
 
-- `run.py`: `doctor`, its arguments, and progress.
-- `process.py`: the report on a backend from a process of its own.
-- `no_backend.py`: the report on a backend that is missing or broken.
+- `run.py`: `doctor`, and the report on a backend from a process of its own.
 - `examine.py`: the report on the active backend, from all of these:
 - `machine.py`: GPUs as the system reports them.
 - `versions.py`: versions of everything that computes.
-- `settings.py`: settings in force that change what 16 bits bring.
-- `findings.py`: what these facts say is wrong.
-- `known_bad.py`: which entries of `known_bad.toml` a machine matches.
+- `findings.py`: what these facts say is wrong, `known_bad.toml` included.
 - `self_test.py`: results of each format against float64.
-- `speed.py`: the table of speeds against float32's.
+- `speed.py`: functions timed against each other, in a table of speeds.
 - `workloads.py`: what is timed.
-- `timing.py`: functions timed against each other.
-- `report.py`: `DoctorReport`.
-- `report_text.py`: its text.
+- `report.py`: `DoctorReport`, and its text.
 """

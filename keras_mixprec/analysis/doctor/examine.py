@@ -1,5 +1,6 @@
 """All that the doctor does with the active backend, in this process."""
 
+import os
 from collections.abc import Callable
 
 import keras
@@ -7,24 +8,33 @@ import keras
 from keras_mixprec import _clock
 from keras_mixprec.analysis.doctor.findings import judge
 from keras_mixprec.analysis.doctor.machine import find_gpus
-from keras_mixprec.analysis.doctor.no_backend import now
-from keras_mixprec.analysis.doctor.report import DoctorReport
+from keras_mixprec.analysis.doctor.report import DoctorReport, now
 from keras_mixprec.analysis.doctor.self_test import (
     check_formats,
     judge_results,
 )
-from keras_mixprec.analysis.doctor.settings import find_settings
-from keras_mixprec.analysis.doctor.speed import (
-    judge_modes,
-    measure_speed,
-    training_speed,
-)
+from keras_mixprec.analysis.doctor.speed import measure_speed, training_speed
 from keras_mixprec.analysis.doctor.versions import find_versions
 from keras_mixprec.backend import active
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices, list_devices
 from keras_mixprec.devices.native_formats import formats_of
 from keras_mixprec.policies.hardware import recommend_policy
+from keras_mixprec.policies.ignored_variables import ignored_variables
+from keras_mixprec.policies.matmul_precision import in_force
+
+# Variables that change what 16 bits bring.
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "JAX_PLATFORMS",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "XLA_FLAGS",
+    "OMP_NUM_THREADS",
+)
 
 
 def examine(quick: bool, say: Callable) -> DoctorReport:
@@ -42,47 +52,52 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
     versions = find_versions() | active.runtime().versions()
     if gpus.driver:
         versions["driver"] = gpus.driver
-    backend = _backend(capabilities)
-    facts = capabilities | {**backend, "versions": versions}
-    facts["backend"] = backend["name"]
+    name, version = keras.backend.backend(), capabilities["version"]
+    backend = {"name": name, "version": version, "status": "ok", "error": ""}
+    facts = capabilities | {**backend, "backend": name, "versions": versions}
     findings = judge(facts, gpus)
     say("results of each format against float64")
-    formats = _formats(devices[0]["formats"], quick=False)
-    results = check_formats(formats)
+    supports = devices[0]["formats"]
+    results = check_formats(_formats(supports, quick=False))
     findings += judge_results(results, devices[0]["name"])
     rows = []
     if results[0].status != "fails":
-        formats = _formats(devices[0]["formats"], quick)
-        rows = measure_speed(kind, formats, quick, say)
-        findings += judge_modes(rows)
+        rows = measure_speed(kind, _formats(supports, quick), quick, say)
+    cache = ""
+    if speed := training_speed(rows):
+        wrong = dict.fromkeys(r.format for r in results if r.status == "wrong")
+        found = measured.Measured(speed, tuple(wrong), now()[:10], quick)
+        cache = measured.save(capabilities, found)
+    picked = recommend_policy()
+    findings.sort(key=lambda finding: finding.level)
     return DoctorReport(
         backend=backend,
         kind=kind,
         devices=devices,
         versions=versions,
-        settings=[setting._asdict() for setting in find_settings()],
+        settings=_settings(),
         speed=[row._asdict() for row in rows],
         self_test=[result._asdict() for result in results],
-        findings=[f._asdict() for f in sorted(findings, key=_level)],
-        cache=_keep(capabilities, rows, results, quick),
-        recommendation=_recommendation(),
+        findings=[f._asdict() for f in findings],
+        cache=cache,
+        recommendation={"policy": picked.policy, "reason": picked.reason},
         quick=quick,
-        date=now(),
         seconds=_clock.now() - start,
     )
 
 
-def _level(finding):
-    return finding.level
-
-
-def _backend(capabilities):
-    return {
-        "name": keras.backend.backend(),
-        "version": capabilities["version"],
-        "status": "ok",
-        "error": "",
-    }
+def _settings():
+    """Settings in force that change what 16 bits bring, by name."""
+    found = {n: os.environ[n] for n in _VARIABLES if n in os.environ}
+    # Each is a sentence that starts with NAME=VALUE.
+    for text in ignored_variables():
+        name, _, about = text.partition("=")
+        found[name] = about
+    found["matmul precision"] = str(in_force())
+    policy = keras.config.dtype_policy().name
+    if policy != "float32":
+        found["global policy"] = policy
+    return found
 
 
 def _devices(instructions, gpus):
@@ -104,12 +119,9 @@ def _devices(instructions, gpus):
 
 
 def _supports(kind, device, instructions):
+    capability, architecture = device.capability, device.architecture
     found = formats_of(
-        kind,
-        device.name,
-        device.capability,
-        device.architecture,
-        instructions,
+        kind, device.name, capability, architecture, instructions
     )
     fields = "status", "note", "source"
     return {
@@ -126,18 +138,3 @@ def _formats(supports, quick):
         for format in ("bfloat16", "float16")
         if not quick or supports[format]["status"] != "emulated"
     ]
-
-
-def _keep(capabilities, rows, results, quick):
-    if not training_speed(rows):
-        return ""
-    wrong = dict.fromkeys(r.format for r in results if r.status == "wrong")
-    found = measured.Measured(
-        training_speed(rows), tuple(wrong), now()[:10], quick
-    )
-    return measured.save(capabilities, found)
-
-
-def _recommendation():
-    found = recommend_policy()
-    return {"policy": found.policy, "reason": found.reason}

@@ -1,11 +1,38 @@
 """What is wrong with a machine: facts in, findings out, nothing asked."""
 
-from keras_mixprec.analysis.doctor.known_bad import Finding, known_bad
+import functools
+import tomllib
+from importlib import resources
+from typing import NamedTuple
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 from keras_mixprec.analysis.doctor.machine import Gpus
+from keras_mixprec.devices.native_formats import lacks_tensor_cores
 
 # Drivers older than these do not run what was built for a major CUDA version.
 _DRIVERS = {"10": "440.33", "11": "450.80", "12": "525.60", "13": "580.65"}
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
+
+
+class Finding(NamedTuple):
+    """Something that is wrong with a machine, or may go wrong on it.
+
+    Attributes:
+        name: String, the same each time it is found.
+        level: String: `"error"` or `"warning"`.
+        text: String.
+        fix: String. What to do.
+        evidence: String. The page, or the run, that shows it; `""` if the
+            machine itself does.
+    """
+
+    name: str
+    level: str
+    text: str
+    fix: str
+    evidence: str = ""
 
 
 def judge(facts: dict, gpus: Gpus) -> list[Finding]:
@@ -24,7 +51,7 @@ def judge(facts: dict, gpus: Gpus) -> list[Finding]:
         *_unseen(facts, gpus),
         *_driver(facts, gpus),
         *_kernels(facts),
-        *known_bad(facts),
+        *_known_bad(facts),
     ]
     return sorted(found, key=lambda finding: finding.level)
 
@@ -125,3 +152,43 @@ def _arch(name):
 
 def _numbers(version):
     return tuple(int(n) for n in version.split(".") if n.isdigit())
+
+
+@functools.cache
+def entries() -> tuple[dict, ...]:
+    """Returns `known_bad.toml`, the combinations that are known to be bad."""
+    file = resources.files(__package__) / "known_bad.toml"
+    return tuple(tomllib.loads(file.read_text())["entry"])
+
+
+def _known_bad(facts):
+    for entry in entries():
+        if _matches(entry, facts):
+            yield Finding(*(entry[field] for field in Finding._fields))
+
+
+def _matches(entry, facts):
+    return (
+        entry.get("backend", facts["backend"]) == facts["backend"]
+        and entry.get("kind", facts["kind"]) == facts["kind"]
+        and _hardware_matches(entry, facts)
+        and all(
+            _is_version(facts["versions"].get(name), wanted)
+            for name, wanted in entry.get("versions", {}).items()
+        )
+    )
+
+
+def _hardware_matches(entry, facts):
+    instructions = facts.get("instructions") or ()
+    has, lacks = entry.get("has"), entry.get("lacks")
+    if lacks == "tensor cores":
+        return any(map(lacks_tensor_cores, facts["devices"]))
+    return (not has or has in instructions) and lacks not in instructions
+
+
+def _is_version(version, wanted):
+    try:
+        return SpecifierSet(wanted).contains(version, prereleases=True)
+    except (InvalidVersion, TypeError):
+        return False

@@ -1,13 +1,26 @@
 """What the doctor found: as text of one screen, dict and JSON."""
 
 import dataclasses
+import datetime
 import json
+from collections import Counter
 from typing import Any
 
+from keras_mixprec import _clock
 from keras_mixprec._html import element
-from keras_mixprec.analysis.doctor import report_text
+from keras_mixprec.formats import fill_screen, format_bytes
 
 SCHEMA = 1
+
+_MARKS = {"error": "ERROR", "warning": "warning"}
+_TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
+_SPEEDS = ("tf32", "bfloat16", "float16")
+
+
+def now() -> str:
+    """Returns the time, as reports state it."""
+    date = datetime.datetime.fromtimestamp(int(_clock.wall()), datetime.UTC)
+    return date.isoformat()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,40 +30,40 @@ class DoctorReport:
     Attributes:
         backend: Dict: `name`, `version` (`None` if it cannot be imported),
             `status` (`"ok"`, `"missing"` or `"broken"`) and `error`.
+        versions: Dict of strings.
+        findings: List of dicts: `name`, `level`, `text`, `fix`, `evidence`;
+            errors first.
+        quick: Boolean.
         kind: String, of the default devices, `None` without a backend.
         devices: List of dicts: `name`, `memory` in bytes, `capability` such
             as `"8.0"`, `architecture`, `instructions`, and `formats`, a dict
             from format to `status`, `note` and `source`.
-        versions: Dict of strings.
-        settings: List of dicts: `name`, `value`, `note`.
+        settings: Dict of strings, of what is in force and matters here.
         speed: List of dicts: `operation`, `size`, `mode`, `seconds` in
             float32, `ratios` (format -> times as fast as float32) and
             `left_out` (format -> why).
         self_test: List of dicts: `format`, `operation`, `error`, `bound`,
             `status`, `note`.
-        findings: List of dicts: `name`, `level`, `text`, `fix`, `evidence`;
-            errors first.
         recommendation: Dict: `policy` and `reason`, what `"auto"` picks;
             `None` without a backend.
         cache: String, the file that the measurement was kept in, or `""`.
-        quick: Boolean.
         date: String, such as `"2026-11-23T05:00:00+00:00"`.
         seconds: Float. How long it took.
     """
 
     backend: dict
-    kind: str | None
-    devices: list
     versions: dict
-    settings: list
-    speed: list
-    self_test: list
     findings: list
-    recommendation: dict | None
-    cache: str
     quick: bool
-    date: str
-    seconds: float
+    kind: str | None = None
+    devices: list = dataclasses.field(default_factory=list)
+    settings: dict = dataclasses.field(default_factory=dict)
+    speed: list = dataclasses.field(default_factory=list)
+    self_test: list = dataclasses.field(default_factory=list)
+    recommendation: dict | None = None
+    cache: str = ""
+    date: str = dataclasses.field(default_factory=now)
+    seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -66,7 +79,93 @@ class DoctorReport:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        return report_text.text(self.to_dict())
+        quick = ", quick" if self.quick else ""
+        lines = [f"{self._title()} ({self.seconds:.0f} s{quick})"]
+        for device in {d["name"]: d for d in self.devices}.values():
+            lines += _device(device)
+        versions = (f"{name} {v}" for name, v in self.versions.items())
+        lines.append(_line("Versions", ", ".join(versions)))
+        if self.settings:
+            parts = map("=".join, self.settings.items())
+            lines.append(_line("Settings", ", ".join(parts)))
+        if self.speed:
+            lines += _speed(self.speed)
+        if self.self_test:
+            lines.append(_line("Self-test", _results(self.self_test)))
+        for f in self.findings:
+            evidence = f" [{f['evidence']}]" if f["evidence"] else ""
+            about = f"{f['text']}. Fix: {f['fix']}.{evidence}"
+            lines.append(_line(_MARKS[f["level"]], about))
+        if picked := self.recommendation:
+            about = f"{picked['policy']}: {picked['reason']}"
+            lines.append(_line('"auto" is', about))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return element("pre", str(self))
+
+    def _title(self):
+        """The backend and what it computes on."""
+        name, status = self.backend["name"], self.backend["status"]
+        backend = _TITLES.get(name, name)
+        if status != "ok":
+            return f"{backend}: {status}"
+        counts = Counter(device["name"] for device in self.devices)
+        shown = [f"{n} x {x}" if n > 1 else x for x, n in counts.items()]
+        return f"{backend} {self.backend['version']} on {', '.join(shown)}"
+
+
+def _line(head, about):
+    return fill_screen(f"{head}: {about}")
+
+
+def _device(device):
+    memory, capability = device["memory"], device["capability"]
+    parts = [
+        memory and format_bytes(memory),
+        capability and f"compute capability {capability}",
+        device["architecture"],
+        *(device["instructions"] or ()),
+    ]
+    if any(parts):
+        yield _line("Device", ", ".join(filter(None, parts)))
+    for format, support in device["formats"].items():
+        source = f" [{support['source']}]" if support["source"] else ""
+        yield f"  {format:9} {support['status']:9}{support['note']}{source}"
+
+
+def _speed(rows):
+    """The table of speeds, in the formats that any row has something of."""
+    known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
+    formats = [format for format in _SPEEDS if format in known]
+    yield ""
+    heads = "".join(f"{f:>10}" for f in formats)
+    head = "Speed, float32 = 1, forward and backward"
+    yield f"{head:44}{'float32':>12}{heads}"
+    for row in rows:
+        name = f"  {row['operation']} {row['size']}, {row['mode']}"
+        seconds, ratios = row["seconds"], row["ratios"]
+        time = "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
+        cells = [f"{ratios[f]:.2f}" if f in ratios else "-" for f in formats]
+        yield f"{name:44}{time:>12}" + "".join(f"{c:>10}" for c in cells)
+    reasons = {
+        f"{format} {why}"
+        for row in rows
+        for format, why in row["left_out"].items()
+    }
+    if reasons:
+        yield _line("  -", "; ".join(sorted(reasons)))
+
+
+def _results(results):
+    """In how far results were right, in one line."""
+    bad = [
+        f"{r['operation']} in {r['format']} {r['status']}"
+        for r in results
+        if r["status"] != "right"
+    ]
+    if bad:
+        right = len(results) - len(bad)
+        return f"{right} of {len(results)} right; {', '.join(bad)}"
+    formats = ", ".join(dict.fromkeys(r["format"] for r in results))
+    return f"{formats}: {len(results)} results right, within the bounds"

@@ -1,13 +1,30 @@
-"""`doctor`: what the machine can do in 16 bits."""
+"""`doctor`: what the machine can do in 16 bits.
+
+Keras chooses its backend when it is imported, and a backend that crashes takes
+its process with it. So another one than the active one, and one that is missing
+or broken, is examined in a process of its own. Nothing here imports Keras.
+"""
 
 import importlib
+import json
+import os
+import pathlib
 import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
 
-from keras_mixprec._checks import check_choice
-from keras_mixprec.analysis.doctor.process import run_in_process
+from keras_mixprec._checks import check_choice, check_type
+from keras_mixprec.analysis.doctor.findings import judge
+from keras_mixprec.analysis.doctor.machine import find_gpus
 from keras_mixprec.analysis.doctor.report import DoctorReport
+from keras_mixprec.analysis.doctor.versions import find_versions, installed
+from keras_mixprec.analysis.isolated import EndedError, Isolated
 
 BACKENDS = ("tensorflow", "jax", "torch")
+
+# Characters of an error, and of what a process that crashed has printed last.
+_LONGEST = 400
 
 
 def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
@@ -46,17 +63,17 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
     """
     if backend is not None:
         check_choice("backend", backend, BACKENDS)
-    if not isinstance(quick, bool):
-        raise TypeError(
-            "`quick` must be a boolean. "
-            f"Received: quick={quick!r} of type {type(quick).__name__}"
-        )
-    keras = _keras()
-    if keras is None or backend not in (None, keras.backend.backend()):
-        say = show if keras is None else _say_as(keras)
+    check_type("quick", quick, bool, "a boolean")
+    try:
+        keras = importlib.import_module("keras")
+    except Exception:  # Of whatever its backend raises.
+        return run_in_process(backend, quick)
+    interactive = keras.config.is_interactive_logging_enabled()
+    say = show if interactive else lambda line: None
+    if backend not in (None, keras.backend.backend()):
         return run_in_process(backend, quick, say)
     examine = importlib.import_module(f"{__package__}.examine").examine
-    return examine(quick, _say_as(keras))
+    return examine(quick, say)
 
 
 def show(line: str) -> None:
@@ -64,14 +81,71 @@ def show(line: str) -> None:
     print(f"doctor: {line} ...", file=sys.stderr, flush=True)
 
 
-def _keras():
-    """Keras, `None` if its backend cannot be imported."""
+def run_in_process(
+    backend: str | None, quick: bool, say: Callable = show
+) -> DoctorReport:
+    """Returns the report on a backend, from a process of its own.
+
+    Args:
+        backend: String, or `None` for the one that Keras is set to.
+        quick: Boolean. Whether to measure less.
+        say: Function that shows a line of progress.
+    """
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    if backend:
+        environment["KERAS_BACKEND"] = backend
+    child = Isolated(_examine, (quick,), imports_main=False, **environment)
     try:
-        return importlib.import_module("keras")
-    except Exception:
-        return None
+        found = child.receive()
+        while isinstance(found, str):
+            say(found)
+            found = child.receive()
+        return found
+    except EndedError as ended:
+        last = ended.printed.strip().splitlines()[-1:]
+        text = "; ".join([str(ended), *last])[:_LONGEST]
+        name = backend or _configured_backend()
+        return _without_backend(name, "broken", text, quick)
+    finally:
+        child.close()
 
 
-def _say_as(keras):
-    interactive = keras.config.is_interactive_logging_enabled()
-    return show if interactive else lambda line: None
+def _examine(connection: Any, quick: bool) -> None:
+    """Sends lines of progress, and the report at the end."""
+    name = _configured_backend()
+    connection.send(f"importing {name}")
+    try:
+        # Imports Keras, and so the backend.
+        from keras_mixprec.analysis.doctor.examine import examine
+
+        report = examine(quick, connection.send)
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]
+        # Not what a backend in turn imports, which its own installation lacks.
+        missing = getattr(error, "name", None) in (name, "keras")
+        status = "missing" if missing else "broken"
+        report = _without_backend(name, status, text, quick)
+    connection.send(report)
+
+
+def _configured_backend():
+    """The backend that Keras is set to, without importing Keras."""
+    if name := os.environ.get("KERAS_BACKEND"):
+        return name
+    home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
+    try:
+        found = json.loads((home / "keras.json").read_text())
+        return str(found["backend"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "tensorflow"
+
+
+def _without_backend(name, status, error, quick):
+    """The report on a backend that cannot be used."""
+    version, versions = installed(name) or None, find_versions()
+    backend = dict(name=name, version=version, status=status, error=error)
+    facts = backend | {"backend": name, "kind": None, "devices": []}
+    facts |= {"compute_capability": None, "versions": versions}
+    findings = [f._asdict() for f in judge(facts, find_gpus())]
+    return DoctorReport(backend, versions, findings, quick)

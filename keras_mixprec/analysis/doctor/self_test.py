@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 from keras import ops
 
+from keras_mixprec._console import one_line
 from keras_mixprec.analysis.doctor import workloads
-from keras_mixprec.analysis.doctor.known_bad import Finding
-from keras_mixprec.analysis.doctor.timing import first_line
+from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.backend import active
 
 # Terms of each sum: with so many a sum kept in bfloat16 stands still halfway.
@@ -101,27 +101,22 @@ _SAID = {
 
 def judge_results(results: list[Result], device: str) -> list[Finding]:
     """Returns a finding for each format in which a device computes wrong."""
-    groups = {}
-    for result in results:
-        if result.status in _SAID:
-            key = result.format, result.status
-            groups.setdefault(key, []).append(result)
-    return [
-        _finding(device, format, status, bad)
-        for (format, status), bad in groups.items()
-    ]
-
-
-def _finding(device, format, status, bad):
-    said, level = _SAID[status]
-    operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
-    return Finding(
-        f"{status}-{format}",
-        # Without float32 nothing runs.
-        "error" if format == "float32" else level,
-        f"{device} {said} in {format}: {operations}",
-        f"do not train in {format} here; update driver and libraries",
-    )
+    found = []
+    for format, status in dict.fromkeys((r.format, r.status) for r in results):
+        if status == "right":
+            continue
+        said, level = _SAID[status]
+        bad = [r for r in results if (r.format, r.status) == (format, status)]
+        operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
+        finding = Finding(
+            f"{status}-{format}",
+            # Without float32 nothing runs.
+            "error" if format == "float32" else level,
+            f"{device} {said} in {format}: {operations}",
+            f"do not train in {format} here; update driver and libraries",
+        )
+        found.append(finding)
+    return found
 
 
 def _result(format, name, run):
@@ -131,7 +126,7 @@ def _result(format, name, run):
             return judge(format, name, *run(dtype))
         except Exception as error:
             limit = bound(format, name)
-            return Result(format, name, None, limit, "fails", first_line(error))
+            return Result(format, name, None, limit, "fails", one_line(error))
 
 
 def _matmul(dtype):

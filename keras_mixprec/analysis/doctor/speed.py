@@ -1,17 +1,18 @@
 """What each format brings: the table of speeds against float32's."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from keras_mixprec import _clock
+from keras_mixprec._console import one_line
 from keras_mixprec.analysis.doctor import workloads
-from keras_mixprec.analysis.doctor.known_bad import Finding
-from keras_mixprec.analysis.doctor.timing import compare, first_line
 from keras_mixprec.backend import active
 
-# A format is left out where a call would take longer than this, in seconds, by
-# how slow it was before: float16 takes 100 times as long on many CPUs.
-_LONGEST = 1.0
+# A format that was slower than this, as a multiple of float32's speed, is left
+# out where a call would take longer than a second by that: float16 takes 100
+# times as long on many CPUs.
+_SLOW = 0.5
 
 # What two cores of a CPU, and a GPU, take some tens of milliseconds for.
 _ON_CPU = {
@@ -24,10 +25,13 @@ _ELSEWHERE = {
     "convolution": (32, 56, (64, 128, 256, 512)),
     "block": (16, 256, 1024),
 }
-# A mode that takes this much less time than the default is worth a line.
-_MODE = 1.25
-
 _TRAINING = ("block", "feed-forward")
+
+# Least and most rounds of calls that take turns.
+_ROUNDS = 3, 40
+
+# Long enough that the clock, and what starts a call, take less than 1%.
+_SAMPLE = 0.005
 
 
 class Row(NamedTuple):
@@ -72,12 +76,18 @@ def measure_speed(
         say(f"{operation} {size}, {mode}")
         steps = {f: _Step(f, workload, mode) for f in formats}
         try:
-            seconds = _second_call(steps["float32"])
+            # After the first call has compiled: others may take longer.
+            steps["float32"]()
+            seconds = _time(steps["float32"])
         except Exception as error:  # Such as too little memory.
-            why = {"float32": first_line(error)}
+            why = {"float32": one_line(error)}
             rows.append(Row(operation, size, mode, None, {}, why))
             continue
-        slow = [f for f in formats[1:] if seconds > _LONGEST * slowest[f]]
+        slow = [
+            f
+            for f, ratio in slowest.items()
+            if ratio < _SLOW and seconds > ratio
+        ]
         tried = {f: steps[f] for f in formats if f not in slow}
         found = compare(tried, 0.3 if quick else 1.2)
         why = {f: f"{1 / slowest[f]:.0f} times as slow before" for f in slow}
@@ -88,45 +98,71 @@ def measure_speed(
     return rows
 
 
+class Timing(NamedTuple):
+    """How long functions take.
+
+    Attributes:
+        seconds: Float, of a call of the first: a median.
+        ratios: Dict from the name of each other to how many times as fast it
+            is as the first: the median of the ratios of neighbours.
+        errors: Dict from the name of each that failed to why.
+    """
+
+    seconds: float
+    ratios: dict[str, float]
+    errors: dict[str, str]
+
+
+def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
+    """Returns how long functions take, compared with the first.
+
+    They take turns, in an order that is reversed each time, so that a machine
+    that slows down slows all of them down; each round gives a ratio, and the
+    median of these is what counts. The first call of each, which compiles, is
+    left out.
+
+    Args:
+        functions: Dict from names to functions without arguments, each of
+            which waits for its result. The first must not fail.
+        seconds: Float. How long to go on; three rounds are taken anyway.
+    """
+    first = next(iter(functions))
+    calls, errors = {}, {}
+    for name, function in functions.items():
+        try:
+            function()
+            calls[name] = max(1, round(_SAMPLE / max(_time(function), 1e-6)))
+        except Exception as error:
+            if name == first:
+                raise
+            errors[name] = one_line(error)
+    samples: dict[str, list] = {name: [] for name in calls}
+    start = _clock.now()
+    for number in range(_ROUNDS[1]):
+        if number >= _ROUNDS[0] and _clock.now() - start >= seconds:
+            break
+        order = list(calls)
+        for name in reversed(order) if number % 2 else order:
+            samples[name].append(_time(functions[name], calls[name]))
+    base = samples.pop(first)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(base, own, strict=True))
+        for name, own in samples.items()
+    }
+    return Timing(statistics.median(base), ratios, errors)
+
+
+def _time(function, calls=1):
+    start = _clock.now()
+    for _ in range(calls):
+        function()
+    return (_clock.now() - start) / calls
+
+
 def training_speed(rows: list[Row]) -> dict[str, float]:
     """Returns the ratios of training, run as `fit` runs it by default."""
     trained = (row.ratios for row in rows if row.operation in _TRAINING)
     return next(trained, {})
-
-
-def judge_modes(rows: list[Row]) -> list[Finding]:
-    """Returns a finding if training is faster as `fit` does not run it."""
-    times = {
-        (row.mode, format): row.seconds / ratio
-        for row in rows
-        if row.operation in _TRAINING and row.seconds
-        for format, ratio in {"float32": 1.0, **row.ratios}.items()
-    }
-    if not times:
-        return []
-    default = next(iter(times))[0]
-    best = min(times, key=times.__getitem__)
-    known = min((k for k in times if k[0] == default), key=times.__getitem__)
-    gain = times[known] / times[best]
-    if gain < _MODE:
-        return []
-    return [
-        Finding(
-            "slow-mode",
-            "warning",
-            f"the block trains {gain:.1f} times as fast in {best[1]} without "
-            f"{default} as in {known[1]} with it, the default of fit",
-            "model.compile(jit_compile=False), if your model confirms it",
-        )
-    ]
-
-
-def _second_call(step):
-    """Seconds, after the first call has compiled: others may take longer."""
-    step()
-    start = _clock.now()
-    step()
-    return _clock.now() - start
 
 
 class _Step:
@@ -150,20 +186,15 @@ class _Step:
 def _plan(kind, quick):
     """Yields operation, size, mode and workload."""
     sizes = _ON_CPU if kind == "cpu" else _ELSEWHERE
-    default, *others = active.runtime().MODES
+    mode = active.runtime().MODES[0]  # What `fit` uses by default.
     some = slice(1, 2) if quick else slice(None)
     for n in sizes["matmul"][some]:
-        yield "matmul", f"{n} x {n}", default, workloads.matmul(n)
+        yield "matmul", f"{n} x {n}", mode, workloads.matmul(n)
     count, height, channels = sizes["convolution"]
     for n in channels[some]:
+        size = f"{count} x {height} x {height} x {n}"
         given = workloads.convolution(count, height, n)
-        yield (
-            "convolution",
-            f"{count} x {height} x {height} x {n}",
-            default,
-            given,
-        )
+        yield "convolution", size, mode, given
     batch, length, width = sizes["block"]
     given = workloads.block(batch, length, width, attention=not quick)
-    for mode in (default,) if quick else (default, *others):
-        yield _TRAINING[quick], f"{batch} x {length} x {width}", mode, given
+    yield _TRAINING[quick], f"{batch} x {length} x {width}", mode, given

@@ -1,7 +1,7 @@
 """`largest_batch`: how many samples train at once, by trying."""
 
 import contextlib
-import functools
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -16,16 +16,10 @@ from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
     resolve,
 )
-from keras_mixprec.analysis.largest_batch.result import (
-    Found,
-    LargestBatch,
-    samples,
-)
-from keras_mixprec.analysis.largest_batch.search import search
-from keras_mixprec.analysis.largest_batch.training import Job, first_batch
+from keras_mixprec.analysis.largest_batch.trainer import Job, first_batch
 from keras_mixprec.analysis.largest_batch.trials import Trials
 from keras_mixprec.analysis.resume import ResumeFile, fingerprint
-from keras_mixprec.formats import format_bytes
+from keras_mixprec.formats import format_bytes, format_count
 from keras_mixprec.policies.names import check_policy
 from keras_mixprec.policies.plan import PrecisionPlan
 
@@ -34,6 +28,85 @@ _MOST_BYTES = 2**62
 # Of what the system has left, the part that a process on a CPU may take: who
 # takes all of it slows everything down, or has other processes killed.
 _SHARE = 0.9
+
+# The answer is exact up to this many samples, and above to 3%: sizes tried are
+# then multiples of powers of two.
+_EXACT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What was found for one policy.
+
+    Attributes:
+        policy: String, a policy's name or `"plan"`.
+        batch_size: Int. Samples of the largest batch that trained; 0 if not
+            even the smallest did.
+        fails_at: Int. Samples of the smallest batch that ran out of memory;
+            `None` if none did.
+        trials: List of dicts, in the order in which they ran: `size`, `fits`,
+            and `peak_bytes` and `measured_by` if it did, `because` if not.
+    """
+
+    policy: str
+    batch_size: int
+    fails_at: int | None
+    trials: list[dict]
+
+    def __str__(self):
+        if not self.batch_size:
+            return f"{self.policy}: not even {_samples(self.fails_at)} fit"
+        text = f"{self.policy}: {_samples(self.batch_size)} fit"
+        if self.fails_at is None:
+            return f"{text}, and no more were tried"
+        return f"{text}, {self.fails_at:,} do not"
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestBatch:
+    """The largest batch that trains under a policy; printed, a sentence or two.
+
+    Attributes:
+        found: The `Found` of the policy.
+        baseline: The `Found` of the policy that it is compared with, or
+            `None`.
+    """
+
+    found: Found
+    baseline: Found | None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of the largest batch that trains, 0 if none does."""
+        return self.found.batch_size
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the samples of the baseline's largest batch.
+
+        `None` without a baseline, if nothing fits in that, or if a search
+        ended at `max_size`.
+        """
+        known = [self.found, self.baseline]
+        if any(f is None or f.fails_at is None for f in known):
+            return None
+        if not self.baseline.batch_size:  # type: ignore[union-attr]
+            return None
+        return self.batch_size / self.baseline.batch_size  # type: ignore[union-attr]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all of it as what JSON can hold."""
+        return {
+            "batch_size": self.batch_size,
+            "ratio": self.ratio,
+            **dataclasses.asdict(self),
+        }
+
+    def __str__(self):
+        if self.baseline is None:
+            return str(self.found)
+        ratio = f" ({self.ratio:.2f}x)" if self.ratio is not None else ""
+        return f"{self.found}{ratio}\n{self.baseline}"
 
 
 def largest_batch(
@@ -149,44 +222,102 @@ def largest_batch(
     for label, policy in policies.items():
         job = Job(build, data, policy, steps, memory_limit, available)
         trials = Trials(job, timeout)
-        say = functools.partial(_say, label) if verbose else lambda row: None
         with contextlib.closing(trials):
             if file is None:
                 # Not from here: the backend would take memory of the device.
                 of_device = {} if resume is None else trials.asked()
-                file = ResumeFile(
-                    resume, "largest_batch", {**asked, **of_device}
-                )
-            found.append(
-                _search(label, trials, file, (min_size, max_size, step), say)
-            )
+                asked |= of_device
+                file = ResumeFile(resume, "largest_batch", asked)
+            tried = _Tried(label, trials, file, verbose)
+            sizes = search(tried.fits, min_size, max_size, step)
+            found.append(Found(label, *sizes, tried.rows))
     return LargestBatch(found[0], found[1] if len(found) > 1 else None)
 
 
-def _search(label, trials, file, limits, say):
-    rows = file.found.setdefault(label, [])
+class _Tried:
+    """The trials under one policy, which the file has those of before of."""
 
-    def fits(size):
-        for row in rows:
-            if row["size"] == size:
-                return row["fits"]
-        rows.append({"size": size, **trials.run(size)})
-        file.save()
-        say(rows[-1])
-        return rows[-1]["fits"]
+    def __init__(self, label, trials, file, verbose):
+        self.rows = file.found.setdefault(label, [])
+        self._label, self._trials = label, trials
+        self._file, self._verbose = file, verbose
 
-    largest, fails_at = search(fits, *limits)
-    return Found(label, largest, fails_at, rows)
+    def fits(self, size):
+        known = [row for row in self.rows if row["size"] == size]
+        if not known:
+            known = [{"size": size, **self._trials.run(size)}]
+            self.rows += known
+            self._file.save()
+            if self._verbose:
+                self._say(known[0])
+        return known[0]["fits"]
 
-
-def _say(label, row):
-    text = f"out of memory ({row.get('because')})"
-    if row["fits"]:
+    def _say(self, row):
         text = "fits"
-        if row["peak_bytes"] is not None:
+        if not row["fits"]:
+            text = f"out of memory ({row['because']})"
+        elif row["peak_bytes"] is not None:
             peak = format_bytes(row["peak_bytes"])
             text += f", peak of the {row['measured_by']} {peak}"
-    print_message(f"largest_batch: {label}, {samples(row['size'])}: {text}")
+        where = f"{self._label}, {_samples(row['size'])}"
+        print_message(f"largest_batch: {where}: {text}")
+
+
+def step_at(size: int) -> int:
+    """Returns the largest power of two that is at most 1/32 of a size.
+
+    Example:
+    >>> from keras_mixprec.analysis.largest_batch.run import step_at
+    >>> [step_at(size) for size in (1, 63, 64, 1000)]
+    [1, 1, 2, 16]
+    """
+    return 1 << max((size // _EXACT).bit_length() - 1, 0)
+
+
+def search(
+    fits: Callable[[int], bool],
+    low: int,
+    high: int,
+    step: int | None = None,
+) -> tuple[int, int | None]:
+    """Returns the largest size that fits, and the smallest known not to.
+
+    Doubles until one does not, then halves the interval between them.
+
+    Args:
+        fits: Function of a size. Of two sizes the larger does not fit if the
+            smaller does not.
+        low: Int. The first size.
+        high: Int. The largest to try.
+        step: Int. Sizes tried are `low` and multiples of it, and the two
+            returned are that far apart. Defaults to `None`, `step_at` of the
+            size.
+
+    Returns:
+        Pair of the largest, 0 if not even `low` fits, and the smallest that
+        does not, `None` if `high` fits.
+    """
+
+    def unit_at(size):
+        return step or step_at(size)
+
+    if not fits(low):
+        return 0, low
+    fit, fail = low, None
+    while fit < high and (fail is None or fail - fit > unit_at(fit)):
+        unit = unit_at(fit)
+        size = 2 * fit if fail is None else (fit + fail) // 2
+        # A multiple of the unit that is not known yet.
+        size = min(max(size // unit, fit // unit + 1) * unit, high)
+        if fits(size):
+            fit = size
+        else:
+            fail = size
+    return fit, fail
+
+
+def _samples(count):
+    return format_count(count, "sample")
 
 
 def _labelled(policy, baseline):

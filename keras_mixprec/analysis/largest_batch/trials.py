@@ -1,12 +1,25 @@
 """The processes of a search: started, asked, and what it means if they die."""
 
-import pickle
-
 import keras
 
 from keras_mixprec.analysis.isolated import EndedError, Isolated
-from keras_mixprec.analysis.largest_batch.child import SCARCE, serve
-from keras_mixprec.analysis.largest_batch.training import Job
+from keras_mixprec.analysis.largest_batch.trainer import Job, serve
+
+# What C++ and Python print before a lack of memory ends the process; a thread
+# needs memory for its stack.
+_SCARCE = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "failed to allocate",
+    "memoryerror",
+    "out of memory",
+    "out_of_memory",
+    "resource_exhausted",
+    "oom when allocating",
+    "bad_alloc",
+    "pthread_create",
+)
 
 # What the system ends a process with if memory runs out, and nobody else does;
 # and what happens to one that is limited where a library does not check that it
@@ -27,7 +40,7 @@ class Trials:
     """
 
     def __init__(self, job: Job, timeout: float):
-        self._job = pickle.dumps(job)
+        self._job = job
         self._timeout = timeout
         self._process: Isolated | None = None
         # Whether the system limits what a process has: asked for, or said by
@@ -81,7 +94,7 @@ class Trials:
             ) from None
         except EndedError as ended:
             answer = self._why_it_ended(ended, size)
-        if isinstance(answer, dict) and "error" in answer:
+        if "error" in answer:
             self.close()
             answer["error"].add_note(answer["traceback"])
             raise answer["error"]
@@ -90,19 +103,17 @@ class Trials:
     def _why_it_ended(self, ended, size):
         how, printed = str(ended), ended.printed
         # Such as what C++ prints of an exception that nobody catches.
-        scarce = any(words in printed.lower() for words in SCARCE)
+        scarce = any(words in printed.lower() for words in _SCARCE)
         kills = _KILLED_IF_LIMITED if self._limited else _KILLED
         if scarce or ended.signal in kills:
             return {"fits": False, "because": how}
-        # Of what a process runs before `serve`, it prints itself; it ends so if
-        # the script that it imports starts another one.
+        # A script that the process imports, and that starts another one, is
+        # all that ends it before it prints.
         if ended.status == 1 and not printed:
             how += " before it was asked; call it below `if __name__ == "
             how += "'__main__':`, since it imports the script once more"
         error = RuntimeError(f"In a trial{_with(size)} {how}.")
-        last = (
-            f"It printed last:\n{printed}" if printed else "It printed nothing."
-        )
+        last = f"It printed last:\n{printed or 'nothing'}"
         return {"error": error, "traceback": last}
 
 

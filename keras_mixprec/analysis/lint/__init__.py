@@ -12,14 +12,7 @@ Files:
 - `rule.py`, `table.py`: what a rule is, and the list of files that hold rules.
 - `findings.py`: what is returned, and how it is applied.
 - `model_view.py`: what a rule reads of a model and its data.
-- `shape_rules.py`: sizes of matrix products.
-- `matmul_rules.py`: what float32 products are computed in.
-- `constant_rules.py`: numbers that a layer holds: arguments, weights and
-  statistics.
-- `sensitive_rules.py`: layers and losses that need more than 16 bits.
-- `cast_rules.py`: the dtype of each layer, and casts between them.
+- `data_rules.py`: what a model is fed, and a diagnosis of a step on samples.
+- `layer_rules.py`: numbers that layers hold, their dtypes, matrix products.
 - `optimizer_rules.py`: the optimizer, its variables and loss scaling.
-- `own_step.py`: what a user's own `train_step` calls.
-- `data_rules.py`: what a model is fed.
-- `batch_rules.py`: a diagnosis of a step on samples.
 """

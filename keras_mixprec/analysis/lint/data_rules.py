@@ -1,79 +1,70 @@
-"""Rules about what a model is fed: `x`, `y`, and the inputs of its graph."""
+"""Rules about what a model is fed, and the one that runs it on a batch."""
 
-import keras
 import numpy as np
-from keras import layers
 
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule, to_float32
-from keras_mixprec.formats import SIXTEEN_BITS, get_format
-from keras_mixprec.keras_internals import inbound_nodes, producer
+from keras_mixprec.diagnosis.examination import diagnose
+from keras_mixprec.formats import get_format
+from keras_mixprec.numerics.arrays import largest_magnitude
+from keras_mixprec.policies.graph import fed_by_inputs
+from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.verdict_kinds import KINDS
 
-# Numbers that are cast at a time.
-_PIECE = 1 << 16
+# Of the data, of the weights, or of a loss scale that adapts.
+_NOT_OF_ITS_PRECISION = {
+    "bad_data",
+    "divergence",
+    "scale_collapsed",
+    "scale_search",
+    "weights_lost",
+}
+
+# Numbers of an input that are looked at.
+_SAMPLED = 1 << 16
 
 # Rounding that is more than this share of a standard deviation is a loss.
 _LOST = 0.05
 
 
-@rule("KMP102", "high")
-def ids_as_floats(view):
-    """A layer in 16 bits before an `Embedding` rounds ids that are floats."""
-    low = {id(entry.layer): entry for entry in view.low}
-    for layer in [e.layer for e in view.entries if _is_embedding(e)]:
-        feeders, _ = view.neighbours.get(id(layer), ([], []))
-        for entry in [low[id(x)] for x in feeders if id(x) in low]:
-            dtype = entry.layer.compute_dtype
-            exact = get_format(dtype).exact_integers
-            if layer.input_dim > exact and _fed_floats(layer):
-                yield Finding(
-                    "high",
-                    entry.path,
-                    f"It hands {layer.input_dim:,} ids to {layer.name!r} in "
-                    f"{dtype}, which holds every integer up to {exact:,} only: "
-                    "above that ids become others.",
-                    "Declare them as integers, "
-                    "keras.Input(..., dtype='int32'), or let it compute in "
-                    "float32.",
-                    to_float32(entry.path, "it hands on ids"),
-                    numbers={"ids": layer.input_dim, "exact_up_to": exact},
-                )
-
-
-@rule("KMP103", "high")
-def index_tensors_in_16_bits(view):
-    """Ids in a 16-bit array are rounded before the model sees them."""
-    for name, array in view.inputs.items():
-        dtype = str(array.dtype)
-        if dtype not in SIXTEEN_BITS:
+@rule("KMP101", "high")
+def wrong_on_the_data(view):
+    """On the samples given a step does something else than in float32."""
+    if view.x is None:
+        return
+    for verdict in diagnose(view.model, *view.batch()):
+        if verdict.kind in _NOT_OF_ITS_PRECISION:
             continue
-        largest = _largest_integer(array)
-        exact = get_format(dtype).exact_integers
-        if largest > exact:
-            yield Finding(
-                "high",
-                None,
-                f"{name} holds integers up to {largest:g} in {dtype}, which "
-                f"holds every integer up to {exact:,} only.",
-                "Hand them over as int32.",
-                numbers={"input": name, "largest": largest},
-            )
+        if view.supposed and verdict.direction == "backward":
+            continue  # It would be compiled with loss scaling.
+        kind = KINDS[verdict.kind]
+        in_layer = verdict.layer not in (None, MODEL_PATH)
+        by_scale = "advised_bits" in verdict.numbers
+        demoted = in_layer and kind.repaired_by and not by_scale
+        yield Finding(
+            f"On the samples given: {verdict.finding}.",
+            verdict.advice,
+            verdict.layer,
+            to_float32(verdict.layer, verdict.kind) if demoted else (),
+            numbers={"kind": verdict.kind, **verdict.numbers},
+            severity="medium" if kind.behind else "high",
+        )
 
 
 @rule("KMP104", "high")
 def targets_beyond_format(view):
     """An output in float16 cannot reach targets above 65504."""
-    largest = _largest(view.targets)
+    known = [a for a in view.targets.values() if a.dtype.kind in "fiu"]
+    largest = max(map(largest_magnitude, known), default=0.0)
     for entry in view.low:
         form = get_format(entry.layer.compute_dtype)
         if id(entry.layer) in view.output_layers and largest > form.maximum:
             yield Finding(
-                "high",
-                entry.path,
                 f"Targets reach {largest:g}, and the model's output is in "
                 f"{form.name}, which ends at {form.maximum:g}.",
                 "Let this layer compute in float32, or bring the targets to "
                 "scale.",
+                entry.path,
                 to_float32(entry.path, f"targets reach {largest:g}"),
                 numbers={"largest_target": largest},
             )
@@ -87,7 +78,7 @@ def rounded_inputs(view):
         if "float" not in str(array.dtype):
             continue
         flat = array.ravel(order="K")
-        exact = flat[:: 1 + flat.size // _PIECE].astype("float64")
+        exact = flat[:: 1 + flat.size // _SAMPLED].astype("float64")
         with np.errstate(all="ignore"):
             off = exact.astype(dtype).astype("float64") - exact
         known = np.isfinite(off)
@@ -96,8 +87,6 @@ def rounded_inputs(view):
         error, spread = float(off[known].std()), float(exact[known].std())
         if error > _LOST * spread:
             yield Finding(
-                "high",
-                None,
                 f"{name} reaches {np.abs(exact[known]).max():,.6g} and varies "
                 f"by {spread:.2g}; in {dtype} it is off by {error:.2g}.",
                 "Take off the mean in float32 or before training.",
@@ -105,69 +94,13 @@ def rounded_inputs(view):
             )
 
 
-def _is_embedding(entry):
-    return isinstance(entry.layer, layers.Embedding)
-
-
-def _fed_floats(layer):
-    """Whether an input of the graph from which a layer is fed is of floats.
-
-    Tensors in between show the dtype of the layer that makes them, of integers
-    as well.
-    """
-    waiting, seen = [layer], set()
-    while waiting:
-        operation = waiting.pop()
-        if id(operation) in seen:
-            continue
-        seen.add(id(operation))
-        if isinstance(operation, layers.InputLayer):
-            if "float" in operation.dtype:
-                return True
-        else:
-            waiting += [
-                producer(tensor)
-                for node in inbound_nodes(operation)
-                for tensor in keras.tree.flatten(node.input_tensors)
-            ]
-    return False
-
-
 def _narrowest(view):
     """The 16-bit dtype that inputs are cast to, float16 before bfloat16."""
+    # Without a graph the model is called on the inputs.
+    fed = fed_by_inputs(view.model) or {id(view.model)}
     dtypes = {
         entry.layer.compute_dtype
-        for entry in view.first_layers
-        if entry.layer.autocast and entry.layer.compute_dtype in SIXTEEN_BITS
+        for entry in view.low
+        if id(entry.layer) in fed and entry.layer.autocast
     }
     return max(dtypes, default=None)
-
-
-def _largest_integer(array):
-    """The largest magnitude in an array of integers, 0 of any other."""
-    largest = 0.0
-    for sizes in _magnitudes(array):
-        if (sizes != np.rint(sizes)).any():
-            return 0.0
-        largest = max(largest, float(sizes.max()))
-    return largest
-
-
-def _largest(arrays):
-    return max(
-        (
-            float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
-            for array in arrays.values()
-            for sizes in _magnitudes(array)
-        ),
-        default=0.0,
-    )
-
-
-def _magnitudes(array):
-    """Yields the magnitudes in an array piece by piece, to save memory."""
-    if not any(kind in str(array.dtype) for kind in ("float", "int")):
-        return
-    flat = array.ravel(order="K")
-    for start in range(0, flat.size, _PIECE):
-        yield np.abs(flat[start : start + _PIECE].astype("float64"))

@@ -35,31 +35,28 @@ class Finding:
     """One thing that lint found, with its reason and what repairs it.
 
     Attributes:
-        severity: `"high"` (training fails or learns something else),
-            `"medium"` (it does on some data) or `"low"` (slower or less exact
-            than it could be).
-        layer: String, the layer's path, or `None` for the whole model.
         reason: String. A sentence with the numbers.
         fix: String. A sentence: what to change.
+        layer: String, the layer's path, or `None` for the whole model.
         rules: Tuple of `PrecisionRule`s that repair it, often empty.
         call: Function of the model that repairs it, such as
             `ensure_loss_scaling`, or `None`.
         numbers: Dict. The evidence, which JSON can hold.
+        severity: `"high"` (training fails or learns something else),
+            `"medium"` (it does on some data) or `"low"` (slower or less exact
+            than it could be).
         code, rule: Strings. The code and the name of the rule that found it.
     """
 
-    severity: str
-    layer: str | None
     reason: str
     fix: str
+    layer: str | None = None
     rules: tuple[PrecisionRule, ...] = ()
     call: Callable | None = None
     numbers: dict = dataclasses.field(default_factory=dict)
+    severity: str = ""
     code: str = ""
     rule: str = ""
-
-    def __post_init__(self):
-        check_choice("severity", self.severity, SEVERITIES)
 
     @property
     def repairs(self) -> str | None:

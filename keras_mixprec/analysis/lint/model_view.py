@@ -6,15 +6,11 @@ import keras
 import numpy as np
 from keras import tree
 
+from keras_mixprec._checks import check_list
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import as_numpy
-from keras_mixprec.policies.graph import (
-    fed_by_inputs,
-    neighbours,
-    output_layers,
-)
+from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
-from keras_mixprec.policies.matmul_precision import MatmulPrecision, in_force
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
 # A batch is run as it is, since a `train_step` may need so many samples: of
@@ -35,6 +31,8 @@ class ModelView:
         supposed: Boolean. Whether the policies are another one than the model
             was compiled under.
         entries: List of `LayerEntry`: every layer, the model itself last.
+        low: Those of `entries` that compute in float16 or bfloat16.
+        in_float32: Those that compute in float32.
     """
 
     def __init__(
@@ -42,42 +40,31 @@ class ModelView:
     ):
         self.model = model
         self.supposed = supposed
-        self.callbacks = _check_callbacks(callbacks)
+        kind = keras.callbacks.Callback
+        what = "a list of `keras.callbacks.Callback`"
+        self.callbacks = check_list("callbacks", callbacks, kind, what)
         self.x = x
         self.y = y
-        self.inputs = named_arrays("x", x)
-        self.targets = named_arrays("y", y)
+        self.inputs = _named_arrays("x", x)
+        self.targets = _named_arrays("y", y)
         _check_lengths(self.inputs | self.targets)
         self.entries = walk_with_model(model)
+        self.low = [
+            e for e in self.entries if e.layer.compute_dtype in SIXTEEN_BITS
+        ]
+        self.in_float32 = [
+            e for e in self.entries if e.layer.compute_dtype == "float32"
+        ]
 
     def batch(self) -> tuple:
         """Returns `x`, and `y` where the model has a loss, of some samples."""
         compiled = getattr(self.model, "compiled", False)
         return _some_rows(self.x, self.y if compiled else None)
 
-    @functools.cached_property
-    def matmul_precision(self) -> MatmulPrecision:
-        """What float32 products are computed in on the default devices."""
-        return in_force()
-
-    @functools.cached_property
-    def low(self) -> list[LayerEntry]:
-        """The layers that compute in float16 or bfloat16."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.layer.compute_dtype in SIXTEEN_BITS
-        ]
-
-    @functools.cached_property
-    def multiply_adds(self) -> dict[str, int | None]:
-        """Multiply-adds of one sample by layer path, `None` if unknown."""
-        return {entry.path: multiply_adds(entry) for entry in self.entries}
-
     def share(self, entry: LayerEntry) -> float:
         """Returns a layer's share of the known multiply-adds, from 0 to 1."""
-        total = sum(filter(None, self.multiply_adds.values()))
-        return (self.multiply_adds[entry.path] or 0) / total if total else 0.0
+        known = self._multiply_adds
+        return known[entry.path] / max(sum(known.values()), 1)
 
     @functools.cached_property
     def output_layers(self) -> set[int]:
@@ -85,60 +72,17 @@ class ModelView:
         return output_layers(self.model)
 
     @functools.cached_property
-    def neighbours(self) -> dict[int, tuple[list, list]]:
-        """By layer id what feeds it and what it feeds; empty without graph."""
-        return neighbours(self.model)
-
-    @property
-    def optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer that the model was compiled with."""
-        return getattr(self.model, "optimizer", None)
-
-    @property
-    def first_layers(self) -> list[LayerEntry]:
-        """Those that an input of a graph feeds; without graph the model."""
-        fed = fed_by_inputs(self.model)
-        return [
-            entry
-            for entry in self.entries
-            if id(entry.layer) in (fed or {id(self.model)})
-        ]
+    def _multiply_adds(self):
+        return {entry.path: multiply_adds(entry) or 0 for entry in self.entries}
 
 
-def named_arrays(name: str, data) -> dict[str, np.ndarray]:
-    """Returns the arrays of `x` or `y`, by names such as `x['ids']`.
-
-    Args:
-        name: String. The argument's name.
-        data: An array, or a dict or list of arrays, or `None`.
-
-    Raises:
-        ValueError: If it is none of these, or holds no sample.
-    """
-    if data is None:
-        return {}
-    if isinstance(data, dict):
-        parts = [(f"{name}[{key!r}]", part) for key, part in data.items()]
-    elif isinstance(data, (list, tuple)) and any(map(_holds_arrays, data)):
-        parts = [(f"{name}[{i}]", part) for i, part in enumerate(data)]
-    else:
-        return {name: _to_array(name, data)}
+def _named_arrays(name, data):
+    """The arrays of `x` or `y`, by names such as `x['ids']`."""
     return {
-        leaf: array
-        for key, part in parts
-        for leaf, array in named_arrays(key, part).items()
+        name + "".join(f"[{key!r}]" for key in path): _to_array(name, leaf)
+        for path, leaf in tree.flatten_with_path(data)
+        if leaf is not None
     }
-
-
-def _check_callbacks(callbacks):
-    kind = keras.callbacks.Callback
-    known = isinstance(callbacks, (list, tuple))
-    if not known or not all(isinstance(c, kind) for c in callbacks):
-        raise TypeError(
-            "`callbacks` must be a list of `keras.callbacks.Callback`. "
-            f"Received: callbacks={callbacks!r}"
-        )
-    return list(callbacks)
 
 
 def _check_lengths(arrays):
@@ -150,15 +94,9 @@ def _check_lengths(arrays):
         )
 
 
-def _holds_arrays(data):
-    return hasattr(data, "shape") or isinstance(data, (dict, list, tuple))
-
-
 def _to_array(name, data):
-    # Keras would copy one of NumPy.
-    known = isinstance(data, np.ndarray)
     try:
-        array = data if known else as_numpy(data)
+        array = as_numpy(data)
     except Exception:
         array = np.zeros(())
     if not array.ndim or not len(array):
@@ -172,14 +110,14 @@ def _to_array(name, data):
 
 def _some_rows(x, y):
     """The first samples, and those with the largest numbers."""
-    leaves = tree.flatten(x)
-    numbers = sum(as_numpy(leaf).size for leaf in leaves)
-    if len(leaves[0]) <= _BATCH or numbers <= _NUMBERS:
+    leaves = [as_numpy(leaf) for leaf in tree.flatten(x)]
+    count, numbers = len(leaves[0]), sum(leaf.size for leaf in leaves)
+    if count <= _BATCH or numbers <= _NUMBERS:
         return x, y
-    rows = set(range(min(len(leaves[0]), _ROWS)))
-    for array in map(as_numpy, leaves):
+    rows = set(range(_ROWS))
+    for array in leaves:
         if array.dtype.kind in "fiu":
-            flat = array.reshape(len(array), -1)
+            flat = array.reshape(count, -1)
             rows.add(int(np.argmax(flat.max(axis=1))))
             rows.add(int(np.argmin(flat.min(axis=1))))
     index = sorted(rows)

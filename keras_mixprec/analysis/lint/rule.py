@@ -5,8 +5,7 @@ import glob
 import inspect
 from collections.abc import Callable, Iterable
 
-from keras_mixprec._checks import check_choice
-from keras_mixprec.analysis.lint.findings import SEVERITIES, Finding
+from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.model_view import ModelView
 from keras_mixprec.policies.rules import PrecisionRule
 
@@ -17,45 +16,55 @@ class Rule:
 
     Attributes:
         code: String, such as `"KMP101"`; no other rule ever gets it.
-        name: String.
-        severity: The highest severity of its findings.
-        reason: String. One sentence for the documentation.
-        page: String. What `--explain` shows.
-        check: Function of a `ModelView` that yields `Finding`s.
+        severity: That of a finding which does not name its own.
+        check: Function of a `ModelView` that yields `Finding`s. Its first line
+            of documentation is the reason, all of it the page.
     """
 
     code: str
-    name: str
     severity: str
-    reason: str
-    page: str
     check: Callable[[ModelView], Iterable[Finding]]
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.check.__name__
+
+    @property
+    def reason(self) -> str:
+        """One sentence for the documentation."""
+        return self._text().partition("\n")[0]
+
+    @property
+    def page(self) -> str:
+        """What `--explain` shows."""
+        title = f"{self.code} {self.name}, {self.severity} at most"
+        return f"{title}\n\n{self._text()}"
 
     def findings(self, view: ModelView) -> list[Finding]:
         """Returns what the rule finds in a model."""
         return [
-            dataclasses.replace(finding, code=self.code, rule=self.name)
+            dataclasses.replace(
+                finding,
+                severity=finding.severity or self.severity,
+                code=self.code,
+                rule=self.name,
+            )
             for finding in self.check(view)
         ]
+
+    def _text(self):
+        return inspect.getdoc(self.check) or ""
 
 
 def rule(code: str, severity: str) -> Callable:
     """Decorator that makes a check a `Rule` of the function's name.
 
-    The first line of the docstring is the reason, all of it the page.
-
     Args:
         code: String, a new one.
-        severity: The highest severity of its findings.
+        severity: `"high"`, `"medium"` or `"low"`, the highest of its findings.
     """
-    check_choice("severity", severity, SEVERITIES)
-
-    def decorate(check):
-        text, name = inspect.getdoc(check), check.__name__
-        page = f"{code} {name}, {severity} at most\n\n{text}"
-        return Rule(code, name, severity, text.partition("\n")[0], page, check)
-
-    return decorate
+    return lambda check: Rule(code, severity, check)
 
 
 def to_float32(path: str, reason: str) -> tuple[PrecisionRule, ...]:

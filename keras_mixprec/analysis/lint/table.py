@@ -2,35 +2,20 @@
 
 from collections.abc import Iterable
 
+from keras_mixprec._checks import check_list
 from keras_mixprec.analysis.lint import (
-    batch_rules,
-    cast_rules,
-    constant_rules,
     data_rules,
-    matmul_rules,
+    layer_rules,
     optimizer_rules,
-    sensitive_rules,
-    shape_rules,
 )
 from keras_mixprec.analysis.lint.rule import Rule
 
-_FILES = (
-    batch_rules,
-    data_rules,
-    constant_rules,
-    sensitive_rules,
-    optimizer_rules,
-    cast_rules,
-    matmul_rules,
-    shape_rules,
-)
+_FILES = (data_rules, layer_rules, optimizer_rules)
 
 # In the order in which findings of one severity are listed.
-RULES = tuple(
-    found
-    for file in _FILES
-    for found in vars(file).values()
-    if isinstance(found, Rule)
+RULES = sorted(
+    (x for file in _FILES for x in vars(file).values() if isinstance(x, Rule)),
+    key=lambda rule: rule.code,
 )
 
 
@@ -49,17 +34,14 @@ def chosen(
     """
     starts = []
     for name, codes in (("select", select), ("ignore", ignore)):
-        if isinstance(codes, str) or not isinstance(codes, Iterable):
-            raise TypeError(
-                f"`{name}` must be a list of codes. Received: {name}={codes!r}"
-            )
-        starts.append(tuple(codes))
-        for code in starts[-1]:
+        codes = check_list(name, codes, str, "a list of codes")
+        for code in codes:
             if not any(rule.code.startswith(code) for rule in RULES):
                 raise ValueError(
                     f"`{name}` must have codes of rules, as 'KMP101', or what "
                     f"they start with. Received: {name}={codes!r}"
                 )
+        starts.append(tuple(codes))
     return [
         rule
         for rule in RULES

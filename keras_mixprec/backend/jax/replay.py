@@ -4,11 +4,13 @@ See `interface.py`.
 """
 
 import contextlib
+import contextvars
 
 import jax
 
 from keras_mixprec.backend.common import all_variables, program
 from keras_mixprec.backend.jax.pieces import end_piece_at, run_in_pieces
+from keras_mixprec.backend.user_code import line_of
 from keras_mixprec.keras_internals import (
     all_jax_state,
     get_stateless_scope,
@@ -28,6 +30,9 @@ REFUSALS = (
 
 # Of keys with a type of their own, and of those that are plain integers.
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+
+# The equation of the operation that is visited.
+_VISITED = contextvars.ContextVar("visited")
 
 
 def is_concrete(tensor):
@@ -128,6 +133,12 @@ def each_operation(function, tensors, visit):
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
 
+def line_of_operation():
+    traceback = _VISITED.get().source_info.traceback
+    frames = traceback.frames if traceback else ()
+    return line_of((frame.file_name, frame.line_num) for frame in frames)
+
+
 def draws(function, tensors):
     return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
 
@@ -206,6 +217,7 @@ def _evaluate(jaxpr, constants, arguments, visit):
             outputs = equation.primitive.bind(*inputs, **_params(equation))
             if not equation.primitive.multiple_results:
                 outputs = [outputs]
+            _VISITED.set(equation)
             visit(inputs, outputs)
         values.update(zip(equation.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

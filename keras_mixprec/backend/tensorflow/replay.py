@@ -11,6 +11,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
 from keras_mixprec.backend.common import program
+from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import stored_value
 
 REFUSALS = (tf.errors.OpError, TypeError, ValueError, NotImplementedError)
@@ -136,6 +137,10 @@ def each_operation(function, tensors, visit):
         function(tensors)
     finally:
         op_callbacks.remove_op_callback(on_operation)
+
+
+def line_of_operation():
+    return line_of(stack())
 
 
 def draws(function, tensors):

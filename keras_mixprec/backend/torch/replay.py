@@ -10,6 +10,7 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import casts_value, stored_value
 
 # IndexError: of a token id that 16 bits rounded up.
@@ -81,6 +82,11 @@ def evaluating(model):
 def each_operation(function, tensors, visit):
     with _Operations(visit), torch.no_grad():
         function(tensors)
+
+
+def line_of_operation():
+    # Each mode that sees operations calls the next one.
+    return line_of(stack(without="__torch_dispatch__"))
 
 
 def draws(function, tensors):

@@ -123,19 +123,17 @@ function hatchTile(level) {
 
 /**
  * The axis of steps below a picture.
- * @param {number[]} domain The first and the last step.
- * @param {number} count About how many ticks.
+ * @param {any[][]} ticks Where each is, and its label.
  */
-export function drawStepAxis(context, scale, axis, domain, count, { start, y, top = null }) {
+export function drawStepAxis(context, ticks, { start, y, top = null }) {
   drawAxisName(context, "step", start - 24, y + 12);
   context.textAlign = "center";
-  const [from, until] = domain.map(axis.of);
-  for (const tick of axis.ticks(Math.max(0, from), until, count)) {
-    const x = Math.round(scale(axis.stepAt(tick))) + 0.5;
+  for (const [place, label] of ticks) {
+    const x = Math.round(place) + 0.5;
     if (top !== null) drawLine(context, [[x, top], [x, y]], themeColor("--grid"));
     drawLine(context, [[x, y], [x, y + 4]], themeColor("--axis"));
     context.fillStyle = themeColor("--muted");
-    context.fillText(axis.label(tick), x, y + 12);
+    context.fillText(label, x, y + 12);
   }
 }
 

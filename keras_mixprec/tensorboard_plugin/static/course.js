@@ -57,18 +57,3 @@ export function courseOf(heat, histogram, layer, limit) {
   const nonfinite = [...infinite].sort((one, other) => one - other);
   return { largest, median, smallest, nonfinite, readings, isZero };
 }
-
-/**
- * When layers are expected to overflow, as the log has it, the last of each.
- * @returns {{layer: string, step: number, bits: number, until: number}[]}
- */
-export function forecastsOf(events) {
-  const found = new Map();
-  for (const event of events) {
-    const { overflows_in_steps: left, headroom_bits: bits } = { ...event, ...event.numbers };
-    if (typeof left !== "number" || typeof bits !== "number") continue;
-    const { layer, step } = event;
-    found.set(layer, { layer, step, bits, until: step + left });
-  }
-  return [...found.values()].sort((one, other) => one.until - other.until);
-}

@@ -1,8 +1,8 @@
-import { chooseLayer, chooseStep } from "./actions.js";
+import { chooseStep } from "./actions.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawRows, drawStepAxis, pointerIn,
 } from "./canvas.js";
-import { courseOf, forecastsOf, headroomOfPart } from "./course.js";
+import { courseOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, momentInWords, plural, readable } from "./format.js";
@@ -10,7 +10,7 @@ import { NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { clamp, exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
-import { BY_STEP } from "./step_axis.js";
+import { stepTicks } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
@@ -41,11 +41,10 @@ export function createCourse(store) {
   const caption = element("p", { class: "hint" });
   const nothing = element("p", { class: "absent" });
   const legend = element("p", { class: "legend" });
-  const forecasts = element("div", { class: "chips" });
   const box = element("div", { class: "canvas-box" });
   const surface = createSurface(box, { role: "img", tabindex: "0" }, draw);
   const table = dataTable("Range");
-  const root = card("course", "Range by step", [], caption, forecasts, nothing, box, legend,
+  const root = card("course", "Range by step", [], caption, nothing, box, legend,
     table.root);
   root.classList.add("wide");
   let shown = null;
@@ -68,14 +67,10 @@ export function createCourse(store) {
     const isTaken = histogramLayer(store.state) === name && !awaited.histogram;
     const taken = isTaken ? histogram : null;
     const course = courseOf(fits, taken, name, format.maximum_bits);
-    const every = forecastsOf(runData.events);
-    const forecast = part === "activation" ?
-      every.find((one) => one.layer === name) ?? null : null;
-    const last = Math.max(runData.last_step, forecast?.until ?? 0);
     const isBad = (step) => runData.bad_input.includes(step);
     return {
       ...course, nonfinite: course.nonfinite.filter((step) => !isBad(step)),
-      badInput: course.nonfinite.filter(isBad), name, format, forecast, last, part,
+      badInput: course.nonfinite.filter(isBad), name, format, last: runData.last_step, part,
     };
   }
 
@@ -86,12 +81,6 @@ export function createCourse(store) {
     nothing.hidden = Boolean(measured);
     nothing.textContent = measured ? "" : shown?.isZero ? NO_RANGE :
       readable([NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" "));
-    const every = forecastsOf(store.state.runData?.events ?? []);
-    forecasts.hidden = !every.length;
-    forecasts.replaceChildren(...every.map(({ layer, until }) => element("button", {
-      type: "button", class: "chip", "aria-pressed": String(shown?.name === layer),
-      onclick: () => chooseLayer(store, layer),
-    }, `${layer}: overflow expected at step ${formatInteger(until)}`)));
     caption.textContent = shown ? sentenceOf(shown) : "";
     table.fill(measured ? rowsOf : null);
     if (!measured) return;
@@ -104,21 +93,17 @@ export function createCourse(store) {
     surface.redraw();
   }
 
-  function sentenceOf({ name, part, format, forecast, nonfinite, readings, badInput }) {
+  function sentenceOf({ name, part, format, nonfinite, readings, badInput }) {
     const scaled = part === "gradient" ? ", loss scale included" : "";
     const lost = nonfinite.length ? ` Some are ${NOT_FINITE} in ${formatInteger(nonfinite.length)} of ${
       plural(readings, "reading")}, first ${momentInWords(nonfinite[0], "after")}.` : "";
     const left = badInput.length ? ` ${store.state.runData.left_out}` : "";
-    const what = `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
-    if (!forecast) return what;
-    return `${what} After step ${formatInteger(forecast.step)} it had ${
-      formatNumber(Number(forecast.bits.toFixed(1)))} bits left and grew: overflow expected at step ${
-      formatInteger(forecast.until)}.`;
+    return `${name}${whyShown(store.state)}, ${part}s${scaled}, against ${format.name}.${lost}${left}`;
   }
 
   /** @returns {[any[], any[][]]} */
   function rowsOf() {
-    const { largest, median, smallest, nonfinite, forecast, format } = shown;
+    const { largest, median, smallest, nonfinite } = shown;
     const steps = new Map(nonfinite.map((step) => [step, [Infinity, null, null]]));
     [largest, median, smallest].forEach((points, place) => {
       for (const [step, bits] of points) {
@@ -129,14 +114,13 @@ export function createCourse(store) {
     });
     const rows = [...steps].sort(([one], [other]) => one - other)
       .map(([step, cells]) => [step, ...cells]);
-    if (forecast) rows.push([`${formatInteger(forecast.until)} (expected)`, format.maximum_bits, null, null]);
     const write = (bits) => (bits === Infinity ? NOT_FINITE : inPowers(bits));
     return [["Step", ["Largest (log2)", write], ["Median (log2)", write], ["Smallest (log2)", write]], rows];
   }
 
   function draw(context, width) {
     if (!shown) return;
-    const { format, forecast, last } = shown;
+    const { format, last } = shown;
     const bottom = PLACE.top + height;
     const values = LINES.flatMap(([name]) => shown[name].map(([, bits]) => bits));
     const low = Math.min(format.subnormal_exponent, ...values) - 2;
@@ -147,7 +131,7 @@ export function createCourse(store) {
     const [left, right] = [PLACE.left, width - PLACE.right];
     drawRows(context, exponentTicks(low, high, 9), { y, left, right, label: formatPower });
     drawAxisName(context, "magnitude", 8, PLACE.top + height / 2, true);
-    drawStepAxis(context, x, BY_STEP, [0, last], width / 90, { start: PLACE.left, y: bottom });
+    drawStepAxis(context, stepTicks(x, [0, last], width / 90), { start: PLACE.left, y: bottom });
     for (const [label, bits, color] of limitsOf(format)) {
       drawLine(context, [[PLACE.left, y(bits)], [width - PLACE.right, y(bits)]],
         themeColor(color), 1, [2, 3]);
@@ -162,16 +146,6 @@ export function createCourse(store) {
     }
     for (const step of shown.nonfinite) {
       drawMarker(context, "triangle", x(step), PLACE.top + 6, themeColor("--bad"));
-    }
-    if (forecast) {
-      const start = [x(forecast.step), y(format.maximum_bits - forecast.bits)];
-      const end = [x(forecast.until), y(format.maximum_bits)];
-      drawLine(context, [start, end], themeColor("--bad"), 2, [2, 4]);
-      drawLine(context, [[end[0], end[1]], [end[0], bottom]], themeColor("--bad"), 1, [2, 4]);
-      context.textAlign = end[0] > width / 2 ? "right" : "left";
-      context.fillStyle = themeColor("--ink");
-      const aside = end[0] > width / 2 ? -6 : 6;
-      context.fillText(`step ${formatInteger(forecast.until)}`, end[0] + aside, end[1] + 14);
     }
     const { step } = store.state;
     if (step !== null) {

@@ -62,9 +62,3 @@ export function momentInWords(step, at = "at") {
 export function plural(count, noun) {
   return `${formatInteger(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
-
-export function listSome(names, limit) {
-  const shown = names.slice(0, limit).join(", ");
-  const rest = names.length - limit;
-  return rest > 0 ? `${shown} and ${rest} more` : shown;
-}

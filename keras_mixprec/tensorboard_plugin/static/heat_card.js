@@ -1,14 +1,13 @@
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import { formatInteger, readable } from "./format.js";
-import { hasGaps, isOfRun, lastMeasured } from "./heat_data.js";
+import { isLeftOut, isOfRun, lastMeasured } from "./heat_data.js";
 import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
-import { isByReading } from "./step_axis.js";
 import { metricOf } from "./wanted.js";
 
 // Of all steps: a reading is missing if the last one is before.
@@ -62,12 +61,11 @@ export function createHeatCard(store) {
   });
   const legend = createHeatLegend(legendBox, keys, {
     kind: kindOf, format: formatOf, isAsIf: isShownAsIf,
-    hasBadInput: () => someHeat((heat) => heat.badInput.columns.size > 0),
-    hasPassed: () => someHeat(({ passed }) => passed.length > 0),
+    hasBadInput: () => someHeat((heat) => isLeftOut(heat)),
+    hasPassed: () => someHeat(({ origins }) => origins.length > 0),
     hasRoomy: () => !isShownAsIf() && [store.state.runData, store.state.compareData].some((run) => {
       return Boolean(run?.layers.some((layer) => everWider(layer, formatOf())));
     }),
-    isSparse: () => someHeat((heat) => hasGaps(heat) && !isByReading(store.state, heat)),
   });
 
   function fillMetrics() {
@@ -91,17 +89,9 @@ export function createHeatCard(store) {
 
   function readingsInWords() {
     const { heat, runData } = store.state;
-    return isByReading(store.state, heat) ?
-      ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps${
-        howRead(runData.events, heat.from.length)}.` : "";
-  }
-
-  // An event has those beside training alone.
-  function howRead(events, count) {
-    const beside = events.filter(({ kind }) => kind === "ranges_measured")
-      .reduce((sum, { steps = [] }) => sum + steps.length, 0);
-    return beside > 0 && beside < count ?
-      `, ${formatInteger(beside)} measured beside training and the others in probed steps` : "";
+    if (!heat) return "";
+    if (heat.from.some((step, column) => step !== heat.until[column])) return " A column is the worst of several readings.";
+    return ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
   }
 
   // Between two readings it is no end.

@@ -7,16 +7,13 @@ import { themeColor } from "./theme.js";
 
 const BAD_WIDTH = 3;
 const HARMLESS = ["beyond", "zero"];
-// Between two readings, of 255.
-const PALE = 96;
 // The part of a row that what its outputs do not show takes.
 const STRIP = 0.4;
 const TEXT_HEIGHT = 16;
 
 /**
- * The rows that are in view, a pixel for each cell. What was not measured is pale, and left
- * out where the metric counts: that none is infinite says nothing of other steps.
- * @param {any[]} rows What `poolRows` returned of each, with `wider` and `unread` by pixel.
+ * The rows that are in view, a pixel for each cell.
+ * @param {any[]} rows What `poolRows` returned of each, with `wider` by pixel.
  * @param {string} kind The metric's.
  */
 export function pictureOfCells(rows, kind) {
@@ -25,16 +22,15 @@ export function pictureOfCells(rows, kind) {
   const pen = picture.getContext("2d");
   const image = pen.createImageData(size, rows.length);
   const { data } = image;
-  rows.forEach(({ values, ranks, wider, unread }, index) => {
+  rows.forEach(({ values, ranks, wider }, index) => {
     for (let pixel = 0; pixel < size; pixel += 1) {
-      if (unread[pixel] && kind === "count") continue;
       const level = GRAVEST[ranks[pixel]];
       const color = level === "input" || level === "passed" ? levelColor(level) :
         valueColor(kind, values[pixel], wider(pixel));
       if (!color) continue;
       const at = (index * size + pixel) * 4;
       [data[at], data[at + 1], data[at + 2]] = color;
-      data[at + 3] = unread[pixel] ? PALE : 255;
+      data[at + 3] = 255;
     }
   });
   pen.putImageData(image, 0, 0);
@@ -42,16 +38,15 @@ export function pictureOfCells(rows, kind) {
 }
 
 /**
- * Where a row is of a level, of what was measured.
+ * Where a row is of a level.
  * @returns {number[][]} First pixel and width of each stretch.
  */
-export function stretchesOf({ ranks, unread }, level) {
+export function stretchesOf({ ranks }, level) {
   const rank = GRAVEST.indexOf(level);
   const found = [];
   for (let pixel = ranks.indexOf(rank); pixel >= 0; pixel = ranks.indexOf(rank, pixel + 1)) {
-    if (unread[pixel]) continue;
     const start = pixel;
-    while (ranks[pixel + 1] === rank && !unread[pixel + 1]) pixel += 1;
+    while (ranks[pixel + 1] === rank) pixel += 1;
     // One non-finite step stays visible however narrow it is.
     found.push([start, Math.max(HARMLESS.includes(level) ? 1 : BAD_WIDTH, pixel - start + 1)]);
   }

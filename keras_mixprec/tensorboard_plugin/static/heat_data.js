@@ -1,29 +1,13 @@
-import { countAtMost } from "./scales.js";
+import { formatInteger } from "./format.js";
+import { clamp, countAtMost, linearScale } from "./scales.js";
 
-// The float32 numbers that the 65,536 bit patterns of float16 stand for.
-let halfFloats = null;
+/**
+ * What made a cell that is not the doing of its own layer, in words.
+ * @typedef {{long: string, short: string}} Origin
+ */
 
-function floatOfHalf(bits) {
-  const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
-  const size = exponent === 31 ? (fraction ? NaN : Infinity) :
-    exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24;
-  return bits >> 15 ? -size : size;
-}
-
-// Of two million numbers loops take a tenth of the time of `Float32Array.from`.
-function floatsOfHalves(halves) {
-  halfFloats ??= Float32Array.from({ length: 65536 }, (_, bits) => floatOfHalf(bits));
-  const values = new Float32Array(halves.length);
-  for (let index = 0; index < halves.length; index += 1) values[index] = halfFloats[halves[index]];
-  return values;
-}
-
-// bfloat16 is the upper half of float32.
-function floatsOfUpperHalves(halves) {
-  const bits = new Uint32Array(halves.length);
-  for (let index = 0; index < halves.length; index += 1) bits[index] = halves[index] << 16;
-  return new Float32Array(bits.buffer);
-}
+// Of a reading that is left out because the batch was not finite.
+export const LEFT_OUT = 65535;
 
 export function decodeHeat(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
@@ -31,16 +15,22 @@ export function decodeHeat(buffer) {
   const head = JSON.parse(text);
   const count = head.layers.length * head.from.length;
   // Little-endian, as every machine is that browsers run on.
-  const halves = new Uint16Array(buffer, 4 + length, count);
-  const decode = head.dtype === "float16" ? floatsOfHalves : floatsOfUpperHalves;
-  const { rows, columns } = head.bad_input;
-  const badInput = { rows: new Set(rows), columns: new Set(columns) };
-  return { ...head, badInput, values: decode(halves) };
+  const values = new Float32Array(buffer, 4 + length, count);
+  return { ...head, values, marks: head.marked ? new Uint16Array(buffer, 4 + length + 4 * count, count) : null };
 }
 
-// Whether a reading of a layer is left out because the batch was not finite.
-function isBadInput({ badInput }, row, column) {
-  return Boolean(badInput?.columns.has(column) && badInput.rows.has(row));
+/** Whether any reading of a row is left out, or of all. */
+export function isLeftOut({ marks, from }, row = null) {
+  const own = row === null ? marks : marks?.subarray(row * from.length, (row + 1) * from.length);
+  return Boolean(own?.includes(LEFT_OUT));
+}
+
+/**
+ * Another layer, or the run as a whole, if that made a cell.
+ * @returns {Origin | null}
+ */
+export function originAt({ marks, origins, from }, row, column) {
+  return (marks && origins[marks[row * from.length + column] - 1]) ?? null;
 }
 
 // Until that of the chosen run is here, what is shown is still of another.
@@ -48,63 +38,57 @@ export function isOfRun(heat, data) {
   return Boolean(heat && data && heat.run === data.run);
 }
 
-// Columns meet half-way, so a run measured every 50 steps leaves no gaps.
-export function columnEdges(from, until) {
+/**
+ * Where the columns of a heatmap are. Each is a reading, or several of a long run, and all are as
+ * wide: of what lies between two nothing is known.
+ * @param {{from: number[], until: number[]}} heat
+ * @param {number[]} domain The first and the last step in view.
+ * @param {[number, number]} range In pixels.
+ */
+export function columnScale({ from, until }, domain, range) {
   const last = from.length - 1;
-  if (last < 0) return [];
-  const edges = [];
-  for (let column = 0; column < last; column += 1) {
-    edges.push((until[column] + from[column + 1]) / 2);
-  }
-  const half = last > 0 ? (from[1] - until[0]) / 2 : 0.5;
-  return [from[0] - half, ...edges, until[last] + half];
+  const of = (step) => {
+    const column = columnAt(from, step);
+    const [low, high] = [from[column] - 0.5, until[column] + 0.5];
+    return column + clamp((step - low) / (high - low), 0, 1);
+  };
+  const [start, end] = domain.map(of);
+  const inner = linearScale(end > start ? [start, end] : [Math.floor(start), Math.floor(start) + 1], range);
+  const scale = (step) => inner(of(step));
+  scale.place = inner.invert;
+  scale.invert = (pixel) => {
+    const place = inner.invert(pixel);
+    const column = clamp(Math.floor(place), 0, last);
+    return from[column] - 0.5 + (place - column) * (until[column] - from[column] + 1);
+  };
+  // The middles of columns, with their steps.
+  scale.ticks = (count) => {
+    const [first, final] = range.map(inner.invert);
+    const stride = Math.max(1, Math.ceil((final - first) / count));
+    return from.map((step, column) => [column + 0.5, step])
+      .filter(([middle], column) => column % stride === 0 && middle > first && middle < final)
+      .map(([middle, step]) => [inner(middle), formatInteger(step)]);
+  };
+  return scale;
 }
 
-export function columnAt(edges, step) {
-  const column = countAtMost(edges, step) - 1;
-  return column >= 0 && column < edges.length - 1 ? column : -1;
+/** The column of a step, or the nearest before it. */
+export function columnAt(from, step) {
+  return Math.max(0, countAtMost(from, step) - 1);
 }
-
-// First and last column under each pixel; -1 where nothing was measured.
-export function columnsOfPixels(edges, scale, width) {
-  const first = new Int32Array(width).fill(-1);
-  const last = new Int32Array(width).fill(-1);
-  const columns = edges.length - 1;
-  for (let pixel = 0; pixel < width; pixel += 1) {
-    const from = scale.invert(pixel);
-    const until = scale.invert(pixel + 1);
-    if (columns < 1 || until <= edges[0] || from >= edges[columns]) continue;
-    first[pixel] = Math.max(0, columnAt(edges, Math.max(from, edges[0])));
-    const end = columnAt(edges, until);
-    const touches = end >= 0 && edges[end] === until && end > first[pixel];
-    last[pixel] = end < 0 ? columns - 1 : end - (touches ? 1 : 0);
-  }
-  return { first, last };
-}
-
-// How far a reading is drawn on both sides, in pixels: it stays visible however narrow.
-const REACH = 1;
 
 /**
- * Which pixels lie between two readings, at steps of which nothing is known.
- * @param {{from: number[], until: number[]}} heat
- * @param {{first: Int32Array, last: Int32Array}} pixels What is nearest to each.
- * @param {{invert: (pixel: number) => number}} scale
+ * First and last column under each pixel.
+ * @param {(pixel: number) => number} place Which column begins where, and how far in it.
  */
-export function unreadPixels({ from, until }, { first, last }, scale) {
-  return Uint8Array.from(first, (column, pixel) => {
-    if (column < 0) return 0;
-    const [low, high] = [scale.invert(pixel - REACH), scale.invert(pixel + 1 + REACH)];
-    for (let at = column; at <= last[pixel]; at += 1) {
-      if (from[at] - 0.5 < high && until[at] + 0.5 > low) return 0;
-    }
-    return 1;
-  });
-}
-
-// Whether there are steps between the readings.
-export function hasGaps({ from, until }) {
-  return from.some((step, column) => column > 0 && step - until[column - 1] > 1);
+export function columnsOfPixels(place, columns, width) {
+  const first = new Int32Array(width);
+  const last = new Int32Array(width);
+  for (let pixel = 0; pixel < width; pixel += 1) {
+    first[pixel] = clamp(Math.floor(place(pixel)), 0, columns - 1);
+    last[pixel] = clamp(Math.ceil(place(pixel + 1)) - 1, first[pixel], columns - 1);
+  }
+  return { first, last };
 }
 
 // The worst value under each pixel, the column that it is from, and one with bad input.
@@ -116,11 +100,10 @@ export function poolRow(heat, row, pixels) {
   const bad = new Int32Array(width).fill(-1);
   const least = heat.pool === "min";
   for (let pixel = 0; pixel < width; pixel += 1) {
-    if (pixels.first[pixel] < 0) continue;
     let worst = NaN;
     for (let at = pixels.first[pixel]; at <= pixels.last[pixel]; at += 1) {
       const value = heat.values[row * size + at];
-      if (isBadInput(heat, row, at)) bad[pixel] = at;
+      if (heat.marks?.[row * size + at] === LEFT_OUT) bad[pixel] = at;
       if (Number.isNaN(value)) continue;
       if (Number.isNaN(worst) || (least ? value < worst : value > worst)) {
         worst = value;

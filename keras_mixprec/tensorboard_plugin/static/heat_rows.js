@@ -1,7 +1,6 @@
-import { pathOfCall, poolRow } from "./heat_data.js";
+import { isLeftOut, originAt, pathOfCall, poolRow } from "./heat_data.js";
 import { foldedBlockOf } from "./layer_blocks.js";
 import { alarmLevel } from "./palette.js";
-import { originsIn } from "./passed_on.js";
 import { ownHeadroom, widerAt } from "./precision.js";
 
 // A row that the table of layers does not have is found by its name alone.
@@ -41,12 +40,11 @@ const [BAD, PASSED, INPUT, ZERO] = ["bad", "passed", "input", "zero"].map((level
  * The worst of several layers under each pixel, which layer it is of, and the place of
  * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite, or of
  * `"passed"`, where what is not finite, or all zero, is no fault of the layer.
- * @param {{pool: string}} heat
+ * @param {any} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
- * @param {(call: number, column: number) => import("./passed_on.js").Origin | null} originAt
  */
-export function poolRows(heat, calls, pixels, kind, isWider, originAt = () => null) {
+export function poolRows(heat, calls, pixels, kind, isWider) {
   const width = pixels.first.length;
   const values = new Float32Array(width).fill(NaN);
   const columns = new Int32Array(width).fill(-1);
@@ -59,7 +57,7 @@ export function poolRows(heat, calls, pixels, kind, isWider, originAt = () => nu
       let [value, column] = [found.values[pixel], found.columns[pixel]];
       const known = !Number.isNaN(value);
       let rank = known ? GRAVEST.indexOf(alarmLevel(kind, value, isWider(call, column))) : Infinity;
-      if ((rank === BAD || rank === ZERO) && originAt(call, column) !== null) rank = PASSED;
+      if ((rank === BAD || rank === ZERO) && originAt(heat, call, column) !== null) rank = PASSED;
       if (found.bad[pixel] >= 0 && rank > INPUT) {
         [value, column, rank] = [NaN, found.bad[pixel], INPUT];
       }
@@ -82,13 +80,12 @@ export function isBadSince({ ranks, columns }, { until }, step) {
  * in which it was computed, whether any was left out, and what made it if not the layer.
  * @param {string} formatName What headroom refers to.
  * @returns {{name: string, value: number, step: number | null, wider: string | null,
- *   isBad: boolean, origin: import("./passed_on.js").Origin | null}[]}
+ *   isBad: boolean, origin: import("./heat_data.js").Origin | null}[]}
  */
 export function worstOfRows(heat, layers, choice, formatName) {
   const size = heat.from.length;
   const least = heat.pool === "min";
   const isHeadroom = heat.metric.endsWith("headroom_bits");
-  const originAt = originsIn(heat);
   return heatRows(heat.layers, layers, choice).map(({ name, calls }) => {
     let [value, own, step, wider, origin] = [NaN, NaN, null, null, null];
     for (const call of calls) {
@@ -100,10 +97,10 @@ export function worstOfRows(heat, layers, choice, formatName) {
         const compared = ownHeadroom(found, dtype, formatName);
         if (step !== null && !(least ? compared < own : compared > own)) continue;
         [value, own, step, wider] = [found, compared, heat.from[column], dtype];
-        origin = originAt(call, column);
+        origin = originAt(heat, call, column);
       }
     }
-    const isBad = calls.some((call) => heat.badInput?.rows.has(call));
+    const isBad = calls.some((call) => isLeftOut(heat, call));
     return { name, value, step, wider, isBad, origin };
   });
 }

@@ -1,5 +1,5 @@
 import {
-  clamp, labelStride, linearScale, stepDomain,
+  clamp, labelStride, stepDomain,
 } from "./scales.js";
 import { chooseStep } from "./actions.js";
 import {
@@ -9,17 +9,14 @@ import { element } from "./dom.js";
 import { formatInteger } from "./format.js";
 import { drawSoon } from "./frames.js";
 import { stepGestures } from "./gestures.js";
-import {
-  columnAt, columnEdges, columnsOfPixels, isOfRun, pathOfCall, unreadPixels,
-} from "./heat_data.js";
+import { columnAt, columnScale, columnsOfPixels, isOfRun, originAt, pathOfCall } from "./heat_data.js";
 import { drawInside, pictureOfCells, stretchesOf } from "./heat_cells.js";
 import { GRAVEST, heatRows, isBadSince, poolRows, rowOfCall } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
-import { originsIn } from "./passed_on.js";
 import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
-import { heatAxis, isByReading, lastStepOf, stepInWords, stepScale } from "./step_axis.js";
+import { lastStepOf, stepInWords } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -42,9 +39,6 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       "plus and minus zoom",
   }, draw);
   const plot = { left: LABEL_WIDTHS[0], right: 0, scale: null, cursor: null };
-  let edges = [];
-  /** @type {(call: number, column: number) => import("./passed_on.js").Origin | null} */
-  let originAt = () => null;
   let layers = new Map();
   let repairedAt = -1;
   let asIf = false;
@@ -86,10 +80,9 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
   }
 
-  // The columns under each pixel, and whether it lies between two of them.
-  function pixelsOf(scale, width) {
-    const pixels = columnsOfPixels(edges, scale, width);
-    return { ...pixels, unread: unreadPixels(heatOf(), pixels, scale) };
+  // The columns under each pixel from one on.
+  function pixelsOf(left, width) {
+    return columnsOfPixels((pixel) => plot.scale.place(pixel + left), heatOf().from.length, width);
   }
 
   // What the values under the pixels of a row are: see `alarmLevel`.
@@ -108,17 +101,17 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const isHeld = (call, column) => !asIf || heat.values[call * heat.from.length + column] <= 0;
     const isWider = (call, column) => ever.has(call) && isHeld(call, column) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
-    const found = poolRows(heat, calls, pixels, kind, isWider, originAt);
+    const found = poolRows(heat, calls, pixels, kind, isWider);
     const { columns, source } = found;
     const wider = (pixel) => source[pixel] >= 0 && isWider(source[pixel], columns[pixel]);
     const layer = block ? null : layerOf(heat.layers[calls[0]]);
-    return { ...found, unread: pixels.unread, layer, wider };
+    return { ...found, layer, wider };
   }
 
   // Pooled again only if what is under the pixels is another.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
-    const of = [...ends, size, isByReading(store.state, heatOf())].join();
+    const of = [...ends, size].join();
     if (pooled.of !== of) pooled = { of, rows: new Map() };
   }
 
@@ -129,10 +122,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }
 
   function measure() {
-    const heat = heatOf();
     choose();
-    edges = heat ? columnEdges(heat.from, heat.until) : [];
-    originAt = heat ? originsIn(heat) : () => null;
     const fitting = Math.floor(VIEW_HEIGHT / Math.max(1, rows.length));
     rowHeight = clamp(fitting, store.state.fit ? 1 : ROW_HEIGHTS[0], ROW_HEIGHTS[1]);
     const height = rows.length * rowHeight + AXIS_HEIGHT;
@@ -158,20 +148,16 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (x < plot.left) {
       return { name, layer: heat.layers[calls[0]], step: store.state.step, value: NaN };
     }
-    const near = linearScale([0, 1], [plot.scale.invert(x), plot.scale.invert(x + 1)]);
-    const reach = { invert: (pixel) => near(pixel) };
-    const pixels = pixelsOf(reach, 1);
+    const pixels = pixelsOf(x, 1);
     const { values, columns, source, ranks, wider: isWide } = poolOf(rows[row], pixels);
     const layer = heat.layers[source[0] < 0 ? calls[0] : source[0]];
     const column = Math.max(columns[0], pixels.first[0]);
-    if (column < 0) return null;
     const [from, until] = [heat.from[column], heat.until[column]];
     const step = clamp(Math.round(plot.scale.invert(x)), from, until);
     const wider = isWide(0) || asIf ? widerAt(layerOf(layer), until, formatName()) : null;
     const isBad = GRAVEST[ranks[0]] === "input";
-    const between = pixels.unread[0] ? Math.round(plot.scale.invert(x)) : null;
-    const origin = GRAVEST[ranks[0]] === "passed" ? originAt(source[0], columns[0]) : null;
-    return { name, layer, step, value: values[0], from, until, wider, isBad, between, origin };
+    const origin = GRAVEST[ranks[0]] === "passed" ? originAt(heat, source[0], columns[0]) : null;
+    return { name, layer, step, value: values[0], from, until, wider, isBad, origin };
   }
 
   function hover(event, at) {
@@ -186,10 +172,8 @@ export function createHeatmap(store, heatSlot, dataSlot) {
       valueInWords(metric.kind, cell.value, cell.wider, formatName());
     const block = cell.name === cell.layer ? [] : [`worst of ${cell.name}`];
     const inside = insideOf(layerOf(cell.layer));
-    const unread = cell.between === null ? [] :
-      [`${stepInWords(data, cell.between)}: not measured. The nearest reading:`];
     return showTooltip(event, [
-      ...block, spell(cell.layer), ...unread, steps, metric.title, words,
+      ...block, spell(cell.layer), steps, metric.title, words,
       ...inside ? [inside.long] : [],
     ]);
   }
@@ -201,14 +185,11 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     plot.left = clamp(Math.round(width * LABEL_SHARE), ...LABEL_WIDTHS);
     plot.right = width - 22;
     const domain = stepDomain(lastStepOf(store.state), store.state.zoom);
-    const axis = heatAxis(store.state, heatOf(), domain);
-    plot.scale = stepScale(axis, domain, [plot.left, plot.right]);
     plot.cursor = store.state.step;
     if (!heat || !metric) return;
+    plot.scale = columnScale(heat, domain, [plot.left, plot.right]);
     const size = Math.floor(plot.right - plot.left);
-    const pixels = pixelsOf({
-      invert: (pixel) => plot.scale.invert(pixel + plot.left),
-    }, size);
+    const pixels = pixelsOf(plot.left, size);
     const first = Math.floor(scroller.scrollTop / rowHeight);
     const last = Math.min(
       rows.length, Math.ceil((scroller.scrollTop + bottom) / rowHeight),
@@ -226,7 +207,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     drawChosen(context, bottom);
     gestures.drawBrush(context, 0, bottom);
     context.restore();
-    drawStepAxis(context, plot.scale, axis, domain, size / 100, { start: plot.left, y: bottom });
+    drawStepAxis(context, plot.scale.ticks(size / 50), { start: plot.left, y: bottom });
   }
 
   const topOf = (row) => row * rowHeight - scroller.scrollTop;
@@ -346,7 +327,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const row = rowOfCall(rows, heat.layers, layer);
     const newRow = clamp(row + down, 0, rows.length - 1);
     const columns = heat.from.length;
-    const at = step === null ? columns - 1 : Math.max(0, columnAt(edges, step));
+    const at = step === null ? columns - 1 : columnAt(heat.from, step);
     const column = clamp(at + right, 0, columns - 1);
     const newStep = right || step === null ? heat.from[column] : step;
     chooseStep(store, newStep, down || row < 0 ? heat.layers[rows[newRow].calls[0]] : layer);

@@ -14,12 +14,7 @@ export function histogramAt(data, step) {
   const finite = bars.filter((bar) => bar.exponent < NONFINITE);
   const total = (some) => some.reduce((sum, bar) => sum + bar.count, 0);
   const nonfinite = total(bars) ? 1 - total(finite) / total(bars) : 0;
-  return { step: data.steps[index], bars: finite, nonfinite, low: data.low[index] };
-}
-
-// Gradients are measured with the loss scale in them.
-export function unscaled(bars, shift) {
-  return bars.map(({ exponent, count }) => ({ exponent: exponent - shift, count }));
+  return { step: data.steps[index], bars: finite, nonfinite };
 }
 
 export function zoneOf(exponent, format) {
@@ -29,11 +24,11 @@ export function zoneOf(exponent, format) {
 }
 
 // Of the finite elements.
-export function shareByZone(bars, format, shift = 0) {
+export function shareByZone(bars, format) {
   const shares = { overflow: 0, normal: 0, subnormal: 0, vanishes: 0 };
   const total = bars.reduce((sum, bar) => sum + bar.count, 0);
   for (const bar of bars) {
-    shares[zoneOf(bar.exponent + shift, format)] += bar.count / total;
+    shares[zoneOf(bar.exponent, format)] += bar.count / total;
   }
   return shares;
 }
@@ -47,11 +42,10 @@ export function partInWordsOf(share) {
   return hundredths > 99 && share < 1 ? `${hundredths}%` : formatShare(share);
 }
 
-export function exponentDomain(bars, format, shift) {
+export function exponentDomain(bars, format) {
   const exponents = bars.map((bar) => bar.exponent);
-  const shifted = exponents.map((exponent) => exponent + shift);
   return [
-    Math.min(format.subnormal_exponent - 4, ...exponents, ...shifted),
-    Math.max(format.maximum_exponent + 4, ...exponents, ...shifted) + 1,
+    Math.min(format.subnormal_exponent - 4, ...exponents),
+    Math.max(format.maximum_exponent + 4, ...exponents) + 1,
   ];
 }

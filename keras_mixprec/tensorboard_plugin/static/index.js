@@ -3,7 +3,6 @@ import { isInline } from "./api.js";
 import { copyText } from "./copy.js";
 import { element } from "./dom.js";
 import { createCourse } from "./course_card.js";
-import { createDtypes } from "./dtype_card.js";
 import { createEvents } from "./events.js";
 import { drawLater, drawSoon } from "./frames.js";
 import { connectHost } from "./guest.js";
@@ -130,7 +129,7 @@ export async function render() {
     element("div", { class: "column" }, createHeatCard(store), createLayers(store)),
     element("div", { class: "column side" }, createHistogram(store), createEvents(store)),
     element("div", { class: "pair" }, createMap(store), createCourse(store)),
-    createDtypes(store), createWhatIf(store), createPareto(store));
+    createWhatIf(store), createPareto(store));
   nameShownRun(main, store);
   document.documentElement.lang = "en";
   document.title ||= "Mixed Precision";

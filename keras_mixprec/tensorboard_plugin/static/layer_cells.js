@@ -17,7 +17,7 @@ function countBy(items, keyOf) {
   return counts;
 }
 
-export function shortType(dtype) {
+function shortType(dtype) {
   const short = { float16: "fp16", bfloat16: "bf16", float32: "fp32" };
   return short[dtype] ?? dtype ?? "–";
 }

@@ -99,18 +99,11 @@ export function worstLayer(layers, formatName) {
 // Missing values stay last whichever way the column is sorted.
 export function sortLayers(layers, valueOf, descending) {
   const order = descending ? -1 : 1;
-  const known = (value) => value !== null && value !== undefined;
-  return layers
-    .map((layer, index) => ({ layer, index, value: valueOf(layer) }))
-    .sort((one, other) => {
-      if (!known(one.value) || !known(other.value)) {
-        return Number(known(other.value)) - Number(known(one.value))
-          || one.index - other.index;
-      }
-      if (one.value === other.value) return one.index - other.index;
-      return (one.value < other.value ? -1 : 1) * order;
-    })
-    .map((entry) => entry.layer);
+  const isMissing = (value) => value === null || value === undefined;
+  return layers.map((layer) => ({ layer, value: valueOf(layer) })).sort(({ value: one }, { value: other }) => {
+    if (isMissing(one) || isMissing(other)) return Number(isMissing(one)) - Number(isMissing(other));
+    return one === other ? 0 : (one < other ? -1 : 1) * order;
+  }).map(({ layer }) => layer);
 }
 
 const ALIASES = {

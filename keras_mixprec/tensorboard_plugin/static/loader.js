@@ -2,7 +2,7 @@ import { api } from "./api.js";
 import { isReadable, metricOf, firstShown, wantedPaths } from "./wanted.js";
 
 const TRIGGERS = [
-  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf", "summaries",
+  "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf",
 ];
 
 // Milliseconds, in which what a reader does comes first.

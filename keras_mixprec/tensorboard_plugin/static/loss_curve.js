@@ -1,5 +1,5 @@
 import { drawAxisName, drawLine, drawMarker } from "./canvas.js";
-import { formatInteger, formatNumber, plural, toNumber } from "./format.js";
+import { formatInteger, formatNumber, toNumber } from "./format.js";
 import { linearScale, niceTicks, valueAtStep } from "./scales.js";
 import { themeColor } from "./theme.js";
 
@@ -17,35 +17,8 @@ export function lossStyle(place) {
 }
 
 export const WHY_READINGS = "The loss is read with the counters, every update_freq steps of the " +
-  "monitor at most: a value is the mean of the steps since the reading before, the first of all " +
-  "steps until then.";
-
-/**
- * What the legend says of a loss: when it was read.
- * @param {{steps: number[]}} loss
- */
-export function readingsInWords({ steps }) {
-  const first = `the first at step ${formatInteger(steps[0])}`;
-  if (steps.length < 2) return `mean up to its only reading, at step ${formatInteger(steps[0])}`;
-  const gaps = steps.slice(1).map((step, index) => step - steps[index]);
-  const [least, most] = [Math.min(...gaps), Math.max(...gaps)];
-  if (steps[0] === 1 && most === 1) return "read at every step";
-  const every = least === most ? (most === 1 ? "every step" : `every ${plural(most, "step")}`) :
-    `every ${formatInteger(least)} to ${plural(most, "step")}`;
-  return `mean between readings: ${first}, then ${every}`;
-}
-
-/**
- * What the legend says of a loss that was not finite, empty if it always was.
- * @param {{steps: number[], values: (number | string | null)[]}} loss
- */
-export function gapsInWords({ steps, values }) {
-  const lost = values.filter((value) => !Number.isFinite(toNumber(value))).length;
-  if (!lost) return "";
-  const until = `up to step ${formatInteger(steps.at(-1))}`;
-  return lost === steps.length ? `NaN or infinite in all ${plural(lost, "reading")}, ${until}` :
-    `NaN or infinite in ${formatInteger(lost)} of ${plural(steps.length, "reading")}: marked along the top`;
-}
+  "monitor at most: a value is the mean of the steps since the reading before. Along the top is " +
+  "marked where it was NaN or infinite.";
 
 /**
  * Where a loss is not finite: from the reading before to the last one that is not.
@@ -117,22 +90,13 @@ function lossAxis([low, high]) {
   return [low - more, high + more];
 }
 
-/**
- * The curves that a scale is to fit: an only reading of a run that was NaN from then on would
- * make a line of the other run's.
- */
-function scaledCurves(curves) {
-  const drawn = curves.filter((stretches) => stretches.flat().length > 1);
-  return drawn.length ? drawn : curves;
-}
-
 // The curves of runs in a plot, and the axis that all of them fit, if any is finite; null
 // without a loss.
 export function placeLosses(runs, { scale, left, right, top, bottom }) {
   const known = runs.map((data) => data.loss);
   if (!known.some(Boolean)) return null;
   const curves = known.map(finiteStretches);
-  const range = lossRange(scaledCurves(curves), [left, right].map(scale.invert));
+  const range = lossRange(curves, [left, right].map(scale.invert));
   const axis = range && lossAxis(range);
   const y = axis && linearScale(axis, [bottom - 8, top + 8]);
   const gaps = known.map(lossGaps);
@@ -140,35 +104,14 @@ export function placeLosses(runs, { scale, left, right, top, bottom }) {
 }
 
 function drawGaps(context, { gaps, scale, top }) {
-  context.textAlign = "center";
   gaps.forEach((own, place) => {
     const y = top + 2 + 5 * place;
     for (const [from, until] of own) {
       const [left, right] = [from, until].map(scale);
-      const color = themeColor(lossStyle(place).color);
-      drawLine(context, [[left, y], [right, y]], color, 3, lossStyle(place).dash);
-      const text = "loss NaN or infinite";
-      const { width } = context.measureText(text);
-      if (place || width > right - left) continue;
-      const middle = (left + right) / 2;
-      context.fillStyle = themeColor("--card");
-      context.fillRect(middle - width / 2 - 3, top + 6, width + 6, 13);
-      context.fillStyle = color;
-      context.fillText(text, middle, top + 12);
+      const { color, dash } = lossStyle(place);
+      drawLine(context, [[left, y], [right, y]], themeColor(color), 3, dash);
     }
   });
-}
-
-// An only reading that the scale leaves out is at its edge, with its number.
-function drawBeyond(context, [[step, value]], { axis, scale, y }, color) {
-  const [low, high] = axis;
-  if (value >= low && value <= high) return false;
-  const at = value > high ? high : low;
-  drawMarker(context, "circle", scale(step), y(at), color);
-  context.textAlign = "left";
-  context.fillStyle = color;
-  context.fillText(`${formatNumber(value)} ${value > high ? "↑" : "↓"}`, scale(step) + 9, y(at));
-  return true;
 }
 
 export function drawLosses(context, losses) {
@@ -179,7 +122,6 @@ export function drawLosses(context, losses) {
     for (const stretch of stretches) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
       const { color, width, dash } = lossStyle(place);
-      if (points.length === 1 && drawBeyond(context, stretch, losses, themeColor(color))) continue;
       drawLine(context, points, themeColor(color), width, dash);
       // An only reading, or one between two gaps, is no line.
       if (points.length === 1) drawMarker(context, "circle", ...points[0], themeColor(color));

@@ -3,7 +3,7 @@ import { dataTable } from "./data_table.js";
 import { card, element, walkRows } from "./dom.js";
 import { formatInteger, plural } from "./format.js";
 import { seenFirst } from "./frames.js";
-import { isOfRun, pathOfCall } from "./heat_data.js";
+import { isLeftOut, isOfRun, pathOfCall } from "./heat_data.js";
 import { GRAVEST } from "./heat_rows.js";
 import {
   describeReading, foldedGraph, gravestOf, holdersIn, worstByLayer,
@@ -96,7 +96,7 @@ export function createMap(store) {
     caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
         "Without colours: MixPrecMonitor measured nothing of the layers (probe_every).",
-      heat?.badInput.columns.size ? runData.left_out : "",
+      heat && isLeftOut(heat) ? runData.left_out : "",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
         plural(graph.nodes.length, "layer")}.` : "",

@@ -30,6 +30,8 @@ export const NO_RANGE = "All values are zero, which have no range.";
 // Of a reading that is left out: what is not finite in it came with the batch.
 export const BAD_INPUT = "input not finite: no overflow, no format helps";
 
+export const ANY_PASSED = "infinite, NaN or all zero through no fault of the layer";
+
 // By the unit of a metric: a number of it in words.
 export const WORDS = {
   headroom: headroomInWords,

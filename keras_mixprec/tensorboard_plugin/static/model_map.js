@@ -1,8 +1,8 @@
 import { momentInWords } from "./format.js";
+import { isLeftOut, originAt } from "./heat_data.js";
 import { GRAVEST } from "./heat_rows.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { alarmLevel, levelColor, valueColor } from "./palette.js";
-import { originsIn } from "./passed_on.js";
 import { changedAt, widerAt } from "./precision.js";
 
 const parentOf = (path) => (path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : null);
@@ -103,17 +103,16 @@ function placed(names, edges, inside) {
  * @param {string} kind The metric's. Errors of a layer are its own, and all else follows
  *   from every layer before it.
  * @returns {Map<string, {path: string, value: number, step: number | null,
- *   isBefore: boolean, isBad: boolean, column: number, origin: import("./passed_on.js").Origin | null}>}
+ *   isBefore: boolean, isBad: boolean, column: number, origin: import("./heat_data.js").Origin | null}>}
  */
 export function worstByLayer(heat, layers, pathOf, kind) {
   const found = new Map();
   const last = Math.max(-1, ...[...layers.values()].map(changedAt));
-  const originAt = originsIn(heat);
   heat.layers.forEach((call, row) => {
     const path = pathOf(call, layers);
     const since = kind === "error" ? changedAt(layers.get(path)) : last;
     const worst = worstOfRow(heat, row, since);
-    const reading = { path, ...worst, origin: originAt(row, worst.column) };
+    const reading = { path, ...worst, origin: originAt(heat, row, worst.column) };
     found.set(path, worseOf(found.get(path) ?? reading, reading, heat.pool));
   });
   return found;
@@ -130,7 +129,7 @@ function worstOfRow(heat, row, since) {
     if (step !== null && before === isBefore && !worse) continue;
     [value, step, isBefore, at] = [one, heat.until[column], before, column];
   }
-  const isBad = Boolean(heat.badInput?.rows.has(row));
+  const isBad = isLeftOut(heat, row);
   return { value, step, isBefore: isBefore && step !== null, isBad, column: at };
 }
 

@@ -77,14 +77,14 @@ export function valueColor(kind, value, wider = false) {
   return COLORS.quiet;
 }
 
-// Bands from the top of the legend to its bottom; each spans one tick to the next.
+// Samples of the scale from the top of the legend to its bottom.
 export const LEGENDS = {
   headroom: {
     unit: "bits left",
-    stops: [24, 20, 16, 12, 8, 4, 2, 0, -4],
-    labels: ["≥ 24", "20", "16", "12", "8", "4", "2", "0", "overflow"],
+    stops: [24, 20, 16, 12, 8, 4, 1, 0],
+    labels: ["≥ 24", "20", "16", "12", "8", "4", "< 2", "overflow"],
   },
-  count: { unit: "elements", stops: [0, 0, 1], labels: ["0", "", "≥ 1"] },
+  count: { unit: "elements", stops: [0, 1], labels: ["0", "≥ 1"] },
   share: {
     unit: "of elements",
     stops: [1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1],
@@ -92,8 +92,8 @@ export const LEGENDS = {
   },
   error: {
     unit: "relative error",
-    stops: [1e-4, 1e-3, 1e-2, 1e-1, 1, 10],
-    labels: ["≤ 0.01 %", "0.1 %", "1 %", "10 %", "100 %", "beyond"],
+    stops: [1e-4, 1e-3, 1e-2, 1e-1, 1],
+    labels: ["≤ 0.01 %", "0.1 %", "1 %", "10 %", "≥ 100 %"],
   },
   magnitude: {
     unit: "largest",

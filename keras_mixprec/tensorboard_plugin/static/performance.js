@@ -1,29 +1,16 @@
 import { compareWith } from "./actions.js";
-import { createSurface, drawAxisName, drawLine, drawStepAxis } from "./canvas.js";
 import { copyButton } from "./copy.js";
-import { dataTable } from "./data_table.js";
 import { breakable, card, element } from "./dom.js";
-import { formatInteger, formatNumber, formatSeconds } from "./format.js";
+import { formatNumber } from "./format.js";
 import { labelOfRun, shortRun } from "./names.js";
-import { linearScale, stepDomain } from "./scales.js";
-import { BY_STEP } from "./step_axis.js";
-import { themeColor } from "./theme.js";
-
-const TIMES = { left: 66, right: 14, top: 8, height: 56, axis: 26 };
 
 export function createPerformance(store) {
   const help = element("div", { class: "float32-help", hidden: true });
   const about = element("p", { class: "hint about-speed", hidden: true });
   const rows = element("tbody");
   const head = element("thead");
-  const box = element("div", { class: "canvas-box" });
-  const times = dataTable("Time of a step");
-  const all = element("div", {}, about, element("table", {}, head, rows), box, times.root);
+  const all = element("div", {}, about, element("table", {}, head, rows));
   const root = card("performance", "Speed", [], help, all);
-  const surface = createSurface(box, {
-    role: "img", "aria-label": "Time of a step, by steps",
-  }, draw);
-  surface.setHeight(TIMES.top + TIMES.height + TIMES.axis);
 
   const runsOf = ({ runData, compareData }) => {
     return [runData, compareData].filter((data) => data?.performance);
@@ -42,10 +29,7 @@ export function createPerformance(store) {
     });
     about.replaceChildren(...breakable(notes.join(" ")));
     about.hidden = !notes.length;
-    for (const node of [head.parentElement, box]) node.hidden = !known.length;
-    times.fill(known.length ? () => [
-      ["run", ["step", formatInteger], ["time of a step", formatSeconds]], known.flatMap(timesOf),
-    ] : null);
+    head.parentElement.hidden = !known.length;
     if (!known.length) return;
     head.replaceChildren(...compareData ? [headOf(known, runData)] : []);
     const shown = known[0].performance.figures.filter(({ name }) => {
@@ -60,7 +44,6 @@ export function createPerformance(store) {
       ...shown.map(({ name, title, explanation }) => {
         return rowOf(name, title, explanation, known.map((data) => figureOf(data, name)?.text ?? "–"));
       }));
-    surface.redraw();
   }
 
   function rowOf(name, label, title, texts) {
@@ -83,11 +66,6 @@ export function createPerformance(store) {
     ] : []);
   }
 
-  function timesOf(data) {
-    const { values } = figureOf(data, "step_time");
-    return data.performance.steps.map((step, index) => [data.run, step, values[index]]);
-  }
-
   function headOf(known, runData) {
     const names = known.map((data) => {
       const other = known.find((one) => one !== data);
@@ -99,40 +77,7 @@ export function createPerformance(store) {
     return element("tr", {}, element("td"), ...names);
   }
 
-  function draw(context, width) {
-    const { runData, compareData } = store.state;
-    const known = runsOf(store.state);
-    if (!known.length) return;
-    const last = Math.max(0, ...known.map((data) => data.last_step));
-    const curves = known.map((data) => ({ data, points: timesOf(data).map(([, step, time]) => [step, time]) }));
-    const most = Math.max(...curves.flatMap(({ points }) => points.map(([, time]) => time)));
-    const domain = stepDomain(last, store.state.zoom);
-    const bottom = TIMES.top + TIMES.height;
-    const x = linearScale(domain, [TIMES.left, width - TIMES.right]);
-    const y = linearScale([0, most], [bottom, TIMES.top]);
-    drawLine(context, [[TIMES.left, bottom], [width - TIMES.right, bottom]], themeColor("--axis"));
-    context.textAlign = "right";
-    context.fillStyle = themeColor("--muted");
-    for (const time of [0, most]) context.fillText(formatSeconds(time), TIMES.left - 6, y(time));
-    drawAxisName(context, "step time", 8, TIMES.top + TIMES.height / 2, true);
-    drawStepAxis(context, x, BY_STEP, domain, width / 110, { start: TIMES.left, y: bottom });
-    context.save();
-    context.beginPath();
-    context.rect(TIMES.left, 0, width - TIMES.right - TIMES.left, bottom + 1);
-    context.clip();
-    for (const { data, points } of curves) {
-      const places = points.map(([step, time]) => [x(step), y(time)]);
-      // A single row is shown as a dash.
-      if (places.length === 1) places.unshift([places[0][0] - 6, places[0][1]]);
-      const compared = data === compareData && data !== runData;
-      drawLine(context, places, themeColor(compared ? "--compare" : "--line-1"), 1.5,
-        compared ? [5, 3] : []);
-    }
-    context.restore();
-  }
-
   store.on(["runData", "compareData"], fill);
   store.on(["runs", "runData", "compareData", "summaries"], offer);
-  store.on(["zoom", "theme"], surface.redraw);
   return root;
 }

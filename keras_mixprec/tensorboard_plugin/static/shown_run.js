@@ -2,7 +2,7 @@ import { element } from "./dom.js";
 import { labelOfRun } from "./names.js";
 
 // The others show both of two runs that are compared.
-const OF_ONE_RUN = ["histogram", "map", "course", "dtypes", "what-if"];
+const OF_ONE_RUN = ["histogram", "map", "course", "what-if"];
 
 // In a comparison each card of one run says of which.
 export function nameShownRun(main, store) {

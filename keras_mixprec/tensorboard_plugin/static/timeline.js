@@ -13,14 +13,12 @@ import {
 import { stepGestures } from "./gestures.js";
 import { LEVELS } from "./levels.js";
 import {
-  drawLossAxis, drawLosses, finiteStretches, gapsInWords, LOSS_AXIS, lossInWords, lossStyle, placeLosses, readingsInWords,
-  WHY_READINGS,
+  drawLossAxis, drawLosses, finiteStretches, LOSS_AXIS, lossInWords, lossStyle, placeLosses, WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { skippedInWords } from "./skips.js";
-import { BY_STEP, lastStepOf, stepInWords } from "./step_axis.js";
+import { lastStepOf, stepInWords, stepTicks } from "./step_axis.js";
 import { themeColor } from "./theme.js";
-import { rowsOfLoss, rowsOfScale } from "./timeline_rows.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
 const LEFT = 66;
@@ -161,9 +159,7 @@ export function createTimeline(store) {
         0.5, [5, 3]);
     });
     const domain = [LEFT, plot.right].map(plot.scale.invert);
-    drawStepAxis(context, plot.scale, BY_STEP, domain, width / 110, {
-      start: LEFT, y: axisY(), top: TOP,
-    });
+    drawStepAxis(context, stepTicks(plot.scale, domain, width / 110), { start: LEFT, y: axisY(), top: TOP });
     if (logs.length) drawAxisName(context, "loss scale", 8, TOP + plotHeight / 2, true);
     const losses = placeLosses(runsOf(store.state), {
       scale: plot.scale, left: LEFT, right: plot.right, top: TOP, bottom: TOP + plotHeight,
@@ -286,9 +282,13 @@ export function createTimeline(store) {
     const step = ["step", formatInteger];
     const heads = ["run", "optimizer", step, ["loss scale", formatScale], ["skipped so far", formatInteger]];
     table.fill(runsOf(store.state).some((data) => data.scale.length) ?
-      () => [heads, rowsOfScale(runsOf(store.state))] : null);
+      () => [heads, runsOf(store.state).flatMap((data) => data.scale.flatMap((line) => line.steps.map((at, index) => {
+        return [data.run, line.optimizer, at, line.scale[index], line.skipped[index]];
+      })))] : null);
     losses.fill(runsOf(store.state).some((data) => data.loss) ?
-      () => [["run", step, ["loss", formatNumber]], rowsOfLoss(runsOf(store.state))] : null);
+      () => [["run", step, ["loss", formatNumber]], runsOf(store.state).flatMap(({ run, loss }) => {
+        return (loss?.steps ?? []).map((at, index) => [run, at, loss.values[index]]);
+      })] : null);
   }
 
   function updateLegend() {
@@ -306,8 +306,7 @@ export function createTimeline(store) {
       const other = place ? runData : compareData;
       const whose = other ? ` of ${shortRun(data.run, other.run)}` : "";
       const { glyph, color } = lossStyle(place);
-      const said = [readingsInWords(data.loss), gapsInWords(data.loss)].filter(Boolean).join("; ");
-      const item = legendItem(glyph, color, `loss${whose}, ${said}`);
+      const item = legendItem(glyph, color, `loss${whose}`);
       item.title = WHY_READINGS;
       items.push(item);
     });

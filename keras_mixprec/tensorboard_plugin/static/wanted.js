@@ -59,8 +59,7 @@ function partMetric({ runData, part, metric }) {
 }
 
 export function wantedPaths(state) {
-  const { runs, run, compare, metric, part, runData, compareData, wantsWhatIf, summaries } = state;
-  const areRead = summaries && !summaries.some(({ unread }) => unread);
+  const { runs, run, compare, metric, part, runData, compareData, wantsWhatIf } = state;
   const heatPath = (name, data) => {
     if (!name || data?.run !== name || !metricOf(data, metric)) return null;
     return dataUrl("heat", { run: name, metric });
@@ -82,8 +81,7 @@ export function wantedPaths(state) {
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
     // Reading them takes long where there are many layers: when they are to be seen.
-    // Once all runs are read, which have a word in its plans.
-    whatIf: wantsWhatIf && isReadable(runs, run) && (runs.length < 2 || areRead) ? dataUrl("what_if", { run }) : null,
+    whatIf: wantsWhatIf && isReadable(runs, run) ? dataUrl("what_if", { run }) : null,
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };
 }

@@ -2,10 +2,9 @@ import { chooseLayer } from "./actions.js";
 import { breakable, card, element, fillSelect } from "./dom.js";
 import { formatInteger, plural, readable } from "./format.js";
 import { seenFirst } from "./frames.js";
-import { pathOfCall } from "./heat_data.js";
+import { layerChoice } from "./layer_blocks.js";
 import { LEVELS } from "./levels.js";
 
-const ALL = "";
 const ROWS_SHOWN = 200;
 // Not that of a finding's fix, whose code saves a `plan.json`.
 const PLAN_FILE = "what_if_plan.json";
@@ -16,22 +15,7 @@ const CANNOT = "Ranges are of what layers return. A layer may overflow on the wa
 const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
   "them at every probe_every steps, within max_overhead of the time.";
 
-// Every folder that layers are in, before them.
-function layersAndBlocks(layers) {
-  const folders = new Set(layers.flatMap(({ path }) => {
-    const parts = path.split("/");
-    return parts.slice(0, -1).map((_, depth) => parts.slice(0, depth + 1).join("/"));
-  }));
-  return [
-    [ALL, "all layers"], ...[...folders].map((path) => [`${path}/`, `${path} and all in it`]),
-    ...layers.map(({ path }) => [path, path]),
-  ];
-}
-
 export function createWhatIf(store) {
-  const which = element("select", {
-    id: "what-if-layer", "aria-label": "Layer or block", onchange: () => fill(),
-  });
   const type = element("select", {
     id: "what-if-format", "aria-label": "Format", onchange: () => fill(),
   });
@@ -42,52 +26,37 @@ export function createWhatIf(store) {
   const scroller = element("div", { class: "table-scroll short" }, table);
   const download = element("a", { class: "button", download: PLAN_FILE }, `Download it for apply_policy (${PLAN_FILE})`);
   const plan = element("p", {});
-  const caution = element("p", { class: "withheld caution", role: "status", hidden: true });
   const nothing = element("p", { class: "absent", hidden: true });
   const body = element("div", {}, answer, scroller,
-    element("h3", {}, "Smallest plan that these ranges allow"), plan, caution, element("p", {}, CANNOT), download);
-  const root = card("what-if", "What if", [which, type], nothing, body);
+    element("h3", {}, "Smallest plan that these ranges allow"), plan, element("p", {}, CANNOT), download);
+  const root = card("what-if", "What if", [type], nothing, body);
   root.classList.add("wide");
   // Reading all ranges takes long where there are many layers.
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting)) store.set({ wantsWhatIf: true });
   }, { rootMargin: "200px" }).observe(root);
-  let listed;
-
-  function follow() {
-    const { runData, layer } = store.state;
-    const options = layersAndBlocks(runData?.layers ?? []);
-    const names = options.join("\n");
-    if (names !== listed) fillSelect(which, options, ALL);
-    listed = names;
-    const known = new Set(options.map(([value]) => value));
-    const path = layer === null ? null : pathOfCall(layer, known);
-    if (known.has(path)) which.value = path;
-    fill();
-  }
 
   function fill() {
     const { runData, whatIf } = store.state;
     const ready = whatIf && runData && whatIf.run === runData.run;
-    body.hidden = which.hidden = type.hidden = !(ready && whatIf.measured);
+    body.hidden = type.hidden = !(ready && whatIf.measured);
     nothing.hidden = !body.hidden;
     nothing.textContent = !ready ? "Reading the ranges of all layers …" :
       readable([NO_RANGES, runData.withheld].filter(Boolean).join(" "));
     if (body.hidden) return;
     const names = Object.keys(whatIf.formats);
     if (!type.value) fillSelect(type, names.map((name) => [name, name]), runData.format.name);
-    const { layers, plan: { text, file, caution: found } } = whatIf.formats[type.value];
-    const chosen = which.value;
-    const shown = layers.filter(({ path }) => (chosen.endsWith("/") ? `${path}/`.startsWith(chosen) :
-      chosen === ALL || path === chosen));
+    const { layers, plan: { text, file } } = whatIf.formats[type.value];
+    // Those that the table of layers shows.
+    const { keeps } = layerChoice(store.state);
+    const kept = new Set(runData.layers.filter(keeps).map(({ path }) => path));
+    const shown = layers.filter(({ path }) => kept.has(path));
     const counts = new Map();
     for (const { said } of shown) counts.set(said, (counts.get(said) ?? 0) + 1);
-    answer.textContent = `In ${type.value}, of ${plural(shown.length, "layer")}: ` +
-      [...counts].map(([said, count]) => `${formatInteger(count)} ${said}`).join(", ") + ".";
+    const each = [...counts].map(([said, count]) => `${formatInteger(count)} ${said}`);
+    answer.textContent = `In ${type.value}, of ${plural(shown.length, "layer")}: ${each.join(", ") || "nothing"}.`;
     rows.replaceChildren(...shown.slice(0, ROWS_SHOWN).map(row));
     plan.textContent = readable(text);
-    caution.hidden = !found;
-    caution.textContent = `◆ ${found}`;
     download.hidden = !file;
     download.href = `data:application/json,${encodeURIComponent(JSON.stringify(file, null, 2))}`;
   }
@@ -102,7 +71,6 @@ export function createWhatIf(store) {
         readable(part.text))));
   }
 
-  store.on(["runData", "layer"], seenFirst(root, follow));
-  store.on(["whatIf"], seenFirst(root, fill));
+  store.on(["runData", "whatIf", "filter", "onlyProblems"], seenFirst(root, fill));
   return root;
 }

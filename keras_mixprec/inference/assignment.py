@@ -1,13 +1,14 @@
 """Which dtype each layer stores its weights in, and computes in."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import keras
 
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import Functional
 from keras_mixprec.policies.default_rules import DEFAULT_RULES
-from keras_mixprec.policies.layers import MODEL_PATH, LayerEntry
+from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.names import is_16_bit, is_fixed
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import (
@@ -25,7 +26,7 @@ _KEPT_STATISTICS = (
 _STATISTICS_REASON = "moving statistics stay in float32, it computes in 16 bits"
 
 
-class Assignment:
+class Assignment(NamedTuple):
     """The policy that each layer of a converted model is to follow.
 
     Attributes:
@@ -33,50 +34,37 @@ class Assignment:
         reasons: Dict of layer path to string, where there is one.
     """
 
-    def __init__(self):
-        self.policies: dict[str, str] = {}
-        self.reasons: dict[str, str] = {}
+    policies: dict[str, str]
+    reasons: dict[str, str]
 
-    def set(self, path: str, policy: str, reason: str = "") -> None:
-        """Gives a layer a policy, and why."""
-        self.policies[path] = policy
-        self.reasons.pop(path, None)
-        if reason:
-            self.reasons[path] = reason
+    def replaced(
+        self, paths: Iterable[str], policy: str, reason: str
+    ) -> "Assignment":
+        """Returns another one, with layers of another policy."""
+        own = dict.fromkeys(paths)
+        return Assignment(
+            self.policies | dict.fromkeys(own, policy),
+            self.reasons | dict.fromkeys(own, reason),
+        )
 
     def widened(self, path: str, reason: str) -> "Assignment":
         """Returns another one, with a layer and all inside it in float32."""
-        other = Assignment()
-        for own, policy in self.policies.items():
-            if own == path or own.startswith(f"{path}/") or path == MODEL_PATH:
-                other.set(own, "float32", reason if own == path else "")
-            else:
-                other.set(own, policy, self.reasons.get(own, ""))
-        return other
-
-    def replaced(
-        self, path: str, policy: str, reason: str = ""
-    ) -> "Assignment":
-        """Returns another one, with a layer of another policy."""
-        other = Assignment()
-        other.policies, other.reasons = dict(self.policies), dict(self.reasons)
-        other.set(path, policy, reason)
-        return other
+        inside = [p for p in self.policies if p.startswith(f"{path}/")]
+        return self.replaced(inside, "float32", "").replaced(
+            [path], "float32", reason
+        )
 
     def dtypes(self) -> list[str]:
         """Returns the 16-bit dtypes in it."""
         found = [p.removeprefix("mixed_") for p in self.policies.values()]
         return [d for d in dict.fromkeys(found) if d in SIXTEEN_BITS]
 
-    def is_narrow(self, path: str) -> bool:
-        """Whether a layer, or one inside it, computes in 16 bits."""
-        return self.widened(path, "").policies != self.policies
-
     def is_inside_float32(self, path: str) -> bool:
         """Whether a layer that this one is part of is in float32."""
-        parts = path.split("/")
-        holders = ["/".join(parts[:n]) for n in range(1, len(parts))]
-        return any(self.policies.get(p) == "float32" for p in holders)
+        while path := path.rpartition("/")[0]:
+            if self.policies.get(path) == "float32":
+                return True
+        return False
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
         """Returns what to compute in whatever the weights are stored in.
@@ -117,12 +105,12 @@ def by_rules(
         rules = PrecisionRules(rules)
         rules.warn_unmatched(model)
     matcher = Matcher(rules, model)
-    found = Assignment()
-    for entry in _settable(entries):
+
+    def decide(entry):
         rule = matcher.first(entry)
-        policy, reason = (rule.policy, rule.reason) if rule else (dtype, "")
-        found.set(entry.path, *_stored(entry.layer, policy, reason))
-    return found
+        return (rule.policy, rule.reason) if rule else (dtype, "")
+
+    return _decided(entries, decide)
 
 
 def by_plan(
@@ -137,11 +125,7 @@ def by_plan(
         origins: Dict from their paths to the entries that the plan is of.
         plan: A `PrecisionPlan` that fits the model.
     """
-    found = Assignment()
-    for entry in _settable(entries):
-        decided = plan.decide(origins[entry.path])
-        found.set(entry.path, *_stored(entry.layer, *decided))
-    return found
+    return _decided(entries, lambda entry: plan.decide(origins[entry.path]))
 
 
 def has_policy(layer: keras.layers.Layer) -> bool:
@@ -151,8 +135,13 @@ def has_policy(layer: keras.layers.Layer) -> bool:
     return type(layer) not in graphs and not is_fixed(layer)
 
 
-def _settable(entries):
-    return [entry for entry in entries if has_policy(entry.layer)]
+def _decided(entries, decide):
+    found = Assignment({}, {})
+    for entry in entries:
+        if has_policy(entry.layer):
+            policy, reason = _stored(entry.layer, *decide(entry))
+            found = found.replaced([entry.path], policy, reason)
+    return found
 
 
 def _stored(layer, policy, reason):

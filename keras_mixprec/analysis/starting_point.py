@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 import keras
 
-from keras_mixprec.diagnosis.smallest_set import instability
 from keras_mixprec.keras_internals import only_runs_graph
-from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.rules import Matcher
@@ -64,30 +62,6 @@ def starting_point(
         elif mixed and not is_16_bit(own):
             start.policies[path] = own
             start.reasons[path] = f"the model keeps it in {own}"
-        elif _computes(entry.layer):
+        elif not only_runs_graph(entry.layer):
             start.candidates.append(entry)
     return start
-
-
-def _computes(layer):
-    """Whether a layer does more than call others on its inputs as they are."""
-    return not only_runs_graph(layer)
-
-
-def add_instabilities(found: dict, exact: DryStep, paths: set, scale: float):
-    """Raises the instabilities that one step in float32 gives reason for.
-
-    Each layer runs again on the inputs it had, once in what it computes in
-    now and once in float32, forward and backward.
-
-    Args:
-        found: Dict of path to the largest instability so far: the layer's error
-            as a multiple of the threshold that the diagnosis has for it.
-        exact: The step.
-        paths: The paths of the layers to be ranked.
-        scale: Float. The loss scale.
-    """
-    for call in exact.calls:
-        if call.path in paths:
-            before = found.get(call.path, 0.0)
-            found[call.path] = max(before, instability(call, scale))

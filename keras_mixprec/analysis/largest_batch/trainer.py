@@ -1,6 +1,9 @@
-"""What a trial's process does: builds the model, and trains on a batch."""
+"""What `trials.py` starts: a process that trains until its memory runs out."""
 
+import contextlib
 import dataclasses
+import pickle
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +11,12 @@ import keras
 import numpy as np
 from keras import tree
 
+from keras_mixprec._console import one_line
 from keras_mixprec.analysis.comparison.batches import read_batches
 from keras_mixprec.analysis.comparison.sources import build_model
 from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import is_out_of_memory
 from keras_mixprec.devices.memory import (
     peak_bytes,
     reset_peak,
@@ -53,6 +58,38 @@ class Job:
     available: int | None
 
 
+def serve(connection: Any, job: Job) -> None:
+    """Answers until nobody asks any more.
+
+    Args:
+        connection: Connection of a pipe. It is sent `"run"` and a size, or
+            `"asked"` alone, and answers with what that returns, or with a dict
+            that has `"error"`.
+        job: The `Job`.
+    """
+    trainer: Any = None
+    with contextlib.suppress(EOFError):
+        while True:
+            what, *arguments = connection.recv()
+            try:
+                trainer = trainer or Trainer(job)
+                answer = getattr(trainer, what)(*arguments)
+            except Exception as error:
+                traceback.print_exc()
+                answer = _failed(error)
+            connection.send(answer)
+
+
+def _failed(error):
+    if is_out_of_memory(error):
+        return {"fits": False, "because": one_line(error)}
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(one_line(error))
+    return {"error": error, "traceback": traceback.format_exc()}
+
+
 def first_batch(data: Any) -> tuple:
     """Returns the first rows of data, as `train_on_batch` takes them.
 
@@ -63,10 +100,7 @@ def first_batch(data: Any) -> tuple:
         TypeError: If they are not arrays.
         ValueError: If there are none, or not as many in each array.
     """
-    batch = next(iter(read_batches("data", data, _ROWS, most=1)))
-    parts = keras.utils.unpack_x_y_sample_weight(batch)
-    batch = keras.utils.pack_x_y_sample_weight(*parts)
-    batch = batch if isinstance(batch, tuple) else (batch,)
+    batch = read_batches("data", data, _ROWS, most=1).batches[0]
     leaves = tree.flatten(batch)
     if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
         kinds = sorted({type(leaf).__name__ for leaf in leaves})
@@ -86,8 +120,10 @@ class Trainer:
 
     def __init__(self, job: Job):
         self._steps = job.steps
-        self._limits = _limited(job)
-        self._model = _build(job)
+        self._limited = _limit_memory(job)
+        self._model, _ = build_model(job.build, job.policy)
+        if self._model.optimizer is not None:
+            ensure_loss_scaling(self._model)
         self._batch = first_batch(job.data)
 
     def asked(self) -> dict[str, str]:
@@ -112,54 +148,36 @@ class Trainer:
             "fits": True,
             "peak_bytes": peak,
             "measured_by": measured_by,
-            "limited": bool(self._limits),
+            "limited": self._limited,
         }
 
 
-def _limited(job):
-    """Sets the limit, and returns those in force by what they count."""
-    if active.query_devices()[0] != "cpu":
-        if job.memory_limit is not None:
-            raise ValueError(
-                "`memory_limit` is of the process, and so of CPUs: on other "
-                "devices leave it out. "
-                f"Received: memory_limit={job.memory_limit}"
-            )
-        return {}
-    used = status_of_process()
-    if not used:
-        if job.memory_limit is not None:
-            raise ValueError(
-                "`memory_limit` needs Linux. "
-                f"Received: memory_limit={job.memory_limit}"
-            )
-        return {}
+def _limit_memory(job):
+    """Sets the limit, and returns whether there is one."""
     limit = job.memory_limit
-    if limit is not None and limit < used["VmData"]:
+    on_cpu = active.query_devices()[0] == "cpu"
+    used = status_of_process().get("VmData") if on_cpu else None
+    if used is None:
+        if limit is not None:
+            raise ValueError(
+                "`memory_limit` is of the process, and needs Linux and a CPU: "
+                f"leave it out. Received: memory_limit={limit}"
+            )
+        return False
+    if limit is not None and limit < used:
         # Linux takes nothing away from a process that has more, which would
         # train in what its libraries have freed.
         raise ValueError(
             "`memory_limit` is less than a process needs with its libraries, "
-            f"before there is a model (about {format_bytes(used['VmData'])}). "
+            f"before there is a model (about {format_bytes(used)}). "
             f"Received: memory_limit={limit}"
         )
-    if limit is None and job.available is not None and not _in_force():
-        limit = used["VmData"] + job.available
+    kinds = resource.RLIMIT_DATA, resource.RLIMIT_AS
+    before = [resource.getrlimit(kind)[0] for kind in kinds]
+    limited = any(n != resource.RLIM_INFINITY for n in before)
+    if limit is None and job.available is not None and not limited:
+        limit = used + job.available
     if limit is not None:
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    return _in_force()
-
-
-def _in_force():
-    counted = {"VmData": resource.RLIMIT_DATA, "VmSize": resource.RLIMIT_AS}
-    limits = {n: resource.getrlimit(kind)[0] for n, kind in counted.items()}
-    return {n: v for n, v in limits.items() if v != resource.RLIM_INFINITY}
-
-
-def _build(job):
-    """The model, under its policy, with the loss scaling that it needs."""
-    model, _ = build_model(job.build, job.policy)
-    if model.optimizer is not None:
-        ensure_loss_scaling(model)
-    return model
+    return limited or limit is not None

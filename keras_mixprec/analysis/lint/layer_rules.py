@@ -1,0 +1,355 @@
+"""Rules about layers: their numbers, their dtypes, the sizes of their products.
+
+They read what a model holds, and need no data.
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import layers
+
+from keras_mixprec.analysis.lint.findings import Finding
+from keras_mixprec.analysis.lint.rule import rule, to_float32
+from keras_mixprec.formats import SIXTEEN_BITS, format_share, get_format
+from keras_mixprec.keras_internals import (
+    AutocastScope,
+    cast_constants,
+    casts_value,
+    only_runs_graph,
+    own_non_trainable,
+    own_trainable,
+    sublayers,
+)
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.forward_pass import Prediction
+from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.policies.default_rules import (
+    DEFAULT_RULES,
+    reads_raw_features,
+)
+from keras_mixprec.policies.layers import MODEL_PATH
+from keras_mixprec.policies.matmul_precision import NAMES, in_force
+from keras_mixprec.policies.names import is_fixed
+from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
+from keras_mixprec.policies.set_policies import reasons_of
+
+# Share of the spread of a feature by which its rounding may be off.
+_OFF = 0.1
+
+# About each of these there is a rule that has numbers.
+_HAVE_THEIR_OWN = (OUTPUT, reads_raw_features)
+
+# Share of the multiply-adds in 16 bits below which there is little to gain.
+_LITTLE = 0.5
+
+# Share of the multiply-adds below which a slow layer costs no time.
+_SHARE_THAT_MATTERS = 0.1
+
+# Tensor Cores read 16 bytes at once, which is 8 numbers of 16 bits.
+_MULTIPLE = 8
+
+_CONVOLUTIONS = (
+    layers.Conv1D,
+    layers.Conv2D,
+    layers.Conv3D,
+    layers.Conv1DTranspose,
+    layers.Conv2DTranspose,
+    layers.Conv3DTranspose,
+)
+_CELLS = (layers.SimpleRNNCell, layers.LSTMCell, layers.GRUCell)
+
+
+def _wide(entry, reason, why, **more):
+    """A finding that is repaired by float32 in this layer."""
+    fix = "Let this layer compute in float32."
+    return Finding(reason, fix, entry.path, to_float32(entry.path, why), **more)
+
+
+# The numbers that a layer holds.
+
+
+@rule("KMP201", "high")
+def argument_beyond_format(view):
+    """A number given to a layer becomes infinite or 0 in its compute dtype."""
+    for entry in view.low:
+        if not isinstance(entry.layer, layers.Rescaling):
+            continue
+        form = get_format(entry.layer.compute_dtype)
+        for name in ("scale", "offset"):
+            for value in map(float, np.atleast_1d(getattr(entry.layer, name))):
+                if becomes := _becomes(value, form):
+                    yield _wide(
+                        entry,
+                        f"Its {name}={value:g} is {becomes} in {form.name}, "
+                        f"which reaches from {form.smallest_subnormal:.0e} to "
+                        f"{form.maximum:g}.",
+                        f"{name}={value:g}",
+                        numbers={"argument": name, "value": value},
+                    )
+
+
+@rule("KMP202", "high")
+def weights_beyond_format(view):
+    """Weights beyond the compute dtype become infinite, tiny ones 0."""
+    for entry in view.low:
+        form = get_format(entry.layer.compute_dtype)
+        for variable in _cast_variables(entry.layer):
+            values = np.abs(to_array(variable.value))
+            largest = float(values.max(initial=0.0))
+            if becomes := _becomes(largest, form):
+                yield _wide(
+                    entry,
+                    f"Its variable {variable.name!r} reaches {largest:g}, "
+                    f"which is {becomes} in {form.name}.",
+                    f"weights of {largest:g}",
+                    numbers={"variable": variable.name, "largest": largest},
+                )
+
+
+@rule("KMP203", "high")
+def normalization_statistics(view):
+    """`Normalization` casts features first: those far from 0 lose digits."""
+    why = "features beyond 16 bits"
+    for entry in view.low:
+        if not cast_constants(entry.layer):
+            continue
+        form = get_format(entry.layer.compute_dtype)
+        with computing_in("float32", [entry.layer]):
+            mean = to_array(entry.layer.mean)
+            spread = np.sqrt(to_array(entry.layer.variance))
+        largest = float((np.abs(mean) + 3 * spread).max())
+        # Half the distance of the numbers there are about the mean.
+        steps = form.epsilon / 2 * 2 ** np.floor(np.log2(np.abs(mean) + 1e-30))
+        off = float((steps / np.maximum(spread, 1e-30)).max())
+        if largest > form.maximum:
+            reason = (
+                f"Features of up to {largest:g} (mean and three standard "
+                f"deviations) are infinite in {form.name}."
+            )
+            yield _wide(entry, reason, why, numbers={"largest": largest})
+        elif off > _OFF:
+            reason = (
+                f"{form.name} rounds features about the mean by up to "
+                f"{off:.0%} of their standard deviation."
+            )
+            yield _wide(entry, reason, why, numbers={"rounding": off})
+
+
+def _becomes(value, form):
+    if form.maximum < abs(value) < np.inf:
+        return "infinite"
+    return "0" if 0 < abs(value) <= form.smallest_subnormal / 2 else None
+
+
+def _cast_variables(layer):
+    """The float variables that a layer reads in its compute dtype."""
+    held = [*own_trainable(layer), *own_non_trainable(layer)]
+    with AutocastScope(layer.compute_dtype):
+        return [v for v in held if "float" in v.dtype and casts_value(v)]
+
+
+# Layers that 16 bits are known to be too narrow for.
+
+
+@rule("KMP301", "medium")
+def sensitive_layer(view):
+    """Some layers overflow or lose digits in float16 on everyday data."""
+    rules = [r for r in DEFAULT_RULES if r.match not in _HAVE_THEIR_OWN]
+    matcher = Matcher(PrecisionRules(rules), view.model)
+    for entry in view.low:
+        if entry.path == MODEL_PATH:
+            continue
+        match = matcher.first(entry)
+        if match and entry.layer.compute_dtype == "float16":
+            reason = f"It computes in float16: {match.reason}."
+            yield _wide(entry, reason, match.reason)
+
+
+@rule("KMP302", "medium")
+def output_in_16_bits(view):
+    """Probabilities below 6e-8 vanish in float16, logits lose digits."""
+    outputs = view.output_layers or _computes_last(view)
+    for entry in view.low:
+        if id(entry.layer) not in outputs:
+            continue
+        activation = getattr(entry.layer, "activation", None)
+        probabilities = isinstance(entry.layer, layers.Softmax) or (
+            getattr(activation, "__name__", "") in ("softmax", "sigmoid")
+        )
+        what = "probabilities" if probabilities else "outputs"
+        form = get_format(entry.layer.compute_dtype)
+        yield _wide(
+            entry,
+            f"The model's {what} are in {form.name}: below "
+            f"{form.smallest_subnormal / 2:.0e} they are 0, and near 1 they "
+            f"are {form.epsilon:.0e} apart.",
+            f"makes the model's {what}",
+            severity="medium" if probabilities else "low",
+        )
+
+
+def _computes_last(view):
+    """The layer that does, by its id: a subclassed model has no graph."""
+    if view.x is None:
+        return []
+    calls = Prediction(view.model, view.batch()[0]).run().calls
+    return [id(call.layer) for call in calls if not call.nested][-1:]
+
+
+# The dtypes of layers.
+
+
+@rule("KMP501", "low")
+def no_16_bit_layers(view):
+    """Without a layer in 16 bits there is nothing to gain, nor to check."""
+    if not view.low:
+        data = "" if view.x is None else ", so the data were only run through"
+        yield Finding(
+            f"No layer computes in float16 or bfloat16{data}.",
+            "Check it as it would be in 16 bits: "
+            "lint(model, policy='mixed_float16').",
+        )
+
+
+@rule("KMP502", "low")
+def little_work_in_16_bits(view):
+    """Time is saved only in what computes in 16 bits."""
+    share = sum(map(view.share, view.low))
+    if view.low and view.in_float32 and share < _LITTLE:
+        largest = max(view.in_float32, key=view.share)
+        if not view.share(largest):
+            return
+        yield Finding(
+            f"{format_share(share)} of the multiply-adds are in 16 bits; the "
+            f"most in float32, {format_share(view.share(largest))}, are in "
+            f"{largest.path!r}.",
+            "Let apply_policy(model, ...) set every layer, and see why the "
+            "largest is in float32: precision_summary(model).",
+            numbers={"share": share, "largest": largest.path},
+        )
+
+
+@rule("KMP505", "medium")
+def wrapper_dtype_ignored(view):
+    """Setting the dtype of a layer does not reach the layers inside it."""
+    for entry in view.in_float32:
+        holder, inside = entry.layer, list(sublayers(entry.layer))
+        # The own dtype of a model of layers means nothing.
+        means = not isinstance(holder, keras.Sequential)
+        if not inside or only_runs_graph(holder) or entry.path == MODEL_PATH:
+            continue
+        narrow = [
+            x
+            for x in inside
+            if x.compute_dtype in SIXTEEN_BITS and not is_fixed(x)
+        ]
+        if means and len(narrow) == len(inside):
+            yield Finding(
+                f"It is set to float32, but the {len(narrow)} layers in it, "
+                f"{narrow[0].name!r} first, compute in "
+                f"{narrow[0].compute_dtype}.",
+                f"Hand its dtype on, or PrecisionRule({entry.path!r}), which "
+                "reaches what is inside.",
+                entry.path,
+                to_float32(entry.path, "set to float32, with all inside it"),
+                numbers={"layers": len(narrow)},
+            )
+
+
+# What float32 products are computed in, and how large products are.
+
+
+@rule("KMP601", "medium")
+def products_below_float32(view):
+    """Where float32 has to be exact, TF32's 11 bits are as few as float16's."""
+    holds = in_force()
+    if holds.products == "float32":
+        return
+    bits = NAMES.get(holds.products, "fewer bits")
+    for entry in _kept_for_digits(view):
+        yield Finding(
+            "It is kept in float32 for its digits (precision_loss), and "
+            f"float32 products keep {bits} of 24: {holds}.",
+            "Call keras_mixprec.set_matmul_precision('float32') before "
+            "training.",
+            entry.path,
+            numbers={"precision": holds.products},
+        )
+
+
+@rule("KMP602", "low")
+def products_without_tf32(view):
+    """Float32 products take several times as long as they do in TF32."""
+    holds = in_force()
+    if holds.products != "float32" or "tf32" not in holds.available:
+        return
+    share = sum(map(view.share, view.in_float32))
+    if share < _SHARE_THAT_MATTERS or _kept_for_digits(view):
+        return
+    yield Finding(
+        f"{format_share(share)} of the multiply-adds are in float32, most in "
+        f"{max(view.in_float32, key=view.share).path}, and products are in "
+        f"{holds}.",
+        "Call keras_mixprec.set_matmul_precision('tf32'), unless a layer "
+        "needs the digits of its products: their inputs are rounded to 11 "
+        "bits, sums and tensors stay in float32.",
+        numbers={"share": share},
+    )
+
+
+def _kept_for_digits(view):
+    """The layers with products that 16 bits were not enough for."""
+    reasons = reasons_of(view.model)
+    return [
+        entry
+        for entry in view.in_float32
+        if view.share(entry) and "precision_loss" in reasons.get(entry.path, "")
+    ]
+
+
+@rule("KMP603", "medium")
+def dimension_not_multiple_of_8(view):
+    """Tensor Cores take sides that are multiples of 8."""
+    for entry in view.low:
+        sizes = {n for sides in _products(entry.layer) for n in sides}
+        odd = sorted(n for n in sizes if n % _MULTIPLE)
+        if not odd:
+            continue
+        share = view.share(entry)
+        padded = [math.ceil(n / _MULTIPLE) * _MULTIPLE for n in odd]
+        padding = [f"{n} to {to}" for n, to in zip(odd, padded, strict=True)]
+        # Fewer are often what the task has: classes, channels of an image.
+        unless = ", if the task lets you" * (odd[0] < _MULTIPLE)
+        yield Finding(
+            f"Sides of its product are no multiple of {_MULTIPLE}: "
+            f"{', '.join(map(str, odd))}; it does {format_share(share)} of the "
+            "model's multiply-adds.",
+            f"Pad {', '.join(padding)}{unless}.",
+            entry.path,
+            numbers={"sizes": odd, "share": share, "padded": padded},
+            severity="medium" if share >= _SHARE_THAT_MATTERS else "low",
+        )
+
+
+def _products(layer):
+    """Returns the sides `(summed, free)` of a layer's weights as matrices."""
+    if not layer.built:
+        return []
+    if isinstance(layer, layers.Dense):
+        return [tuple(layer.kernel.shape)]
+    if isinstance(layer, layers.EinsumDense):
+        return [_einsum_sides(layer)]
+    if isinstance(layer, _CONVOLUTIONS):
+        return [tuple(layer.kernel.shape[-2:])]
+    if isinstance(layer, _CELLS):
+        return [tuple(w.shape) for w in own_trainable(layer)[:2]]
+    return []
+
+
+def _einsum_sides(layer):
+    labels, kernel_labels = layer.equation.split("->")[0].split(",")
+    summed, free = [], []
+    for letter, size in zip(kernel_labels, layer.kernel.shape, strict=True):
+        (summed if letter in labels else free).append(size)
+    return math.prod(summed), math.prod(free)

@@ -1,0 +1,54 @@
+"""Which line of the user's code runs an operation."""
+
+import linecache
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INSTALLED = tuple(
+    {
+        sysconfig.get_path(name) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+)
+_LONGEST = 80
+
+
+def stack(without: str = "") -> Iterable[tuple[str, int]]:
+    """Yields file and line of each frame that runs, the innermost first.
+
+    Args:
+        without: String. The name of functions to leave out. Defaults to none.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name != without:
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def line_of(frames: Iterable[tuple[str, int]]) -> str | None:
+    """Returns the line of the user's code, such as `"model.py:12: y = 1 / x"`.
+
+    Args:
+        frames: As from `stack`. Those of this library that come first are left
+            out; the next one ends the search: what called it is no part of
+            the model.
+
+    Returns:
+        `None` if only installed code runs between those.
+    """
+    has_begun = False
+    for file, line in frames:
+        if file.startswith(_OURS):
+            if has_begun:
+                return None
+        elif not file.startswith(("<", *_INSTALLED)):
+            code = linecache.getline(file, line).strip()[:_LONGEST]
+            return f"{os.path.basename(file)}:{line}: {code}".rstrip(": ")
+        else:
+            has_begun = True
+    return None

@@ -1,0 +1,39 @@
+"""`keras-mixprec report`: what a monitor logged, as text."""
+
+from keras_mixprec.cli.options import Command
+from keras_mixprec.formats import printable
+
+_OPTIONS = {
+    "log_dir": "what the monitor was given, or a folder above",
+    "--png": {
+        "default": None,
+        "help": "also write a picture to this file (needs matplotlib)",
+    },
+}
+
+
+def _run(arguments):
+    from keras_mixprec.reporting.report import load_report
+
+    report = load_report(arguments.log_dir)
+    print(report)
+    for path, save in (
+        (arguments.html, report.save_html),
+        (arguments.png, report.save_png),
+    ):
+        if path:
+            save(path)
+            print(printable(f"\nWritten: {path}"))
+    found = {run["headline"]["state"] for run in report.to_dict().values()}
+    return 1 if found & {"failing", "severe"} else 0
+
+
+COMMAND = Command(
+    _run,
+    _OPTIONS,
+    "html",
+    "print what a monitor logged",
+    "Prints what MixPrecMonitor logged: loss scale, skipped "
+    "steps, dtypes, verdicts, and what the tuner changed.",
+    "exit status: 0 = no run is failing or severe, 1 = one is, 2 = usage error",
+)

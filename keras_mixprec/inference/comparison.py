@@ -1,0 +1,181 @@
+"""How a converted model compares with float32: outputs, ranges, speed."""
+
+import math
+import statistics
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_mixprec import _clock
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.compare import largest, relative_error
+from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.numerics.arrays import count_nonfinite, is_float, to_array
+from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
+from keras_mixprec.policies.layers import LayerEntry
+from keras_mixprec.policies.matmul_precision import computed_in
+
+# A median of fewer says little; more than these no user waits for.
+_FEWEST, _MOST = 3, 40
+_SECONDS = 1.5
+
+
+def float_outputs(outputs: Any) -> list[np.ndarray]:
+    """Returns the floating-point arrays among what `predict` returned."""
+    found = [a for a in tree.flatten(outputs) if "float" in str(a.dtype)]
+    return [a.astype("float32") for a in found]
+
+
+def drift(
+    names: list[str], exact: list[list], low: list[list]
+) -> list[dict[str, Any]]:
+    """Returns how far the outputs of a converted model are off.
+
+    Args:
+        names: List of strings, the names of the outputs.
+        exact: For each batch the list of the outputs in float32.
+        low: The same of the converted model.
+
+    Returns:
+        List of a dict for each output: `output`, its name; `relative`, the
+        norm of the difference as a share of the norm in float32; `largest` and
+        `mean`, of the absolute differences; `scale`, the largest magnitude in
+        float32; `nonfinite`, how many numbers are infinite or NaN that are not
+        so in float32; `top1_agreement`, the share of samples of which the same
+        class is the first, `None` if it does not look like scores of classes.
+
+    Example:
+    >>> exact = np.ones((2, 3)), np.zeros((1, 3))
+    >>> [found] = drift(["y"], [exact[:1]], [[exact[0] + 0.5]])
+    >>> found["relative"], found["largest"], found["top1_agreement"]
+    (0.5, 0.5, 1.0)
+    """
+    outputs = [*zip(*exact, strict=True)], [*zip(*low, strict=True)]
+    if len(names) != len(outputs[0]):
+        names = [f"output_{n}" for n in range(len(outputs[0]))]
+        names = names if len(names) > 1 else ["output"]
+    return [
+        {"output": name} | _drift(wide, narrow)
+        for name, wide, narrow in zip(names, *outputs, strict=True)
+    ]
+
+
+def largest_drift(found: list[dict[str, Any]]) -> float:
+    """Returns the largest relative error of what `drift` returned."""
+    return max((row["relative"] for row in found), default=0.0)
+
+
+def _drift(exact, low):
+    with np.errstate(all="ignore"):
+        off = [(a - b).ravel() for a, b in zip(exact, low, strict=True)]
+    off = np.abs(np.concatenate(off))
+    off = off[np.isfinite(off)]
+    pairs = [*zip(exact, low, strict=True)]
+    return {
+        "relative": relative_error(low, exact),
+        "largest": largest([off]),
+        "mean": float(off.mean()) if off.size else 0.0,
+        "scale": largest(exact),
+        "nonfinite": sum(count_nonfinite(b[np.isfinite(a)]) for a, b in pairs),
+        "top1_agreement": _agreement(pairs) if _are_scores(exact[0]) else None,
+    }
+
+
+def _are_scores(array):
+    """Whether it looks like those of classes, of a sample or its positions."""
+    if array.ndim not in (2, 3):
+        return False
+    return array.shape[-1] > 1 or bool(((array >= 0) & (array <= 1)).all())
+
+
+def _agreement(pairs):
+    same = [(_classes(a) == _classes(b)).ravel() for a, b in pairs]
+    return float(np.concatenate(same).mean())
+
+
+def _classes(array):
+    return array.argmax(-1) if array.shape[-1] > 1 else array[..., 0] > 0.5
+
+
+def latency(
+    reference: keras.Model, converted: keras.Model, x: Any
+) -> dict[str, Any]:
+    """Times `predict_on_batch` of two models, one after the other in turns.
+
+    Args:
+        reference: The model in float32.
+        converted: The other one.
+        x: One batch of inputs.
+
+    Returns:
+        Dict: `before` and `after` in seconds, `speedup`, their ratio: those of
+        the pair with the median ratio; `pairs`, how many there were.
+    """
+    models = [reference, converted]
+    pairs: list[tuple] = []
+    end = _clock.now() + _SECONDS
+    while len(pairs) <= _FEWEST or (len(pairs) <= _MOST and _clock.now() < end):
+        # Which is first takes turns as well.
+        order = models[:: -1 if len(pairs) % 2 else 1]
+        taken = {id(model): _seconds(model, x) for model in order}
+        pairs.append((taken[id(reference)], taken[id(converted)]))
+    # The first compiles them.
+    ratios = {a / b: (a, b) for a, b in pairs[1:]}
+    # Medians of each by itself may contradict that of the ratios.
+    speedup = statistics.median_low([a / b for a, b in pairs[1:]])
+    before, after = ratios[speedup]
+    return {
+        "before": before,
+        "after": after,
+        "speedup": speedup,
+        "pairs": len(pairs) - 1,
+    }
+
+
+def _seconds(model, x):
+    start = _clock.now()
+    model.predict_on_batch(x)
+    return _clock.now() - start
+
+
+def largest_activations(
+    model: keras.Model, entries: list[LayerEntry], batches: list[Any]
+) -> dict[str, float]:
+    """Returns the largest magnitude that each layer takes or returns.
+
+    Args:
+        model: A `keras.Model` in float32.
+        entries: List of its `LayerEntry`s.
+        batches: List of batches of inputs.
+
+    Returns:
+        Dict of layer path to float, infinite where a number is not finite; of
+        the cell of a recurrent layer what that takes and returns. A layer that
+        was not called, or takes and returns no such numbers, is not in it.
+    """
+    found: dict[str, float] = {}
+
+    def measure(run, layer, path, index, args, kwargs):
+        outputs = run(*args, **kwargs)
+        # What a layer does not cast does not count.
+        seen = (args, outputs) if layer.autocast else outputs
+        for tensor in filter(is_float, tree.flatten(seen)):
+            if active.replay().is_concrete(tensor):
+                array = to_array(tensor)
+                own = math.inf if count_nonfinite(array) else largest([array])
+                found[path] = max(found.get(path, 0.0), own)
+        return outputs
+
+    with computed_in("float32"):
+        for batch in batches:
+            # One hook a batch counts the calls of one batch.
+            with CallHook(entries, measure).hooked():
+                model(to_tensors(batch), training=False)
+    # What is inside of it is not called by itself, but in a compiled loop.
+    for entry in entries:
+        for above in entry.lineage():
+            if isinstance(above.layer, WHOLE) and above.path in found:
+                found.setdefault(entry.path, found[above.path])
+    return found

@@ -1,0 +1,128 @@
+"""Every kind of event of a log: its fields, how grave it is, what it says."""
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """A kind of event.
+
+    Attributes:
+        says: String with the names of fields in braces; empty where a function
+            of `event_rows` writes the sentence.
+        needs: String, the names of the fields without which it says nothing.
+            `None` of an event whose fields are not checked.
+        level: String. One of `facts.LEVELS`, or how the page marks what is no
+            finding: `"demote"`, `"promote"` or `"skip"`. Those of verdicts and
+            of what was found before training are their own.
+        lane: String. Below the curve of the loss scale, where it is marked.
+        is_story: Boolean. Whether it is part of what a run comes down to; there
+            are a few of each at most.
+        title: String. What it is called, if not by its kind.
+    """
+
+    says: str = ""
+    needs: str | None = None
+    level: str = "info"
+    lane: str | None = None
+    is_story: bool = False
+    title: str | None = None
+
+
+def _story(says="", needs="", level="info", lane=None):
+    return Event(says, needs, level, lane, is_story=True)
+
+
+_TUNER = "The tuner {message}."
+
+EVENTS = {
+    "train_begin": Event("Call {fit} of fit starts.", ""),
+    "train_end": Event("", ""),
+    "skipped_step": Event("", "", "skip", "skipped"),
+    "skipped_steps_not_kept": Event(
+        "{count} more skipped steps{span}, of which the log has the number "
+        "alone.",
+        "count",
+        "skip",
+        "skipped",
+        title="more skipped steps",
+    ),
+    "verdict": _story("", "verdict layer direction advice", lane="verdicts"),
+    "before_training": Event("", "finding level message", lane="verdicts"),
+    "trend": Event("", None, "warning", "verdicts"),
+    # What the tuner did.
+    "start": Event(_TUNER, lane="changes"),
+    "keep": Event(_TUNER),
+    "demote": _story("", "layers", "demote", "changes"),
+    "shrink": _story("", "layers", "promote", "changes"),
+    "promote": _story("", "layers", "promote", "changes"),
+    "undo": _story("", "layers", "promote", "changes"),
+    "loss_scaling": Event(lane="changes"),
+    "raise_scale": _story(_TUNER, lane="changes"),
+    "lower_scale": _story(_TUNER, lane="changes"),
+    "advise_scale": _story(_TUNER, lane="changes"),
+    "give_up": _story("{message}", "", "bad", "changes"),
+    "validate": Event(
+        "Before the first step {metric} is {float32} in float32."
+    ),
+    "sign_off": _story("At the end of training: {message}.", "within message"),
+    "rebuild": Event("Train step rebuilt in {seconds} s."),
+    # The loss, and its scale.
+    "loss_scale_low": _story("", "message", "warning", "verdicts"),
+    "loss_scale_recovered": _story("Loss scale {scale}: no longer too low."),
+    "loss_scale_kept": Event(
+        "Loss scale {scale} again: it fell because of bad data alone."
+    ),
+    "loss_scale_not_known": Event(
+        "Loss scale set by hand or not known at each step{span}.",
+        level="warning",
+    ),
+    "no_loss_scaling": _story(level="warning"),
+    "nonfinite_losses": _story("", "counts", "warning"),
+    "nonfinite_gradients": Event("", "counts"),
+    "metric_not_finite": _story("", "message", "warning"),
+    "validation_not_finite": _story("", "message", "warning"),
+    # The data, and the precision.
+    "bad_batches": _story("", "count message", "warning"),
+    "zero_gradients": _story(
+        "Reading of ranges: {message}.", "message", "warning"
+    ),
+    "no_16_bits": _story("Precision: {message}.", "message"),
+    "graph_rewrite": Event("Graph rewrite: {message}."),
+    "ignored_variable": Event("{message}"),
+    # What was measured.
+    "probe_compiled": Event(
+        "The probed step, which trains and measures every layer, one in "
+        "probe_every steps, was compiled in {seconds} s.",
+        title="probed step compiled",
+    ),
+    "ranges_measured": Event(
+        "Ranges of all layers measured at {steps} beside training, in "
+        "{seconds} s.",
+        "",
+    ),
+    "ranges_withheld": Event("{message}", "message", "warning"),
+    # What ended, or failed.
+    "stopped": _story("Training stopped: {reason}", level="bad"),
+    "step_raised": _story(
+        "Step {at_step} raised {reason}", "at_step reason", "bad"
+    ),
+    "fit_raised": _story(
+        "Training ended in step {at_step}: {reason}", "at_step reason", "bad"
+    ),
+    "diagnosis_failed": Event("Diagnosis failed: {reason}", "reason", "bad"),
+    "probe_failed": Event(
+        "Probe failed at {layer}: {reason}", "reason", "warning"
+    ),
+    "plan_not_written": Event(
+        "Plan not written: {reason}", "reason", "warning"
+    ),
+    "validation_failed": Event(
+        "The metric is not evaluated any more: {reason}", "reason"
+    ),
+    "log_gap": Event(
+        "Nothing could be logged from step {from_step} on ({reason}); {lost} "
+        "records lost.",
+        level="warning",
+    ),
+    "unreadable": Event("{message}"),
+}

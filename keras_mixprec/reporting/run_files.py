@@ -1,0 +1,179 @@
+"""Reads a run's own tables from its folder, whatever has become of them."""
+
+import contextlib
+import os
+import re
+
+import numpy as np
+
+from keras_mixprec.formats import printable
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.layer_tables import Table
+from keras_mixprec.reporting.text_formats import parse_json
+
+_OWN = re.compile(r"\w+\.(jsonl|bin)")
+
+
+def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
+    """Returns the folders of the runs in a folder, by name.
+
+    A name is text that can be shown, whatever bytes the folder's has.
+
+    Args:
+        log_dir: String. What a monitor was given, a folder with several of
+            those, or the run's folder itself.
+    """
+    log_dir = os.fspath(log_dir)
+    runs = {}
+    for folder, inside, names in os.walk(log_dir):
+        ours = schema.is_run_folder(os.path.basename(os.path.abspath(folder)))
+        if ours and schema.EVENTS_FILE in names:
+            runs[printable(os.path.relpath(folder, log_dir))] = folder
+            inside.clear()  # A run has none within.
+    return dict(sorted(runs.items()))
+
+
+class RunFiles:
+    """The tables of a run as they are now.
+
+    What cannot be read of them is left out. Equal are two of the same folder
+    between which nothing was written.
+
+    Args:
+        folder: String. The run's folder.
+
+    Raises:
+        OSError: If it was removed.
+
+    Attributes:
+        written: Float. When one was last written to, in seconds since 1970.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
+        with os.scandir(folder) as entries:
+            own = [x for x in entries if _OWN.fullmatch(x.name) and x.is_file()]
+            found = {x.name: x.stat() for x in own}
+        self._sizes = {name: x.st_size for name, x in sorted(found.items())}
+        # One that is as large as before is another one.
+        times = {name: x.st_mtime_ns for name, x in found.items()}
+        self._version = folder, *sorted(times.items()), *self._sizes.items()
+        self.written = max(times.values(), default=0) / 1e9
+
+    def __eq__(self, other):
+        return isinstance(other, RunFiles) and self._version == other._version
+
+    def __hash__(self):
+        return hash(self._version)
+
+    def rows(self, table: str, mark: bytes = b"") -> list[dict]:
+        """Returns the rows of a table, none if there is no such table.
+
+        Args:
+            table: String, a name of `schema`.
+            mark: Bytes. What the text of a row has, if not all are asked for.
+
+        Raises:
+            OSError: If it was removed meanwhile.
+        """
+        name = f"{table}.jsonl"
+        if name not in self._sizes:
+            return []
+        with open(os.path.join(self._folder, name), "rb") as file:
+            # Who writes may be in the middle of the last line.
+            *lines, _ = file.read().split(b"\n")
+        found = (parse_json(line, dict) for line in lines if mark in line)
+        return [row for row in found if row]
+
+    def tables(self, family: str) -> list[Table]:
+        """Returns what was measured of layers.
+
+        Args:
+            family: String, `schema.HEAT` or `schema.ERRORS`.
+
+        Raises:
+            OSError: If it was removed meanwhile.
+        """
+        found = []
+        for row in filter(self._describes, self.rows(family)):
+            name, layers, metrics = row["file"], row["layers"], row["metrics"]
+            dtype = schema.record_dtype(len(layers), len(metrics))
+            if count := self._sizes[name] // dtype.itemsize:
+                path = os.path.join(self._folder, name)
+                records = np.memmap(path, dtype, "r", shape=(count,))
+                found.append(Table(layers, metrics, records))
+        return found
+
+    def last_step(self) -> int:
+        """Returns the last step that any table has, -1 without any."""
+        names = schema.EVENTS, schema.LAYERS, *schema.COLUMNS
+        steps = [row.get("step") for name in names for row in self.rows(name)]
+        families = schema.HEAT, schema.ERRORS
+        tables = [table for name in families for table in self.tables(name)]
+        steps += [table.steps[-1].item() for table in tables]
+        known = (int(step or 0) for step in steps if is_step(step))
+        return max(known, default=-1)
+
+    def calls_of_fit(self) -> int:
+        """Returns how many calls of `fit` were logged."""
+        rows = self.rows(schema.EVENTS, b'"train_begin"')
+        return sum(row.get("kind") == "train_begin" for row in rows)
+
+    def listed(self, run: str) -> dict:
+        """Returns what the list of runs has of it.
+
+        Args:
+            run: String. Its name.
+
+        Returns:
+            Dict with `"run"`, `"newer_schema"`, whether a newer version wrote
+            it, `"written"`, and `"in_16_bits"`, whether any of its layers
+            computed in 16 bits when it began, `None` if that is not known.
+        """
+        about = self.rows(schema.RUN)
+        low = (row["in_16_bits"] for row in about if "in_16_bits" in row)
+        return {
+            "run": run,
+            "newer_schema": any(map(_is_newer, about)),
+            "written": self.written,
+            "in_16_bits": next(low, None),
+        }
+
+    def _describes(self, row):
+        """Whether a row says what is in which file of records."""
+        layers, metrics = row.get("layers"), row.get("metrics")
+        return (
+            row.get("file") in self._sizes
+            and isinstance(layers, list)
+            and all(isinstance(layer, str) for layer in layers)
+            and isinstance(metrics, dict)
+            and {*metrics.values()} <= {"min", "max"}
+        )
+
+
+def _is_newer(about):
+    found = about.get("schema")
+    return isinstance(found, int) and found > schema.SCHEMA_VERSION
+
+
+def is_step(value) -> bool:
+    """Whether a value is the number of a step."""
+    return isinstance(value, int | float) and 0 <= value < 2**53
+
+
+def numbers(rows: list[dict], table: str) -> np.ndarray:
+    """Returns rows of numbers as an array, without those that are none.
+
+    Args:
+        rows: List of dicts.
+        table: String, one of `schema.COLUMNS`.
+    """
+    found, columns = [], schema.COLUMNS[table]
+    for row in rows:
+        # JSON has infinity and NaN as strings.
+        with contextlib.suppress(
+            ArithmeticError, KeyError, TypeError, ValueError
+        ):
+            found.append([float(row[name]) for name in columns])
+    array = np.reshape(found, (-1, len(columns)))
+    return array[[is_step(step) for step in array[:, 0].tolist()]]
