@@ -336,12 +336,6 @@ def widened(variables, dtypes):
             v._value, v._dtype = value, dtype
 
 
-def metric_variables(metric: keras.metrics.Metric) -> list:
-    """Returns the list of a metric's own variables; may be changed."""
-    # `variables` is a copy, from which none can be removed.
-    return metric._variables
-
-
 def better_end(model: keras.Model, name: str) -> str:
     """Returns what `EarlyStopping` makes of a metric: "min", "max" or "auto".
 

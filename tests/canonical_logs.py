@@ -28,7 +28,7 @@ from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.performance import Row, performance, sentence
+from keras_mixprec.reporting.performance import Row
 from keras_mixprec.reporting.run_log import RunLog
 
 SECONDS = 0.01
@@ -305,18 +305,15 @@ class Fit:
             examined=self._examined,
         )
         dtypes = Counter(row["compute_dtype"] for row in self.layers)
-        speed = performance(self.speed, self.layers) if self.speed else None
         return TrainingSummary(
             dtypes=dict(dtypes),
             optimizers={name: self._optimizer(name) for name in self.scales},
-            headroom={},
             folder="",
             unscaled_float16="",
             headline=headline(facts),
             text=headline(facts, brief=True)["text"],
             bad_data=str(self.bad_data),
             nonfinite_losses=dict(self._losses),
-            speed=sentence(speed) if speed else "",
         )
 
     def _optimizer(self, name):
@@ -530,7 +527,6 @@ _RAISED = {"at_step": 3, "reason": "why"}
 OTHER_EVENTS = {
     "advise_scale": _SCALES,
     "diagnosis_failed": _FAILED,
-    "first_scale": {"scale": 256.0},
     "fit_raised": _RAISED,
     "give_up": {"message": "gives up: limit", "on_limit": "continue"},
     "graph_rewrite": {"message": "converted 3"},

@@ -128,14 +128,6 @@ def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
     assert_logged(tmp_path, scales)
 
 
-@pytest.mark.parametrize("row", [0, 39])
-def test_a_bad_batch_at_the_end_takes_no_headroom(tmp_path, row):
-    done = run(tmp_path, data(row), epochs=1, probe_every=1)
-    headroom = done.summary.headroom
-    assert "activation" in headroom
-    assert -np.inf not in [bits for _, bits in headroom.values()]
-
-
 @pytest.mark.long
 @every_backend
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

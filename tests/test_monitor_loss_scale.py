@@ -107,29 +107,6 @@ def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
     assert (points[100], points[110], points[120]) == (2**5, 2**6, 2**6)
 
 
-# y = w * x with w = 1: the gradient at the output is 2 * y / rows, and sums
-# over the rows with x to that at the weight.
-@each_jit
-@pytest.mark.parametrize("size", [2.0**6, 2.0**-9])
-def test_the_first_scale_is_predicted(jit, size, tmp_path):
-    rule, seen = kmp.DynamicLossScale("auto"), EveryStep()
-    model = one_weight(wrapped(rule), jit)
-    assert float(model.optimizer.loss_scale) == 2.0**15
-    model.optimizer.learning_rate = 1e-6  # What is never moved, needs none.
-    x = np.full((240, 1), size, "float32")
-    run = watched(tmp_path, (x, 0 * x), model, seen)
-    [event] = run.told("first_scale")
-    largest = max(2 * size * size, 2 * size / 4)
-    assert largest * event["scale"] <= 65504 / 4
-    # At most so much smaller that gradients would keep fewer digits.
-    assert 2 * size / 4 * event["scale"] >= 2.0**-14
-    assert model.optimizer.skipped_steps == 0
-    # It holds from the first step on.
-    points = run.scalars("loss_scale")
-    assert {points[1], points[50], *seen.scales[1:]} == {event["scale"]}
-    assert run.told("loss_scale_not_known") == []
-
-
 # A scale that fell far and stays low is a finding; a search is none.
 
 

@@ -120,7 +120,7 @@ def test_readings_of_ranges_are_no_steps(tmp_path, clock):
 def steps_clock(clock):
     budget, samples = SimpleNamespace(special=0), SimpleNamespace(total=0)
     model = SimpleNamespace(train_function="f")
-    return StepClock(model, budget, samples, lambda: None, 0)
+    return StepClock(model, budget, samples, lambda: None)
 
 
 def stretch_of(steps_clock, clock, behind, steps=21):

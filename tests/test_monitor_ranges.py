@@ -187,8 +187,6 @@ OUTLIERS = {"update_freq": 1, "probe_every": 1}
 def test_a_repaired_layer_is_no_finding(tmp_path):
     values = [1.0] * 3 + [1000.0] * 20
     run = watched(tmp_path, values, chain(), tuner(), **OUTLIERS)
-    path, bits = run.summary.headroom["activation"]
-    assert (path, bits) == ("first", np.log2(65504 / 1000))
     found = run.overview()
     by_path = {layer["path"]: layer for layer in found["layers"]}
     at = max(layer["demoted_at"] or 0 for layer in by_path.values())

@@ -1,7 +1,6 @@
 """What a tuner refuses, what it says, and where it gives up."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -73,26 +72,19 @@ def test_what_is_said_fits_the_screen(capsys):
 # The progress of a diagnosis.
 
 
-@pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(
     ("value", "found"), [(GOOD, "none at"), (219.0, "2 at")], ids=["0", "2"]
 )
-def test_one_that_takes_its_time_shows_a_bar(
-    value, found, terminal, clock, capsys, monkeypatch
-):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    with clock.each_look_takes(1.0):
+def test_one_that_takes_its_time_says_so(value, found, clock, capsys):
+    with clock.each_look_takes(3.0):
         fit(chain(), [value], kmp.PrecisionTuner())
     out = capsys.readouterr().out
-    # In a file a bar would be a line for each layer, with colours.
-    assert ("12/12" in out, "\x1b" in out) == (terminal, terminal)
-    # It says so before, and how many are at fault in the line that ends it.
-    assert out.startswith("PrecisionTuner: checking 3 layers")
-    assert re.search(rf"checked 3 layers in [\d.]+ s: {found} fault\.\n", out)
+    assert re.search(
+        rf"checked 3 layers before .* in [\d.]+ s: {found} fault\.\n", out
+    )
 
 
-@pytest.mark.parametrize(("seconds", "verbose"), [(1.0, 0), (0.0, 1)])
+@pytest.mark.parametrize(("seconds", "verbose"), [(3.0, 0), (0.0, 1)])
 def test_else_it_is_silent(seconds, verbose, clock, capsys):
     with clock.each_look_takes(seconds):
         fit(chain(), [GOOD], kmp.PrecisionTuner(verbose=verbose))

@@ -101,14 +101,14 @@ class MixPrecMonitor(CopiedCallback):
     A part of the monitor that fails is left out from then on, with a warning
     that says which; training goes on.
 
-    While an optimizer skips steps, a batch whose loss is not finite is
-    kept out of the running loss and metrics, so that callbacks which stop, or
-    save the best, see the loss of the steps that were taken. Until its first
-    good batch an epoch shows what the epoch before reported. An epoch without
-    any good batch reports infinity for a loss, and the worst value of each
-    metric: NaN where Keras does not know it. A batch shows NaN where no epoch
-    before has reported a number, and once weights are lost: `TerminateOnNaN`
-    ends such runs. Nor does a skipped batch make the state that layers write
+    While an optimizer skips steps, a batch whose loss is not finite is kept out
+    of the running loss and metrics, so that callbacks which stop, or save the
+    best, see the loss of the steps that were taken. Until its first good batch
+    an epoch shows what Keras shows of metrics that have seen no batch. An epoch
+    without any good batch reports infinity for a loss, and the worst value of
+    each metric: NaN where Keras does not know it. Batches show NaN after an
+    epoch without any good one, and once weights are lost: `TerminateOnNaN` ends
+    such runs. Nor does a skipped batch make the state that layers write
     themselves non-finite, such as the moving mean of a `BatchNormalization`.
     After `fit` the model and its metrics are as they were before.
 
@@ -261,7 +261,6 @@ class MixPrecMonitor(CopiedCallback):
                 ),
             ),
         )
-        self._session.on_abandoned = self._on_abandoned
         self._has_logged = True
         self.verdicts = self._session.examiner.verdicts
         self.failing_batches = self._session.recorder.kept
@@ -278,8 +277,8 @@ class MixPrecMonitor(CopiedCallback):
         step = self._session.step
         self._session.log.event(step, end_event(self.summary))
 
-    def _on_abandoned(self):
-        """An exception has ended `fit`, and not its last epoch."""
+    def abandoned(self) -> None:
+        """Sums up a `fit` that an exception has ended."""
         self._is_chief = self._session.log.writes
         self._report_dir = self._session.log_dir
         with contextlib.suppress(Exception):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keras_mixprec import _clock
-from keras_mixprec._console import in_progress_bar
+from keras_mixprec._console import in_progress_bar, print_message
 from keras_mixprec._fit_end import SESSION_ATTRIBUTE
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
@@ -23,14 +23,14 @@ from keras_mixprec.monitoring.attach import (
     METRICS,
     SETTINGS,
     LayerLog,
-    keep_watching,
+    guard_of,
     log_epoch,
     settings_of,
     stop_watching,
 )
 from keras_mixprec.monitoring.audits import Examiner
 from keras_mixprec.monitoring.counter_log import CounterLog
-from keras_mixprec.monitoring.counters import Counters, EarlyStop
+from keras_mixprec.monitoring.counters import Counters
 from keras_mixprec.monitoring.failing_batches import BadData, Recorder
 from keras_mixprec.monitoring.failures import (
     explain_error,
@@ -82,9 +82,7 @@ class Session:
         ranges: Reads the ranges of all layers.
         range_log: `RangeLog`, which logs them.
         recorder: Keeps failing batches.
-        early_stop: `EarlyStop`.
         bad_data: `BadData`.
-        on_diagnosis: What `join` was given.
         started: Boolean. Whether it watches; not before the model is built.
             What follows is not there before.
         first_step: Int. The step that this `fit` begins with.
@@ -95,16 +93,17 @@ class Session:
         performance: `PerformanceLog`.
     """
 
-    def __init__(self, model, settings):
+    def __init__(self, model, params, settings):
         self.model = model
-        self._use(settings)
         self.bad_data = BadData()
-        self._members = []
-        self._params = self._on_end = self._forget = None
-        self.on_diagnosis: Callable | None = None
-        self.on_abandoned: Callable | None = None
+        self._use(settings)
+        self._members: list = []
+        self._tuner: Any = None
+        # In its `fit` Keras gives all callbacks the same dict.
+        self._params = params
         self.started = self._finished = self._has_waited = False
-        self._has_begun = False
+        self._has_begun = self._stopped = False
+        self._failure: str | None = None
         self._given_up: set[str] = set()
         self.several_workers = False
         self.first_step = self._idle_until = 0
@@ -115,6 +114,7 @@ class Session:
         self.counters: Any = None
         self.counter_log: Any = None
         self.performance: Any = None
+        self._guard: Any = None
         self._layers: Any = None
         self._metrics: Any = None
         self._tasks: list[Task] = []
@@ -130,64 +130,42 @@ class Session:
         has_monitor = settings.log_dir is not None
         who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
         zeros = self.range_log.zeros
-        self.examiner = Examiner(log, verbose, share, self.budget, zeros, who)
+        locate = partial(self.bad_data.located, self)
+        in_a_row = self._in_a_row
+        self.examiner = Examiner(
+            log, verbose, share, self.budget, zeros, who, in_a_row, locate
+        )
         self.ranges = RangeReader(log, settings, self.range_log, self.budget)
         self.recorder = Recorder(settings.keep_failing_batches)
-        self.early_stop = EarlyStop(self.model, log, settings)
 
     @classmethod
-    def join(
-        cls,
-        callback,
-        settings: Settings,
-        on_diagnosis: Callable | None = None,
-        on_end: Callable | None = None,
-        forget: Callable | None = None,
-    ) -> "Session":
+    def join(cls, callback, settings: Settings) -> "Session":
         """Returns the session of a callback's model.
 
         Args:
-            callback: A `keras.callbacks.Callback`, in its `on_train_begin`.
+            callback: A `CopiedCallback`, in its `on_train_begin`.
             settings: `Settings`.
-            on_diagnosis: Function of `Examination`, batch and step, which
-                follows each diagnosis after skipped steps, for a callback that
-                audits the model at times of its own; with `raised=True` after
-                a step that has raised. Defaults to `None`.
-            on_end: Function without arguments, of that callback, for the end of
-                training. Defaults to `None`.
-            forget: The same for the end by an exception. Defaults to `None`.
         """
-        model = callback.model
+        model, params = callback.model, callback.params
         session = vars(model).get(SESSION_ATTRIBUTE)
-        if session and session._has(callback):
+        is_own = session is not None and session._params is params
+        if is_own and callback in session._members:
             raise ValueError(
                 "`callbacks` must not have one callback twice. Received: the "
                 f"same {type(callback).__name__} again: {callback!r}"
             )
         # It may be left from a `fit` that an exception ended.
-        if not session or session.started or not session._is_of(callback):
+        if not is_own or session.started:
             if session:
                 session.log.close()
             stop_watching(model)
-            session = vars(model)[SESSION_ATTRIBUTE] = cls(model, settings)
+            session = cls(model, params, settings)
+            vars(model)[SESSION_ATTRIBUTE] = session
         elif settings.log_dir is not None:
             session._check_only(settings)
             session._use(settings)
-        if on_diagnosis:
-            session._check_only_tuner()
-            session.on_diagnosis, session._on_end = on_diagnosis, on_end
-            session._forget = forget
-        session._params = callback.params
         session._members.append(callback)
         return session
-
-    def _is_of(self, callback):
-        """Whether this is the session of the callback's `fit`."""
-        # In which Keras gives all callbacks the same dict.
-        return callback.params is self._params
-
-    def _has(self, callback):
-        return self._is_of(callback) and callback in self._members
 
     def _check_only(self, settings):
         if self.settings.log_dir is not None:
@@ -197,12 +175,31 @@ class Session:
                 f"log_dir={settings.log_dir!r}"
             )
 
-    def _check_only_tuner(self):
+    def add_tuner(self, tuning):
+        """Lets a tuner repair what is found.
+
+        Args:
+            tuning: Object with `repair(examination, batch, step, raised)`, and
+                `end()`, which is called at the end of training.
+        """
         if self.has_tuner:
             raise ValueError(
                 "A `fit` can have one `PrecisionTuner` only. Received: two in "
                 "`callbacks`"
             )
+        self._tuner = tuning
+
+    def repair(self, examination, batch, step: int, raised: bool = False):
+        """Lets the tuner repair what a diagnosis has found, if there is one.
+
+        Args:
+            examination: `Examination`.
+            batch: What was examined, as `train_step` takes it.
+            step: Int.
+            raised: Boolean. Whether its step has raised. Defaults to `False`.
+        """
+        if self._tuner:
+            self._tuner.repair(examination, batch, step, raised)
 
     def leave(self, callback):
         """The last callback to leave closes the log."""
@@ -226,10 +223,8 @@ class Session:
             stack.callback(self._members.clear)  # Summaries ask them.
             with contextlib.suppress(Exception):
                 note_end(self, error)
-            if self._forget:
-                self._forget()
-            if self.on_abandoned:
-                self.on_abandoned()
+            for callback in self._members:
+                callback.abandoned()
 
     @property
     def step(self) -> int:
@@ -240,8 +235,7 @@ class Session:
 
     def begin_epoch(self, callback, epoch: int):
         """Starts counting the batches of an epoch."""
-        if callback is self._members[0] and self._can_start():
-            self._start()
+        if callback is self._members[0] and self._try_to_start():
             self._begin_epoch()
             self.counter_log.begin_epoch(self.step)
             self.bad_data.begin_epoch(self.step, epoch)
@@ -254,11 +248,10 @@ class Session:
         """Reads the counters before this step, if it is time to."""
         if callback is not self._members[0]:
             return
-        if not self._can_start():
+        if not self.started and not self._try_to_start():
             self._has_waited = True
             return
-        self._start()
-        keep_watching(self.model)
+        self._guard.keep()
         # After the first batch, Keras may show a progress bar.
         verbose = (self._params or {}).get("verbose")
         in_progress_bar(batch > 0 and verbose in (1, "auto"))
@@ -266,19 +259,18 @@ class Session:
         self.attempt("time steps", self.performance.clock.stamp, self.step)
         if self.step >= self._idle_until:
             self._act()
-        if self.early_stop.failed:
+        if self._failure:
             self._count.cancel_batch()
             self.raise_if_failed()
 
-    def _can_start(self):
-        # In a loop written by hand its first batch may build the model; `fit`
-        # makes the train function before it begins.
-        return (
-            self.started
-            or self.model.built
-            or self.model.train_function is not None
-            or self._has_waited
-        )
+    def _try_to_start(self):
+        """Starts, unless the first batch of a loop by hand has to build it."""
+        model = self.model
+        # `fit` makes the train function before it begins.
+        made = model.built or model.train_function is not None
+        if made or self._has_waited:
+            self._start()
+        return self.started
 
     def attempt(
         self, task: str, work: Callable, *arguments, who: str = ""
@@ -314,7 +306,6 @@ class Session:
             return lambda: 0 if condition() else math.inf
 
         records = at_once(lambda: not self.recorder.full)
-        is_first = at_once(lambda: self.step == self.first_step)
         is_read = at_once(
             lambda: self.examiner.armed or counters.step != self._asked_at
         )
@@ -337,18 +328,11 @@ class Session:
                 self._examine_scale_use,
                 at_once(self._is_scale_use_unknown),
             ),
-            Task("predict the loss scale", self._predict_scale, is_first),
             # What waits last goes first: a diagnosis may change dtypes.
             Task(
                 "measure layers",
                 lambda: ranges.read(self.model, self.step),
                 lambda: ranges.due_at,
-                thinned=True,
-            ),
-            Task(
-                "time steps",
-                self.performance.wait_if_affordable,
-                self.performance.due_at,
                 thinned=True,
             ),
             Task("keep failing batches", self._hold_batch, records),
@@ -357,7 +341,6 @@ class Session:
     def _act(self):
         """Does what is due, and notes when there is something to do again."""
         step = self.step
-        self.examiner.warn()
         if step > self.first_step:
             self.budget.begin()
         for task in self._tasks:
@@ -387,8 +370,18 @@ class Session:
     def begin_validation(self, callback):
         """Keeps the loss of the epoch, whose metric the validation resets."""
         if self.started and self._members[:1] == [callback]:
+            self._end_stretch(callback)
             self.attempt("log the loss", self._hold_loss)
             self.budget.pause()
+
+    def _end_stretch(self, callback):
+        known_length = bool((callback.params or {}).get("steps"))
+        self.performance.clock.end_epoch(known_length)
+
+    def wait(self):
+        """Waits for all steps so far."""
+        with self.counter_log.synchronized():
+            pass
 
     def _hold_loss(self):
         with self.counter_log.synchronized():
@@ -403,10 +396,9 @@ class Session:
         if callback is not self._members[0] or not self.started:
             return
         attempt = self.attempt
-        self.recorder.end_epoch()
         steps = (callback.params or {}).get("steps")
         attempted = None if steps else self.counters.attempted()
-        self.performance.clock.end_epoch(bool(steps))
+        self._end_stretch(callback)
         self._count.end_epoch(steps, attempted)
         step, metrics = self.step, self._metrics
         # The next epoch's sums begin at 0.
@@ -434,12 +426,51 @@ class Session:
             return
         with self.examiner.errors_reported(self.step):
             self.examiner.look_at_validation(
-                self.synchronized_model(), self.step, values, self.on_diagnosis
+                self.synchronized_model(), self.step, values, self.repair
             )
 
+    # Ending early.
+
+    def stop(self, reason: str):
+        """Stops training, once, or lets it end with an exception.
+
+        Args:
+            reason: String.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.on_stop == "raise":
+            where = self.log.folder or "the log of the first worker"
+            self.fail(
+                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
+                f"{where} for what is wrong, or pass `on_stop='stop'`."
+            )
+            return
+        self.model.stop_training = True
+        if self.settings.verbose:
+            print_message(f"MixPrecMonitor stops here: {reason}.")
+
+    def fail(self, reason: str):
+        """Lets `fit` end with an exception as soon as it can.
+
+        Args:
+            reason: String. Its message.
+        """
+        self._failure = reason
+
     def raise_if_failed(self):
-        """Ends `fit` with an exception if that was asked for."""
-        self.early_stop.raise_if_failed(self._members)
+        """Raises what was asked for, with our own callbacks at their end.
+
+        Others do not come to theirs, where `BackupAndRestore` deletes its
+        backup.
+        """
+        reason, self._failure = self._failure, None
+        if reason:
+            for callback in [*self._members]:
+                callback.on_train_end()
+            raise FloatingPointError(reason)
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""
@@ -452,16 +483,14 @@ class Session:
         self.synchronized_model()
         attempt("keep failing batches", self._keep_if_failed)
         self.performance.clock.end_epoch(known_length=True)
-        for part in self.recorder, self.examiner:
-            part.disarm()
-        self.examiner.warn()
+        self.examiner.disarm()
         attempt("read the counters", self._read_counters)
-        attempt("time steps", self.performance.finish, step)
+        attempt("time steps", self.performance.write, step, True)
         # What it shows may be reason for a diagnosis.
         attempt("measure layers", self.ranges.finish, self.model, step)
         attempt("diagnose", self._examine_at_the_end)
-        if self._on_end:
-            self._on_end()
+        if self._tuner:
+            self._tuner.end()
         if self.several_workers:
             attempt("share verdicts", self.share_verdicts)
         attempt("read the counters", self.counter_log.close)
@@ -497,13 +526,13 @@ class Session:
             self._next_agreement = first_step + settings.agree_every
         self._layers = LayerLog(model, log)
         self.counters = Counters(self.synchronized_model(), log, first_step)
+        self._guard = guard_of(model)
         self.counter_log = CounterLog(self, self.counters)
-        self.performance = PerformanceLog(self, first_step)
+        self.performance = PerformanceLog(self)
         self._metrics = MetricValues(log)
         self._tasks = self._all_tasks()
         function = TrainFunction.of(self.model)
         function.on_error = partial(explain_error, self)
-        self.examiner.locate = partial(self.bad_data.located, self)
         attempt = self.attempt
         attempt("log settings", self._log_settings)
         attempt("log layers", self.log_layers)
@@ -531,21 +560,15 @@ class Session:
         # On JAX reading `callback.model` sees to that.
         return self._members[0].model
 
-    def nonfinite_steps(self) -> tuple[int, int]:
-        """Returns how many steps were skipped or had a non-finite loss.
-
-        And how many were skipped since the last one applied.
-        """
-        with self.counter_log.synchronized():
-            now = self.counters.now()
-        return now.nonfinite, now.in_a_row
+    def _in_a_row(self):
+        return self.counter_log.seen.in_a_row if self.counter_log else 0
 
     # Reading, diagnosing.
 
     @property
     def has_tuner(self) -> bool:
         """Whether a `PrecisionTuner` is part of this `fit`."""
-        return self.on_diagnosis is not None
+        return self._tuner is not None
 
     def _examine_if_wanted(self):
         """Has the next batch diagnosed if there is reason to."""
@@ -556,7 +579,7 @@ class Session:
             self.examiner.on_next_batch(self.model, step, work)
 
     def _wants_diagnosis(self):
-        trouble = self.counter_log.state.trouble
+        trouble = self.counter_log.trouble
         taken = self.step - self.first_step
         dtypes = self._layers.dtypes
         return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
@@ -566,11 +589,9 @@ class Session:
             return
         # The first one happens once.
         is_overhead = self.examiner.schedule.cost is not None
-        who = "MixPrecMonitor" * self.settings.verbose
-        with self.examiner.diagnosing(step, is_overhead):
-            found = self.examiner.examine(self.model, batch, step, who)
-            if self.on_diagnosis:
-                self.on_diagnosis(*found, step)
+        self.examiner.diagnose(
+            self.model, batch, step, self.repair, is_overhead
+        )
 
     def _examine_at_the_end(self):
         """Diagnoses the first batch if no next one came after a reason to."""
@@ -605,7 +626,7 @@ class Session:
         A worker who stops while others go on lets them wait for ever.
         """
         self._next_agreement = self.step + self.settings.agree_every
-        reason = self.counter_log.state.reason_to_stop
+        reason = self.counter_log.reason_to_stop
         news = self.examiner.has_news
         flags = [reason is not None, news]
         unrecoverable, news = any_worker(self.model, flags)
@@ -613,7 +634,7 @@ class Session:
             self.share_verdicts()
         if unrecoverable:
             reason = reason or "another worker cannot go on"
-            self.early_stop.stop(self.step, reason)
+            self.stop(reason)
 
     def share_verdicts(self):
         """Reports what other workers have found; every worker must call it."""
@@ -638,15 +659,6 @@ class Session:
         with counters.synchronized():
             self.examiner.began(counters.loss.read())
 
-    def _predict_scale(self):
-        for reader in self.counters.all():
-            initial = getattr(reader.optimizer.rule, "initial_scale", None)
-            if initial == "auto" and not reader.optimizer.attempted_steps:
-                # Few runs begin with a scale that is measured.
-                from keras_mixprec.monitoring import first_scale
-
-                first_scale.arm_first_scale(self, reader)
-
     def _keep_if_failed(self):
         if not self.recorder.full:
             self.recorder.keep_if_failed(
@@ -655,7 +667,7 @@ class Session:
 
     def _hold_batch(self):
         step, optimizers = self.step + 1, self.counters.optimizers()
-        self.recorder.hold(self.model, step, optimizers)
+        self.recorder.hold(self.model, step, optimizers, self.examiner)
 
     def _read_counters(self):
         self.counter_log.read(self.step)
@@ -668,9 +680,9 @@ class Session:
 
     def _after_reading(self):
         self.performance.write(self.step)
-        reason = self.counter_log.state.reason_to_stop
+        reason = self.counter_log.reason_to_stop
         if reason and not self.several_workers:
-            self.early_stop.stop(self.step, reason)
+            self.stop(reason)
 
     def log_layers(self):
         """Logs what the layers compute in, if that has changed."""

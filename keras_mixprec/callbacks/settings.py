@@ -69,6 +69,9 @@ class CopiedCallback(keras.callbacks.Callback):
         if session := vars(self).get("_session"):
             session.budget.go_on()
 
+    def abandoned(self) -> None:
+        """An exception has ended `fit`."""
+
     def leave_out(self, seconds: float) -> None:
         """Takes note of a pause in `fit`, which is no time of training.
 

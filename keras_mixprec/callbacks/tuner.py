@@ -36,7 +36,7 @@ class PrecisionTuner(CopiedCallback):
     and then after four times as many as the time before, one batch is diagnosed
     as by `keras_mixprec.diagnose`. Steps count over
     all `fit` calls until the model is compiled again or its dtypes or weights
-    are set. A diagnosis that takes long shows its progress. A loss scale at
+    are set. A diagnosis that takes long is announced. A loss scale at
     which gradients vanish is raised to where they survive, and a fixed one is
     set to the scale that suits all layers if there is one; where it cannot be
     set, the history says once which one is needed. The smallest set
@@ -239,15 +239,7 @@ class PrecisionTuner(CopiedCallback):
         model = self.model
         repairs = Repairs.of(model)
         known = None if self._is_dry else self._disk.load(model)
-        self._session = Session.join(
-            self,
-            Settings(verbose=self.verbose),
-            on_diagnosis=lambda *found, **how: self._tuning.repair(
-                *found, **how
-            ),
-            on_end=lambda: self._tuning.end(),
-            forget=lambda: self._tuning and self._tuning.forget(),
-        )
+        self._session = Session.join(self, Settings(verbose=self.verbose))
         if self._tuning is None or self._tuning.repairs is not repairs:
             self.history = []
         file = "" if self._is_dry else str(self._disk.path)
@@ -262,6 +254,7 @@ class PrecisionTuner(CopiedCallback):
             self._held_back,
             self._has_validated,
         )
+        self._session.add_tuner(self._tuning)
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
@@ -288,7 +281,6 @@ class PrecisionTuner(CopiedCallback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Reads the counters at the end of the epoch."""
         self._session.end_epoch(self, logs)
-        self._tuning.end_epoch()
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""
@@ -309,6 +301,11 @@ class PrecisionTuner(CopiedCallback):
             print_message(f"PrecisionTuner: {said}")
         session.leave(self)
         session.raise_if_failed()
+
+    def abandoned(self) -> None:
+        """Drops what must not outlive a `fit` that an exception has ended."""
+        if self._tuning:
+            self._tuning.forget()
 
     def _start_from(self, plan, state):
         """Follows what fits of the plan; names and returns what does not."""

@@ -5,18 +5,13 @@ from typing import Any
 
 from keras.utils import unpack_x_y_sample_weight
 
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import (
-    build_for,
     large_inputs,
     loss_in_float32,
     nonfinite_rows,
-    packed,
-    to_tensors,
 )
-from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.course import Course
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import (
@@ -24,10 +19,8 @@ from keras_mixprec.diagnosis.examination import (
     Finding,
     examine,
 )
-from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.dry_step import exact_step
 
 
 def examine_in_training(
@@ -56,24 +49,6 @@ def examine_in_training(
         ]
         return Examination(causes or [Finding(verdict, [])])
     return _with_foreseen(model, found, step, schedule.forecast)
-
-
-def suitable_scale_bits(model, batch) -> float:
-    """Returns the power of two that suits a batch's gradients.
-
-    At which those of most float16 layers survive, as they are in float32:
-    after the adaptive loss scaling of Zhao et al., 2019 (arXiv 1910.12385).
-
-    Args:
-        model: A compiled `keras.Model`.
-        batch: As `train_step` takes it.
-    """
-    data = to_tensors(unpack_x_y_sample_weight(batch), model)
-    build_for(model, data)
-    batch = packed(data, like=batch)
-    with active.processes().single_process(model):
-        search = Search(model, batch, exact_step(model, batch), compiled=False)
-        return search.predict_scale_bits(effective_update(model))
 
 
 def _divergence(model, batch, found, first, step, schedule):

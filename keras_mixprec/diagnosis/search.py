@@ -21,7 +21,6 @@ from keras_mixprec.diagnosis.culprit import (
 from keras_mixprec.diagnosis.run import Run
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
@@ -110,7 +109,6 @@ def _ranked(run, low):
         doubtful = own >= thresholds.NEGLIGIBLE
         key = (not begins, not doubtful, call.nested, -own, order)
         keys[call.path] = min(key, keys.get(call.path, key))
-        tick()
     return sorted(keys, key=keys.get)
 
 

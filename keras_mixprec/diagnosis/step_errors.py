@@ -30,7 +30,6 @@ from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.interruption import Interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
@@ -127,7 +126,6 @@ def without_what_raises(
 
 def _compiles(compile_run, layers):
     """Whether XLA compiles a run with some layers in float32."""
-    tick()
     try:
         with computing_in("float32", layers):
             compile_run()

@@ -23,7 +23,6 @@ from keras_mixprec.diagnosis.search import culprits_of
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.step_run import StepRun
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import tick
 from keras_mixprec.numerics.dry_step import DryStep, exact_step
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
@@ -266,7 +265,6 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
             if [a.shape for a in forward] == [a.shape for a in wide]:
                 own["forward"] = relative_error(forward, wide)
         fed_by_weights |= bool(call.layer.trainable_variables)
-        tick()
     return errors
 
 

@@ -17,17 +17,16 @@ from keras_mixprec.keras_internals import AutocastScope
 from keras_mixprec.loss_scaling.current_step import loss_kinds
 
 
-def step_state(model: keras.Model, arguments: tuple, kept: list) -> "StepState":
+def step_state(model: keras.Model, arguments: tuple) -> "StepState":
     """Returns the `StepState` of a step that is about to be taken.
 
     Args:
         model: The `keras.Model`.
         arguments: Those of `train_step`; JAX passes the state first.
-        kept: List of the variables that may have to be restored.
     """
     if keras.backend.backend() == "jax":
         return _FunctionalStepState(model, arguments[0])
-    return StepState(model, kept)
+    return StepState(model)
 
 
 class StepState:
@@ -35,16 +34,15 @@ class StepState:
 
     Attributes:
         logs: As the step returned them; may be changed if it is a dict.
-        may_make_variables: Boolean. Whether the step may make new ones.
     """
 
-    may_make_variables = True
-
-    def __init__(self, model, kept):
+    def __init__(self, model):
         self.logs = None
         self._model = model
         # Copies, since torch writes into the variables' own memory.
-        self._before = {id(v): ops.copy(v.value) for v in kept}
+        self._before = {
+            id(v): ops.copy(v.value) for v in model.metrics_variables
+        }
 
     def weights(self) -> list:
         """Returns the float tensors that the step computes with."""
@@ -72,14 +70,13 @@ class StepState:
         """
         variable.assign(value)
 
-    def restore(self, bad, variables: list):
-        """Gives variables their values of before the step, if it was bad.
+    def restore(self, bad):
+        """Gives metrics the state of before the step, if it was bad.
 
         Args:
             bad: Boolean tensor.
-            variables: List of variables of metrics.
         """
-        for variable in variables:
+        for variable in self._model.metrics_variables:
             # Some metrics make theirs only in the step, of zeros.
             old = self._before.get(id(variable), 0)
             new = self.value(variable)
@@ -101,8 +98,6 @@ class StepState:
 
 class _FunctionalStepState(StepState):
     """The same on JAX, where a step is a function of the state."""
-
-    may_make_variables = False
 
     def __init__(self, model, state):
         self.logs = None
@@ -142,10 +137,12 @@ class _FunctionalStepState(StepState):
 
     def remember_loss(self, histories):
         for history in histories:
-            if (counts := self.value(history.counts)) is not None:
-                rows = self.value(history.recent_inputs)
-                rows = history.remember_loss(counts, rows, loss_kinds())
-                self.assign(history.recent_inputs, rows)
+            rows = history.remember_loss(
+                self.value(history.counts),
+                self.value(history.recent_inputs),
+                loss_kinds(),
+            )
+            self.assign(history.recent_inputs, rows)
 
     def returned(self):
         state = ([self._after[id(v)] for v in own] for own in self._lists)

@@ -99,7 +99,6 @@ class TrainFunction:
         self.on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
-        self._refused = None
         # While something waits: what is called instead, and before that.
         self._tap: Callable | None = None
         self._below: Callable | None = None
@@ -206,7 +205,10 @@ class TrainFunction:
     @property
     def is_guarded(self) -> bool:
         """Whether a guarded one is what the model trains with."""
-        return self._guarded is not None and self.own is self._guarded
+        guarded = self._guarded
+        if guarded is None or self._model.train_function is guarded:
+            return guarded is not None
+        return self.own is guarded
 
     def guard(self, in_steps: Replacements, wrapped: Callable):
         """Lets the model train with a guarded one, compiled if need be.
@@ -228,87 +230,26 @@ class TrainFunction:
         # that it knows, of another loss, metric or optimizer.
         original = model.train_step
         step = wrapped(original)
-        on_torch = keras.backend.backend() == "torch"
-        if on_torch:
-            step = self._keeping_refused(step)
         setattr(step, STAND_IN, original)
         in_steps.add(model, "train_step", step)
         with in_steps.in_place():
             model.make_train_function(force=True)
         self._guarded = model.train_function
-        if on_torch:
+        if keras.backend.backend() == "torch":
             # There a train function looks `train_step` up in each call.
             self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
     def _in_place_for(self, train, in_steps):
         @functools.wraps(train)
-        def guarded(*args):
-            self._refused = None
+        def guarded(data):
             try:
                 with in_steps.in_place():
-                    return train(*args)
+                    return train(data)
             except Exception as error:
-                batch, self._refused = self._refused, None
-                if batch is None or not self.on_error:
-                    raise
-                if not self.on_error(error, batch):
+                if not (self.on_error and self.on_error(error, data[0])):
                     raise
             # Another one by now.
-            return self.own(*args)
+            return self.own(data)
 
         return guarded
-
-    def _keeping_refused(self, step):
-        @functools.wraps(step)
-        def keeping(batch):
-            try:
-                return step(batch)
-            except Exception:
-                self._refused = batch
-                raise
-
-        return keeping
-
-
-class BatchCapture:
-    """Holds the batch of one step until it is asked for. Nothing is copied."""
-
-    def __init__(self):
-        self._held = self._function = None
-        self._describe: Callable = lambda: None
-
-    def hold(self, model, describe: Callable = lambda: None):
-        """Holds the next batch that `model` trains on.
-
-        Args:
-            model: The `keras.Model`.
-            describe: Function, called before the step is taken. Defaults to
-                one that returns `None`.
-
-        Raises:
-            NotImplementedError: If batches cannot be held.
-        """
-        if getattr(model, "steps_per_execution", 1) > 1:
-            raise NotImplementedError("several steps in one execution")
-        self.end_epoch()
-        self._describe, self._function = describe, TrainFunction.of(model)
-        self._function.before_next(self._visit)
-
-    def _visit(self, batch):
-        self._held = None if batch is None else (batch, self._describe())
-
-    def take(self) -> tuple | None:
-        """Returns the batch and what `describe` returned, once."""
-        held, self._held = self._held, None
-        return held
-
-    def end_epoch(self):
-        """Waits no more for a batch: there was none left to hold."""
-        if self._function:
-            self._function.cancel(self._visit)
-
-    def disarm(self):
-        """Holds no batch after all."""
-        self.end_epoch()
-        self._held = None

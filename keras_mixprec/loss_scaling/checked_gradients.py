@@ -1,5 +1,6 @@
 """One step: check all gradients, agree, then apply everywhere or nowhere."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +51,17 @@ class CheckedGradients:
             i for i, g in enumerate(self._gradients) if g is not None
         ]
         self._given = [self._gradients[i] for i in self._present]
-        self.finite, self.norms, self.flags = self._examine(seen)
+        present = [variables[i] for i in self._present]
+        order = variable_indices(optimizer, present)
+        self._count = len(updated_variables(optimizer))
+        in_order = order == list(range(self._count))
+        self._order = None if in_order else np.array(order)[:, None]
+        self.finite, self.norms, self.flags = self._examine(present, seen)
 
-    def _examine(self, seen):
+    def _examine(self, variables, seen):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
-        maxima = [self._maximum(self._variables[i]) for i in self._present]
+        maxima = [_maximum(v.dtype) for v in variables]
         shares = [
             _SPARSE_SHARE if backend.is_sparse(g) else 1.0 for g in gradients
         ]
@@ -78,9 +84,8 @@ class CheckedGradients:
                 overflows = ops.max(overflows)
             fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
             fits = ops.logical_and(fits, fitted)
-        flags = ops.where(fits, 0, 1)
-        in_order = [self._in_build_order(v) for v in (norms, flags)]
-        return ops.all(fits), *in_order
+        flags = self._in_build_order(ops.where(fits, 0, 1))
+        return ops.all(fits), self._in_build_order(norms), flags
 
     def _over_replicas(self, magnitudes):
         # Replicas add their gradients up after this: the sum of the norms
@@ -91,19 +96,11 @@ class CheckedGradients:
             factor = ops.where(np.array(keep), 1.0, factor)
         return self._backend.sum_over_replicas(magnitudes * factor)
 
-    @staticmethod
-    def _maximum(variable):
-        dtype = getattr(variable.dtype, "name", variable.dtype)
-        return min(get_format(dtype).maximum, _FLOAT32_MAX)
-
     def _in_build_order(self, values):
-        given = [self._variables[i] for i in self._present]
-        order = variable_indices(self._optimizer, given)
-        count = len(updated_variables(self._optimizer))
-        if order == list(range(count)):
+        if self._order is None:
             return values
-        shape = (count, *values.shape[1:])
-        return ops.scatter(np.array(order)[:, None], values, shape)
+        shape = (self._count, *values.shape[1:])
+        return ops.scatter(self._order, values, shape)
 
     def commit(self, finite):
         """Applies the update if `finite`, and records the step.
@@ -157,6 +154,11 @@ class CheckedGradients:
         if unscaled[first] is given[first] and not self._keep[first]:
             self._optimizer._stages.steps(given)
         return unscaled
+
+
+@functools.cache
+def _maximum(dtype):
+    return min(get_format(getattr(dtype, "name", dtype)).maximum, _FLOAT32_MAX)
 
 
 def overflowing(gradients):

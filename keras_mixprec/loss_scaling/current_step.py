@@ -45,10 +45,13 @@ def loss_kinds():
     All are 0 if it is finite, or not known.
     """
     loss = getattr(_STEP, "loss", None)
-    if loss is None:
-        return ops.zeros((3,))
-    infinite = [ops.equal(loss, sign * np.inf) for sign in (1, -1)]
-    kinds = [ops.any(kind) for kind in (*infinite, ops.isnan(loss))]
+    return ops.zeros((3,)) if loss is None else kinds_of(loss)
+
+
+def kinds_of(tensor):
+    """Returns which of `NONFINITE_KINDS` a tensor holds, float32 `(3,)`."""
+    infinite = [ops.equal(tensor, sign * np.inf) for sign in (1, -1)]
+    kinds = [ops.any(kind) for kind in (*infinite, ops.isnan(tensor))]
     return ops.cast(ops.stack(kinds), "float32")
 
 

@@ -26,9 +26,7 @@ class DynamicLossScale(LossScale):
     Args:
         initial_scale: Float, dimensionless. Scale of the first step. Too high
             costs one skipped step per halving, too low a growth interval per
-            doubling. `"auto"` lets `MixPrecMonitor` predict it from the
-            gradients of the first batch; without the monitor it is `2.0**15`.
-            Defaults to `2.0**15`.
+            doubling. Defaults to `2.0**15`.
         growth_factor: Float > 1. Defaults to `2.0`; powers of two make
             scaling and unscaling exact.
         backoff_factor: Float in (0, 1). Defaults to `0.5`.
@@ -74,7 +72,7 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        initial_scale: float | str = 2.0**15,
+        initial_scale: float = 2.0**15,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
@@ -83,9 +81,7 @@ class DynamicLossScale(LossScale):
         min_scale: float | None = 2.0**-14,
         max_scale: float | None = 2.0**32,
     ):
-        self.initial_scale = initial_scale
-        if initial_scale != "auto":
-            self.initial_scale = check_scale("initial_scale", initial_scale)
+        self.initial_scale = check_scale("initial_scale", initial_scale)
         self.growth_factor = check_number("growth_factor", growth_factor, low=1)
         if np.float32(self.growth_factor) == 1:
             raise ValueError(
@@ -112,7 +108,7 @@ class DynamicLossScale(LossScale):
         self.max_scale = check_scale("max_scale", max_scale, optional=True)
         low = self.min_scale or 0.0
         high = self.max_scale or np.inf
-        if not low <= self._initial_scale() <= high:
+        if not low <= self.initial_scale <= high:
             raise ValueError(
                 "`initial_scale` must lie between `min_scale` and "
                 f"`max_scale`. Received: min_scale={min_scale!r}, "
@@ -206,11 +202,7 @@ class DynamicLossScale(LossScale):
         )
 
     def _initial_scale(self):
-        if self.initial_scale != "auto":
-            return self.initial_scale
-        return min(
-            max(2.0**15, self.min_scale or 0.0), self.max_scale or np.inf
-        )
+        return self.initial_scale
 
     def _initial_counts(self):
         return -self._quirks.extra_good_steps, self.hysteresis

@@ -116,6 +116,10 @@ def _declared(count, state, windows):
         _Declared("recent_inputs", (CAPACITY, parts + 1), "int32"),
         # Whether a weight was not finite at the last skipped step.
         _Declared("lost_weights", (), "int32"),
+        # What the guard of metrics counts: losses of each kind, and whether the
+        # last epoch had no finite one.
+        _Declared("nonfinite_losses", (kinds,), "int32"),
+        _Declared("epoch_lost", (), "int32"),
         _Declared("changed_steps", (CHANGES, 3), "int32"),
         _Declared("changed_scales", (CHANGES, 2), "float32"),
         *window,
@@ -215,11 +219,12 @@ class StepHistory(KerasSaveable):
             after: The `LossScaleState` after it.
         """
         xp = namespace(finite)
-        bad = _integer(xp, xp.logical_not(finite))
-        moved = _integer(xp, xp.not_equal(after.scale, before.scale))
-        changed = xp.maximum(bad, moved)
+        bad = xp.logical_not(finite)
+        moved = xp.not_equal(after.scale, before.scale)
+        changed = xp.where(xp.logical_or(bad, moved), np.int32(1), np.int32(0))
+        bad = xp.where(bad, np.int32(1), np.int32(0))
         skipped = counts[SKIPPED] + bad
-        steps = _integers(xp, (after.steps, skipped, bad))
+        steps = xp.stack([after.steps, skipped, bad])
         scales = xp.stack([before.scale, after.scale])
         # Before counts are written: on torch those read are the same memory.
         if xp is ops:
@@ -233,7 +238,7 @@ class StepHistory(KerasSaveable):
             after.hysteresis_left,
             counts[CHANGED] + changed,
         )
-        self.counts.assign(_integers(xp, new))
+        self.counts.assign(xp.stack(new))
         self.gradient_norms.assign(norms)
         self.pending_scale.assign(after.pending_scale)
 
@@ -313,9 +318,9 @@ class StepHistory(KerasSaveable):
             for (step, skipped, bad), scale in zip(steps, scales, strict=True)
         ]
 
-    def read_kinds(self):
-        """Returns in how many steps a gradient held each `NONFINITE_KINDS`."""
-        return count_kinds(self._read(self.nonfinite_counts))
+    def read_kinds(self, name):
+        """Returns `nonfinite_counts` or `nonfinite_losses` by kind."""
+        return count_kinds(self._read(getattr(self, name)))
 
     def save_own_variables(self, store):
         """Writes the history beside the optimizer's own variables.
@@ -366,14 +371,6 @@ def _write(ring, row, value):
 def _slots(capacity, count):
     """Where a ring keeps the last of so many entries, in order."""
     return np.arange(max(count - capacity, 0), count) % capacity
-
-
-def _integer(xp, value):
-    return ops.cast(value, "int32") if xp is ops else np.int32(value)
-
-
-def _integers(xp, values):
-    return xp.stack([_integer(xp, value) for value in values])
 
 
 def _if(skipped, compute, otherwise):

@@ -572,7 +572,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
         """
-        return self.history.read_kinds() if self.built else count_kinds()
+        return self._count_kinds("nonfinite_counts")
+
+    def nonfinite_losses(self) -> dict:
+        """Returns how many batches of `fit` had a loss that is not finite.
+
+        A dict with `"inf"`, `"-inf"` and `"nan"`. It is counted while a
+        callback of this package watches; each replica counts its own part.
+        """
+        return self._count_kinds("nonfinite_losses")
+
+    def _count_kinds(self, name):
+        return self.history.read_kinds(name) if self.built else count_kinds()
 
     def gradient_norms(self) -> dict:
         """Returns, by variable path, the last step's unscaled gradient norm.
@@ -608,15 +619,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
         self.history.pending_scale.assign(scale)
-
-    def skipped_step_numbers(self) -> np.ndarray:
-        """Returns the numbers of skipped steps, rising.
-
-        They count attempted steps from 1. Those among the last 1,024 steps that
-        were skipped or changed the loss scale.
-        """
-        changes = self.history.read_changes() if self.built else []
-        return np.array([c.step for c in changes if c.was_skipped], int)
 
     def step_counts(self) -> tuple:
         """Returns attempted, skipped and consecutive skipped steps."""
@@ -733,9 +735,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ),
             **({"discard_window": True} if self.window else {}),
         }
-        # Keras' class knows no "auto".
-        known = getattr(rule, "initial_scale", "auto") != "auto"
-        if type(rule) is DynamicLossScale and known:
+        if type(rule) is DynamicLossScale:
             plain = DynamicLossScale(
                 initial_scale=rule.initial_scale,
                 growth_interval=rule.growth_interval,

@@ -156,7 +156,9 @@ class StepStages:
 def _marks(tensors):
     """Marks tensors, to know them again, without keeping them in memory."""
     return {
-        id(t): (_reference(t), _version(t)) for t in tensors if t is not None
+        id(t): (_reference(t), getattr(t, "_version", None))
+        for t in tensors
+        if t is not None
     }
 
 
@@ -165,12 +167,8 @@ def _is_marked(marks, tensor, written=False):
     reference, version = marks.get(id(tensor), (lambda: marks, None))
     if reference() is not tensor:
         return False
-    return written or version == _version(tensor)
-
-
-def _version(tensor):
-    """What each write into the memory of a tensor of torch counts up."""
-    return getattr(tensor, "_version", None)
+    # Each write into the memory of a tensor of torch counts it up.
+    return written or version == getattr(tensor, "_version", None)
 
 
 def _reference(thing):

@@ -24,10 +24,8 @@ Files:
 - `low_scale.py`: a loss scale that fell far below what gradients need.
 - `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
   them.
-- `audit_schedule.py`: when a model is due for an audit; `progress.py`: how far
-  a long one is.
+- `audit_schedule.py`: when a model is due for an audit.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
-- `first_scale.py`: the loss scale that a run begins with, if it is measured.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which
   had bad data.
 - `metric_values.py`: metrics that float16 makes infinite or NaN.

@@ -228,7 +228,7 @@ def _knows_all(model):
 def _guard(model):
     guard = guard_of(model)
     if not guard.function.fits:
-        guard = MetricGuard(model, guard.nonfinite_losses)
+        guard = MetricGuard(model)
         vars(model)[_GUARD_ATTRIBUTE] = guard
     guard.start()
 

@@ -43,7 +43,6 @@ class AuditSchedule:
             repaired. Otherwise the next `fit` starts a new schedule.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
         forecast: `AuditForecast` from the headroom at each audit.
-        urgent: Boolean. Whether the next audit is brought forward.
         scale_use_known: Boolean. Whether it is known how the model's step
             uses the loss scale.
     """
@@ -54,7 +53,6 @@ class AuditSchedule:
     all_repaired: bool = True
     cost: float | None = None
     forecast: AuditForecast = dataclasses.field(default_factory=AuditForecast)
-    urgent: bool = False
     scale_use_known: bool = False
     _audits: int = 0
     _next: int = 0
@@ -85,16 +83,8 @@ class AuditSchedule:
         self._compared = steps if due else self._compared
         return due
 
-    def due(self, taken: int) -> bool:
-        """Whether it is time for the next audit.
-
-        Args:
-            taken: Int. Steps taken in this `fit`.
-        """
-        return self.steps_left(taken) <= 0
-
     def steps_left(self, taken: int) -> int:
-        """Returns how many steps there are to the next audit.
+        """Returns how many steps there are to the next audit, if any.
 
         Args:
             taken: Int. Steps taken in this `fit`.
@@ -111,7 +101,7 @@ class AuditSchedule:
         later = [date for date in _AUDITS if date > steps]
         self._next = later[0] if later else _AUDITS_GROW * steps
         self._audits += 1
-        self._last, self.urgent = steps, False
+        self._last = steps
 
     def hurry(self) -> int | None:
         """Brings the next audit forward if a layer overflows before it.
@@ -126,7 +116,7 @@ class AuditSchedule:
         if self._last + left >= self._next or self._hurries >= _HURRIES:
             return None
         steps = max(int(left / 2), 1)
-        self._next, self.urgent = self._last + steps, True
+        self._next = self._last + steps
         self._hurries += 1
         return steps
 

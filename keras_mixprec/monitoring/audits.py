@@ -28,6 +28,7 @@ from keras_mixprec.monitoring.audit_schedule import (
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
+from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -42,6 +43,10 @@ _PAUSE = 128
 # Steps that a diagnosis is taken to cost: a run that shows nothing has one when
 # these are the share of its steps that monitoring may take.
 _COST = 20
+
+# A diagnosis that takes longer than so many seconds is announced; the first one
+# of more layers than this is expected to.
+_PATIENCE, _MANY = 2.0, 30
 
 
 class Examiner:
@@ -59,32 +64,35 @@ class Examiner:
         budget: `OverheadBudget`.
         zeros: `ZeroGradients` of the readings.
         who: String. The callback that asks, unless another one does.
+        in_a_row: Function that returns the steps skipped since the last one
+            applied, as last read.
+        locate: Function of a `Verdict` of bad data and the step of its batch,
+            `None` if that is not known, that returns it with what else is known
+            of bad data.
 
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
-        in_a_row: Int. Steps skipped since the last one applied, as last read.
         paused_until: Int. The step before which no other diagnosis is made,
             after what no precision repairs.
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
         is_before_step: Boolean. Whether a step has begun that a diagnosis is
             made before. On JAX it has taken the variables of `fit` with it.
-        locate: Function of a `Verdict` of bad data and the step of its batch,
-            `None` if that is not known, that returns it with what else is known
-            of bad data; `None` for none.
     """
 
-    def __init__(self, log, verbose, max_overhead, budget, zeros, who):
+    def __init__(
+        self, log, verbose, max_overhead, budget, zeros, who, in_a_row, locate
+    ):
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
-        self.in_a_row = 0
         self.paused_until = 0
         self._first = _COST / max_overhead if max_overhead else math.inf
         self._log = log
         self._verbose = verbose
         self._budget = budget
         self._zeros = zeros
+        self._in_a_row, self._locate = in_a_row, locate
         self.who = who
         self._examined_zeros = False
         self._examined_at = self._last_errors = -1
@@ -93,9 +101,6 @@ class Examiner:
         self._collapse = None
         self._examined_trouble = self._found = False
         self.gave_up = False
-        self.locate: Callable | None = None
-        # Before a step: warnings that are true once that is taken.
-        self._unsaid: list = []
         self.is_before_step = False
         self._step = 0
         self._validation: Any = None
@@ -176,27 +181,56 @@ class Examiner:
         begun = [steps[0] for steps in self._zeros.lasting().values()]
         return any(step > self._examined_at for step in begun)
 
-    @contextlib.contextmanager
-    def diagnosing(self, step: int, is_overhead: bool, who: str = ""):
-        """Context of `examine` and of what follows from what that returns.
+    def diagnose(
+        self,
+        model,
+        batch,
+        step: int,
+        follow_up: Callable,
+        is_overhead: bool,
+        rows: Callable | None = None,
+        who: str = "",
+        verbose: int | None = None,
+    ) -> Any:
+        """Diagnoses a batch, and follows what is found up.
 
         Whatever fails in it ends diagnoses, not training.
 
         Args:
-            step: Int.
+            model: As for `examine`.
+            batch: As for `examine`.
+            step: As for `examine`.
+            follow_up: Function of an `Examination`, the rows that were
+                examined, and the step.
             is_overhead: Boolean. Whether it counts as overhead.
+            rows: As for `examine`.
             who: String. The callback that asks, if it is another one.
+            verbose: `0` or `1`. Whether that shows its progress.
+
+        Returns:
+            What `follow_up` returns, `None` if anything fails.
         """
-        with self._asked_by(who or self.who), self.errors_reported(step):
-            started = _clock.now()
-            self._last_kinds = set()
+        who, verbose = who or self.who, verbose or self._verbose
+        self._last_kinds = set()
+        with self.errors_reported(step, who), self._timed(is_overhead) as took:
             try:
-                yield
+                found = self.examine(model, batch, step, who * verbose, rows)
+                return follow_up(*found, step)
             finally:
-                cost = self.schedule.cost = _clock.now() - started
-                self._budget.add(DIAGNOSES, cost, is_overhead)
+                self.schedule.cost = took()
                 if not self._last_kinds.isdisjoint(_LASTING):
                     self.paused_until = step + _PAUSE
+        return None
+
+    @contextlib.contextmanager
+    def _timed(self, is_overhead=False):
+        """Context of a diagnosis; yields a function that returns its time."""
+        started = _clock.now()
+        try:
+            yield lambda: _clock.now() - started
+        finally:
+            seconds = _clock.now() - started
+            self._budget.add(DIAGNOSES, seconds, is_overhead)
 
     def examine(
         self, model, batch, step: int, who: str, rows=None, raised=False
@@ -218,44 +252,42 @@ class Examiner:
         """
         # With 20 other files, which a run without a diagnosis has no use for.
         from keras_mixprec.diagnosis.in_training import examine_in_training
-        from keras_mixprec.monitoring.progress import progress
 
         when = f"after step {step}" if step else "before the first step"
-        with progress(model, who, when, self.schedule.cost) as shown:
-            first = self._first_batch
-            few = rows(batch) if rows else batch
-            try:
-                found = examine_in_training(
-                    model, few, step, self.schedule, first, raised
-                )
-            except active.replay().REFUSALS:
-                if few is batch:
-                    raise
-                # The model may be made for batches of one size.
-                few = batch
-                found = examine_in_training(
-                    model, few, step, self.schedule, first, raised
-                )
-            at = step + 1 if raised or self.is_before_step else None
-            found = found._replace(
-                findings=[self._located(f, at) for f in found.findings]
+        conclude = _announce(model, who, when, self.schedule.cost)
+        first = self._first_batch
+        few = rows(batch) if rows else batch
+        try:
+            found = examine_in_training(
+                model, few, step, self.schedule, first, raised
             )
-            shown.findings = [
-                finding
-                for finding in found.findings
-                if finding.verdict.kind != "scale_search"  # That is normal.
-            ]
-        self._last_kinds = {f.verdict.kind for f in found.findings}
-        self._report([f.verdict for f in shown.findings], step)
+        except active.replay().REFUSALS:
+            if few is batch:
+                raise
+            # The model may be made for batches of one size.
+            few = batch
+            found = examine_in_training(
+                model, few, step, self.schedule, first, raised
+            )
+        at = step + 1 if raised or self.is_before_step else None
+        found = found._replace(
+            findings=[self._located(f, at) for f in found.findings]
+        )
+        verdicts = [finding.verdict for finding in found.findings]
+        self._last_kinds = {verdict.kind for verdict in verdicts}
+        # A search for the scale is normal.
+        faults = [v for v in verdicts if v.kind != "scale_search"]
+        conclude(faults)
+        self._report(faults, step)
         self.log_errors(found.errors, step)
         self._examined_at = step
         return found, few
 
     def _located(self, finding, at):
         verdict = finding.verdict
-        if verdict.kind != "bad_data" or self.locate is None:
+        if verdict.kind != "bad_data":
             return finding
-        return finding._replace(verdict=self.locate(verdict, at))
+        return finding._replace(verdict=self._locate(verdict, at))
 
     def look_at_validation(self, model, step: int, values: dict, follow_up):
         """Reports what is wrong with a validation.
@@ -265,7 +297,7 @@ class Examiner:
             step: Int.
             values: Dict from metrics to numbers, as `validated` returns it.
             follow_up: Function of an `Examination`, a batch and a step that
-                repairs layers, or `None`.
+                repairs layers.
         """
         # With the diagnosis, which a run without validation has no use for.
         from keras_mixprec.diagnosis.examination import Examination
@@ -285,7 +317,7 @@ class Examiner:
         for event in events:
             self._log.event(step, event)
         self._report([f.verdict for f in findings], step)
-        if follow_up and any(f.layers for f in findings):
+        if any(f.layers for f in findings):
             follow_up(Examination(findings), batch, step)
 
     def examine_scale_use(self, model, batch, step: int):
@@ -296,12 +328,11 @@ class Examiner:
             batch: As for `examine`.
             step: Int.
         """
-        started = _clock.now()
-        with self.errors_reported(step):
+        # If it fails, so will the step itself, or the first diagnosis.
+        with contextlib.suppress(Exception), self._timed():
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
             self._report(examine_scale_use(model, batch, step), step)
-        self._budget.add(DIAGNOSES, _clock.now() - started, False)
 
     def exact_loss(self, model, batch, step: int) -> float:
         """Returns the loss of a batch in float32, NaN if there is none.
@@ -311,16 +342,12 @@ class Examiner:
             batch: As for `examine`, or `None`.
             step: Int.
         """
-        loss, started = np.nan, _clock.now()
-        with self.errors_reported(step):
+        with self.errors_reported(step), self._timed():
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
-                loss = loss_in_float32(model, batch)
-        seconds = _clock.now() - started
-        # It is a part of a repair.
-        self._budget.add(DIAGNOSES, seconds, is_overhead=False)
-        return loss
+                return loss_in_float32(model, batch)
+        return np.nan
 
     def on_next_batch(self, model, step: int, work):
         """Calls `work(batch)` before the model trains on its next batch.
@@ -347,12 +374,6 @@ class Examiner:
             with self.errors_reported(self._step):
                 work(batch)
         self.is_before_step = False
-
-    def warn(self):
-        """Says what is true only now that the step is taken."""
-        unsaid, self._unsaid = self._unsaid, []
-        for said in unsaid:
-            warn_disabled(*said)
 
     def disarm(self):
         """Diagnoses no batch after all: there may be none before `fit` ends."""
@@ -416,16 +437,17 @@ class Examiner:
         if event and self._examined_at < 0:
             self._log.event(step, event)
 
-    def give_up(self, step: int, reason):
+    def give_up(self, step: int, reason, who: str = ""):
         """Reports that diagnoses fail; training continues.
 
         Args:
             step: Int.
             reason: The exception.
+            who: String. The callback that asked, if it is another one.
         """
         self.gave_up = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
-        self._warn("diagnose this model", reason)
+        warn_disabled("diagnose this model", reason, who or self.who)
 
     def log_errors(self, errors: dict, step: int):
         """Logs what a diagnosis measured, once for each step."""
@@ -438,41 +460,24 @@ class Examiner:
             self._log.heat(step, table, list(errors), AUDITED, ERRORS)
 
     @contextlib.contextmanager
-    def _asked_by(self, who):
-        before, self.who = self.who, who
-        try:
-            yield
-        finally:
-            self.who = before
-
-    @contextlib.contextmanager
-    def errors_reported(self, step: int):
+    def errors_reported(self, step: int, who: str = ""):
         """Context in which what fails ends diagnoses, not training.
 
         Args:
             step: Int.
+            who: String. The callback that asks, if it is another one.
         """
         try:
             yield
-        except NotBuiltError as error:
-            self._put_off(step, error)
+        except NotBuiltError as error:  # The first step has to build it.
+            if NotBuiltError not in self._reported:
+                self._reported.add(NotBuiltError)
+                self._log.event(step, failure_event("diagnosis_failed", error))
+                what = "diagnose this model before its first step"
+                warn_disabled(what, error, who or self.who)
         # Whatever a diagnosis runs into, training continues.
         except Exception as error:
-            self.give_up(step, error)
-
-    def _put_off(self, step, error):
-        """Reports, once, that the first step has to build the model."""
-        if NotBuiltError not in self._reported:
-            self._reported.add(NotBuiltError)
-            self._log.event(step, failure_event("diagnosis_failed", error))
-            what = "diagnose this model before its first step"
-            self._warn(what, error)
-
-    def _warn(self, what, reason):
-        if self.is_before_step:
-            self._unsaid.append((what, reason, self.who))
-        else:
-            warn_disabled(what, reason, self.who)
+            self.give_up(step, error, who)
 
     def _report(self, verdicts, step):
         new = [*filter(self._is_new, verdicts)]
@@ -498,7 +503,35 @@ class Examiner:
         harms = verdict.kind == "divergence" or (
             verdict.layer and KINDS[verdict.kind].level == "bad"
         )
-        if not harms or not verdict.step or self.in_a_row < 2:
+        in_a_row = self._in_a_row()
+        if not harms or not verdict.step or in_a_row < 2:
             return verdict
-        since = max(verdict.step - self.in_a_row + 1, 1)
+        since = max(verdict.step - in_a_row + 1, 1)
         return dataclasses.replace(verdict, failing_since=since)
+
+
+def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
+    """Announces a diagnosis that begins, if it is expected to take long.
+
+    Returns a function of the verdicts, which says at the end what came of it.
+    `who` is empty to be silent.
+    """
+    layers = len(walk_with_model(model)) - 1  # The model itself is in it.
+    long = layers > _MANY if seconds is None else seconds > _PATIENCE
+    started = _clock.now()
+    if who and long:
+        print_message(f"{who}: checking {layers} layers {when} ...")
+
+    def conclude(verdicts):
+        took = _clock.now() - started
+        if not who or not (long or took > _PATIENCE):
+            return
+        count = len({verdict.layer for verdict in verdicts} - {None})
+        what = f": {count} at fault" if count else ""
+        if not verdicts:
+            what = ": none at fault"
+        print_message(
+            f"{who}: checked {layers} layers {when} in {took:.1f} s{what}."
+        )
+
+    return conclude

@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 from collections import defaultdict
-from typing import NamedTuple
 
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.stages import scaling_call
-from keras_mixprec.monitoring.counters import reason_to_stop
+from keras_mixprec.monitoring.counters import Glance, reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
 from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
@@ -199,37 +198,6 @@ def remedy(model, lack: str) -> str:
     )
 
 
-class UnscaledLoss:
-    """Logs what does not scale the loss, before the first step or after it.
-
-    Args:
-        model: As for `lack_of_scaling`.
-        log: The `RunLog`.
-    """
-
-    def __init__(self, model, log):
-        self._model = model
-        self._log = log
-        self._reads, self._logged = set(), set()
-
-    def read(self, step: int, used: dict, trained: bool):
-        """Logs it if it is so.
-
-        Args:
-            step: Int.
-            used: As for `lack_of_scaling`.
-            trained: As for `lack_of_scaling`.
-        """
-        if trained in self._reads:
-            return
-        self._reads.add(trained)
-        lack = lack_of_scaling(self._model, used, trained)
-        if lack and lack not in self._logged:
-            self._logged.add(lack)
-            event = {"kind": "no_loss_scaling", "by": lack}
-            self._log.event(step, event)
-
-
 def _computes_in_float16(model):
     entries = walk_with_model(model)
     return any(e.layer.compute_dtype == "float16" for e in entries)
@@ -247,26 +215,6 @@ def rows_by_variable(count: int) -> int:
     return rows_for(count, _VARIABLES, ROWS_BY_VARIABLE)
 
 
-class RunState(NamedTuple):
-    """What the counters of all optimizers say of a run.
-
-    Attributes:
-        in_a_row: Int. Steps skipped since the last one applied.
-        trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale: five in a row, or five down to a scale below 1; or
-            five losses were not finite since the reading before, or where none
-            are counted their mean is not.
-        collapsed: Boolean. Whether steps are skipped and no loss scale can
-            fall any further.
-        reason_to_stop: String. Why training cannot go on, `None` if it can.
-    """
-
-    in_a_row: int = 0
-    trouble: bool = False
-    collapsed: bool = False
-    reason_to_stop: str | None = None
-
-
 class CounterLog:
     """Reads the counters from time to time and logs what is new.
 
@@ -277,8 +225,15 @@ class CounterLog:
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
         due_at: Int. The step from which on to look at them again.
-        state: `RunState`, as of the last reading.
+        seen: `Glance`, as of the last look.
+        trouble: Boolean. Whether skipped steps are more than a search for the
+            loss scale, as of the last reading: five in a row, or five down to
+            a scale below 1; or five losses were not finite since the reading
+            before, or where none are counted their mean is not.
+        reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
+        lack: String. What does not scale the loss, as `lack_of_scaling`
+            returned it, `None` if it is scaled.
     """
 
     def __init__(self, session, counters):
@@ -291,10 +246,12 @@ class CounterLog:
         self._skips = Skips(session.log)
         self._low_scales = LowScales(session.log)
         self.loss = LossCurve(session.model, session.log)
-        self._unscaled = UnscaledLoss(session.model, session.log)
+        self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
-        self.due_at, self._first_step, self._signs = 0, 0, None
-        self.state = RunState()
+        self.due_at = self._first_step = 0
+        self.seen = self._known = Glance()
+        self.trouble = self._collapsed = False
+        self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
         """Looks at what few numbers say, and reads all if that is new.
@@ -318,24 +275,24 @@ class CounterLog:
             if doubled or session.budget.left(READINGS) > 0:
                 self.read(step)
                 return
-        if self._look() != self._signs:
+        before = self._known
+        if self.look()._replace(in_a_row=0) != before._replace(in_a_row=0):
             self.read(step)
         else:
             self._plan(step)
 
-    def _look(self):
-        """What changes if there is anything to report."""
+    def look(self) -> Glance:
+        """Returns what few numbers say of the run."""
         with self.synchronized():
-            lost = self._counters.only_mean_is_lost(self.loss.read())
-            now = self._counters.now()
-            return now.skipped, now.losses, lost
+            self.seen = self._counters.now(self.loss.read())
+        return self.seen
 
     def _plan(self, step):
         """Plans the next look, where `stop_after` may be reached."""
         settings = self._session.settings
         gap, most = settings.update_freq, settings.stop_after
         if most is not None:
-            gap = min(gap, max(most - self.state.in_a_row, 1))
+            gap = min(gap, max(most - self.seen.in_a_row, 1))
         self.due_at = step + gap
 
     def read(self, step: int):
@@ -351,31 +308,39 @@ class CounterLog:
         self.step = step
         self.due_at = step + 1  # If reading fails.
         session = self._session
-        with self.synchronized() as waited:
+        with self.synchronized():
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
             counted = self._counters.nonfinite_curves()
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
-            lost = self._counters.only_mean_is_lost(loss)
-            now = self._counters.now()
-        self._signs = now.skipped, now.losses, lost
-        session.performance.clock.waited(step, waited)
+            now = self.seen = self._known = self._counters.now(loss)
         # Before it is logged: a scale that is put back is that of this step.
         readings = session.bad_data.put_scales_back(session, readings)
-        self._unscaled.read(step, used, step > session.first_step)
+        self._note_lack(step, used, step > session.first_step)
         started = _clock.now()
-        self._write(readings, counted)
+        rules = {name: w.optimizer.rule for name, w in used.items()}
+        self._write(readings, rules, counted)
         # A tuner looks at each of them by itself.
         new = self._new_losses(now.losses)
         many = new >= TRIGGER_STEPS and not session.has_tuner
-        if many or lost:
-            self.state = self.state._replace(trouble=True)
+        if many or now.mean_is_lost:
+            self.trouble = True
         self.loss.write(step, loss, now.losses)
-        session.examiner.in_a_row = self.state.in_a_row
         self._plan(step)
         session.budget.add(READINGS, _clock.now() - started)
         session.bad_data.report(session)
+
+    def _note_lack(self, step, used, trained):
+        """Logs what does not scale the loss, before the first step or after."""
+        if trained in self._lacks_read:
+            return
+        self._lacks_read.add(trained)
+        before = self.lack
+        self.lack = lack_of_scaling(self._session.model, used, trained)
+        if self.lack not in (None, before):
+            event = {"kind": "no_loss_scaling", "by": self.lack}
+            self._log.event(step, event)
 
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
@@ -393,58 +358,53 @@ class CounterLog:
 
     @contextlib.contextmanager
     def synchronized(self):
-        """Context in which counters are those of the last step.
-
-        It is given the seconds that the steps under way took to end.
-        """
-        started = _clock.now()
+        """Context in which counters are those of the last step."""
+        started, session = _clock.now(), self._session
         with self._counters.synchronized(self.loss.variables) as waited:
-            yield waited
-        seconds = _clock.now() - started
-        self._session.budget.add(READINGS, seconds - waited)
+            session.performance.clock.waited(session.step, waited)
+            yield
+        session.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""
-        if self.state.collapsed:
+        if self._collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
         events = self._counters.nonfinite_events()
         for event in events + self._session.bad_data.events():
             self._log.event(self.step, event)
 
-    def _write(self, readings, counted):
+    def _write(self, readings, rules, counted):
         curves, by_variable = defaultdict(dict), self._by_variable.due()
-        self.state = RunState()
+        self._classify(readings)
         for name, reading in readings.items():
-            self.state = self._classified(reading, self.state)
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
-            rule = self._counters.rule(name)
-            self._low_scales.read(name, reading, rule)
+            self._low_scales.read(name, reading, rules[name])
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 
-    def _classified(self, reading, state):
-        """The state with one more optimizer's reading."""
-        session = self._session
-        # A tuner looks at every skipped step by itself.
-        below_1 = reading.below_1 and not session.has_tuner
-        if reading.new_steps or reading.grown:
+    def _classify(self, readings):
+        """Takes note of what the counters of all optimizers say of a run."""
+        session, found = self._session, readings.values()
+        if any(reading.new_steps or reading.grown for reading in found):
             session.ranges.hurry()
-        if reading.collapsed:
-            session.examiner.report_collapse(
-                reading.loss_scale, reading.in_a_row, self.step
-            )
-        return RunState(
-            max(state.in_a_row, reading.in_a_row),
-            state.trouble or reading.stuck or below_1,
-            state.collapsed or reading.collapsed,
-            state.reason_to_stop
-            or reason_to_stop(
-                reading, session.examiner.verdicts, session.settings.stop_after
-            ),
+        for reading in found:
+            if reading.collapsed:
+                session.examiner.report_collapse(
+                    reading.loss_scale, reading.in_a_row, self.step
+                )
+        self._collapsed = any(reading.collapsed for reading in found)
+        # A tuner looks at every skipped step by itself.
+        self.trouble = any(
+            reading.stuck or (reading.below_1 and not session.has_tuner)
+            for reading in found
         )
+        verdicts = session.examiner.verdicts
+        most = session.settings.stop_after
+        reasons = (reason_to_stop(r, verdicts, most) for r in found)
+        self.reason_to_stop = next(filter(None, reasons), None)

@@ -2,13 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
 
 from keras_mixprec import _clock
-from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
@@ -47,119 +46,26 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
     return skipped
 
 
-class EarlyStop:
-    """Ends a `fit`, once, in the way that was asked for.
-
-    Args:
-        model: The `keras.Model`.
-        log: The `RunLog`.
-        settings: `Settings`.
-    """
-
-    def __init__(self, model, log, settings):
-        self._model = model
-        self._log = log
-        self._settings = settings
-        self._stopped = False
-        self._failure = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether an exception is to end `fit`."""
-        return self._failure is not None
-
-    def stop(self, step: int, reason: str):
-        """Stops training, or lets it end with an exception.
-
-        Args:
-            step: Int. The number of the next batch.
-            reason: String.
-        """
-        if self._stopped:
-            return
-        self._stopped = True
-        self._log.event(step, {"kind": "stopped", "reason": reason})
-        if self._settings.on_stop == "raise":
-            where = self._log.folder or "the log of the first worker"
-            self.fail(
-                f"MixPrecMonitor stops at step {step}: {reason}. See "
-                f"{where} for what is wrong, or pass `on_stop='stop'`."
-            )
-            return
-        self._model.stop_training = True
-        if self._settings.verbose:
-            print_message(f"MixPrecMonitor stops here: {reason}.")
-
-    def fail(self, reason: str):
-        """Lets `fit` end with an exception as soon as it can.
-
-        Args:
-            reason: String. Its message.
-        """
-        self._failure = reason
-
-    def raise_if_failed(self, callbacks):
-        """Raises what was asked for, with our own callbacks at their end.
-
-        Others do not come to theirs, where `BackupAndRestore` deletes its
-        backup.
-
-        Args:
-            callbacks: List of our callbacks of this `fit`.
-        """
-        if not self.failed:
-            return
-        reason, self._failure = self._failure, None
-        for callback in [*callbacks]:
-            callback.on_train_end()
-        raise FloatingPointError(reason)
-
-
-class Tally:
-    """What was not finite since a `fit` started, and in its log before.
-
-    Args:
-        tag: String. What its curves are called, each with a kind behind it.
-        read: Function that returns the counts by kind, as of now.
-        earlier: Dict from tags to what earlier runs counted.
-    """
-
-    def __init__(self, tag: str, read: Callable, earlier: Mapping):
-        self._tags = {kind: f"{tag}/{kind}" for kind in NONFINITE_KINDS}
-        self._read, self._first = read, read()
-        self._earlier = earlier
-
-    def counts(self) -> dict:
-        """Returns how often each kind was seen since the start."""
-        now = self._read()
-        return {kind: now[kind] - self._first[kind] for kind in NONFINITE_KINDS}
-
-    def curves(self) -> dict:
-        """Returns tag -> count in the whole log, of the kinds ever seen."""
-        counts = {
-            self._tags[kind]: count + self._earlier.get(self._tags[kind], 0)
-            for kind, count in self.counts().items()
-        }
-        return {tag: count for tag, count in counts.items() if count > 0}
-
-
 class Glance(NamedTuple):
     """What monitor and tuner both ask of the steps since the start.
 
     Attributes:
-        skipped: List of the number of skipped steps of each optimizer.
+        skipped: Tuple of the number of skipped steps of each optimizer.
         in_a_row: Int. The most steps skipped since the last one applied.
         losses: Int. How many batches had a loss that is not finite.
+        mean_is_lost: Boolean. Whether these are not counted, and the mean of
+            the losses is not finite.
     """
 
-    skipped: list
-    in_a_row: int
-    losses: int
+    skipped: tuple = ()
+    in_a_row: int = 0
+    losses: int = 0
+    mean_is_lost: bool = False
 
     @property
     def nonfinite(self) -> int:
         """How many steps were skipped or had a loss that is not finite."""
-        return max([*self.skipped, self.losses])
+        return max(*self.skipped, self.losses, 0)
 
 
 class Counters:
@@ -182,21 +88,16 @@ class Counters:
             )
             for name, optimizer in watch_optimizers(model).items()
         }
-        self._gradients = {
-            name: Tally(
-                curve_tag(NONFINITE_GRADIENTS_TAG, name),
-                reader.optimizer.nonfinite_counts,
-                log.counts,
-            )
-            for name, reader in self._readers.items()
+        # What is counted by kind, by tag, and what it was at the start.
+        self._by_kind = {
+            curve_tag(NONFINITE_GRADIENTS_TAG, name): o.nonfinite_counts
+            for name, o in self._optimizers().items()
         }
-        guard, self._losses = guard_of(model), None
-        if guard.on and guard.counters:
-            self._losses = Tally(
-                NONFINITE_LOSSES_TAG,
-                lambda: guard_of(model).nonfinite_losses,
-                log.counts,
-            )
+        if guard_of(model).on:
+            first, *_ = self._optimizers().values()
+            self._by_kind[NONFINITE_LOSSES_TAG] = first.nonfinite_losses
+        self._first = {tag: read() for tag, read in self._by_kind.items()}
+        self._earlier = log.counts
 
     def used(self) -> dict[str, StepReader]:
         """Returns the `StepReader` of each optimizer that training uses.
@@ -214,14 +115,10 @@ class Counters:
 
     def optimizers(self) -> dict:
         """Returns all loss scale optimizers, by the name of the attribute."""
-        return {
-            name or "optimizer": reader.optimizer
-            for name, reader in self._readers.items()
-        }
+        return {n or "optimizer": o for n, o in self._optimizers().items()}
 
-    def rule(self, name: str):
-        """Returns the `LossScale` of an optimizer, by its name in `used`."""
-        return self._readers[name].optimizer.rule
+    def _optimizers(self):
+        return {name: r.optimizer for name, r in self._readers.items()}
 
     def attempted(self) -> int | None:
         """Returns the steps attempted since the start.
@@ -231,14 +128,19 @@ class Counters:
         only = self.used().get("")
         return None if only is None else only.since_start().attempted
 
-    def now(self) -> "Glance":
-        """Returns what few numbers say of the run, as of now."""
+    def now(self, sums: tuple | None) -> "Glance":
+        """Returns what few numbers say of the run, as of now.
+
+        Args:
+            sums: What `LossCurve.read` returned.
+        """
         counts = [reader.since_start() for reader in self.used().values()]
-        losses = self.nonfinite_losses() or {}
+        losses = self.nonfinite_losses()
         return Glance(
-            [each.skipped for each in counts],
+            tuple(each.skipped for each in counts),
             max((each.in_a_row for each in counts), default=0),
-            sum(losses.values()),
+            sum((losses or {}).values()),
+            losses is None and not (sums is None or math.isfinite(sums[0])),
         )
 
     def nonfinite_losses(self) -> dict | None:
@@ -246,15 +148,13 @@ class Counters:
 
         Since the start; `None` where that is not counted.
         """
-        return self._losses and self._losses.counts()
+        return self._since_start(NONFINITE_LOSSES_TAG)
 
-    def only_mean_is_lost(self, sums: tuple | None) -> bool:
-        """Whether no loss is counted, and their mean is not finite.
-
-        Args:
-            sums: What `LossCurve.read` returned.
-        """
-        return not (self._losses or sums is None or math.isfinite(sums[0]))
+    def _since_start(self, tag):
+        if tag not in self._by_kind:
+            return None
+        now, first = self._by_kind[tag](), self._first[tag]
+        return {kind: now[kind] - first[kind] for kind in NONFINITE_KINDS}
 
     def nonfinite_gradients(self, name: str) -> dict:
         """Returns, by kind, in how many steps a gradient was not finite.
@@ -262,14 +162,16 @@ class Counters:
         Args:
             name: String. Which optimizer's, as in `used`.
         """
-        return self._gradients[name].counts()
+        return self._since_start(curve_tag(NONFINITE_GRADIENTS_TAG, name))
 
     def nonfinite_curves(self) -> dict:
         """Returns tag -> count in the whole log, of what was not finite."""
-        curves = self._losses.curves() if self._losses else {}
-        for tally in self._gradients.values():
-            curves |= tally.curves()
-        return curves
+        curves = {
+            f"{tag}/{kind}": count + self._earlier.get(f"{tag}/{kind}", 0)
+            for tag in self._by_kind
+            for kind, count in self._since_start(tag).items()
+        }
+        return {tag: count for tag, count in curves.items() if count > 0}
 
     def scales_of_subclasses(self) -> dict:
         """Returns tag -> loss scale, of what is derived from Keras' optimizer.
@@ -307,7 +209,7 @@ class Counters:
                 "optimizer": name,
                 "counts": self.nonfinite_gradients(name),
             }
-            for name in self._gradients
+            for name in self._readers
         ]
         return [event for event in events if any(event["counts"].values())]
 
@@ -328,7 +230,7 @@ class Counters:
             for reader in self.used().values()
         )
 
-    def raise_scale(
+    def raise_scales(
         self, bits: float, step: int, beyond_first: bool = False
     ) -> bool:
         """Raises loss scales that are below what is needed now.
@@ -354,46 +256,35 @@ class Counters:
                     raised = True
         return raised
 
-    def set_fixed_scale(self, bits: float, step: int) -> bool:
-        """Sets the loss scales that are fixed numbers.
+    def set_scales(
+        self, bits: float, step: int, may_recompile: bool
+    ) -> tuple[bool, bool]:
+        """Sets loss scales that do not adapt: fixed ones, or held by a floor.
+
+        A floor is lowered, which a compiled train function knows nothing of.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
+            may_recompile: Boolean. Whether floors may be lowered.
 
         Returns:
-            Boolean. Whether any was set.
+            Whether any scale was set, and whether a floor was lowered.
         """
-        fixed = [
-            reader
-            for reader in self.used().values()
-            if isinstance(reader.optimizer.rule, FixedLossScale)
-        ]
-        for reader in fixed:
-            reader.set_scale(step, 2.0**bits)
-        return bool(fixed)
-
-    def lower_floor(self, bits: float, step: int) -> bool:
-        """Lets loss scales fall further that their `min_scale` kept above.
-
-        A train function that is compiled still knows the old one.
-
-        Args:
-            bits: Float. The scale that suits the model, as a power of two.
-            step: Int. Step of the log.
-
-        Returns:
-            Boolean. Whether any was kept above.
-        """
-        lowered = False
+        done, lowered, scale = False, False, 2.0**bits
         for reader in self.used().values():
-            optimizer, scale = reader.optimizer, 2.0**bits
-            if (getattr(optimizer.rule, "min_scale", None) or 0.0) > scale:
+            optimizer = reader.optimizer
+            is_fixed = isinstance(optimizer.rule, FixedLossScale)
+            floor = getattr(optimizer.rule, "min_scale", None) or 0.0
+            if not is_fixed and not (may_recompile and floor > scale):
+                continue
+            if not is_fixed:
                 floor = max(scale * _ROOM_TO_FALL, SMALLEST_SCALE)
                 optimizer.rule = optimizer.rule.with_arguments(min_scale=floor)
-                reader.set_scale(step, scale)
                 lowered = True
-        return lowered
+            reader.set_scale(step, scale)
+            done = True
+        return done, lowered
 
     @contextlib.contextmanager
     def synchronized(self, more: list | None = None) -> Iterator[float]:
@@ -404,8 +295,8 @@ class Counters:
         Args:
             more: List of variables of metrics that are read as well.
         """
-        holders = [*self.optimizers().values(), guard_of(self._model)]
-        counters = [v for holder in holders for v in holder.counters]
+        own = self._optimizers().values()
+        counters = [v for optimizer in own for v in optimizer.counters]
         counters += more or []
         # What is read of a model without loss scaling, to wait for its steps.
         others = [] if self._readers else optimizers_of(self._model).values()

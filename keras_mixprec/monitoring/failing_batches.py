@@ -12,7 +12,6 @@ from keras import ops, tree
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import BATCHES
-from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
 from keras_mixprec.monitoring.failures import warn_disabled
@@ -35,50 +34,47 @@ class Recorder:
     def __init__(self, count):
         self.kept = []
         self._count = count
-        self._held = BatchCapture()
+        self._held: tuple | None = None
 
     @property
     def full(self) -> bool:
         """Whether there is no room for another."""
         return len(self.kept) >= self._count
 
-    def hold(self, model, step: int, optimizers: dict):
+    def hold(self, model, step: int, optimizers: dict, examiner):
         """Holds the next batch that `model` trains on.
 
         Args:
             model: The `keras.Model`.
             step: Int. The number of the step that it is for, the first is 1.
             optimizers: Dict from name to `LossScaleOptimizer`.
+            examiner: `Examiner`, which hands over batches.
         """
 
-        def describe():
+        def hold(batch):
             seeds = [np.array(_array(v)) for v in seed_states(model)]
             scales = {n: float(o.loss_scale) for n, o in optimizers.items()}
-            return step, seeds, scales
+            self._held = batch, step, seeds, scales
 
-        try:
-            self._held.hold(model, describe)
-        except NotImplementedError as reason:
+        if getattr(model, "steps_per_execution", 1) > 1:
             self._count = 0
+            reason = "several steps in one execution"
             warn_disabled("keep failing batches", reason)
+        else:
+            examiner.on_next_batch(model, step, hold)
 
     def keep_if_failed(self, model, optimizers: dict):
         """Keeps the batch of the last step if that was skipped."""
-        held = self._held.take()
-        if held and any(o.last_step_skipped for o in optimizers.values()):
+        held, self._held = self._held, None
+        if (
+            held is not None
+            and held[0] is not None  # Another worker's.
+            and any(o.last_step_skipped for o in optimizers.values())
+        ):
             # A diagnosis comes with it, which most runs have no use for.
             from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
-            batch, described = held
-            self.kept.append(FailingBatch.of(model, batch, *described))
-
-    def end_epoch(self):
-        """An epoch of unknown length ends with a call without a batch."""
-        self._held.end_epoch()
-
-    def disarm(self):
-        """Holds no batch any more."""
-        self._held.disarm()
+            self.kept.append(FailingBatch.of(model, *held))
 
 
 def _array(variable):
@@ -246,27 +242,14 @@ class BadData:
         if not self.count:
             return ""
         least = "" if self._all_known else "at least "
+        first = self.batches[0]
+        rows = " and ".join(f"row {r} of {x}" for x, r in first["rows"].items())
         return (
             f"Non-finite inputs in {least}{self.count:,} "
             f"{BATCHES[self.count > 1]}: "
-            f"{format_places(self.batches, self.count)}. "
-            f"First bad row in its batch: {self._rows()}. "
-            "Epochs, batches and rows count from 0, steps from 1."
-        )
-
-    def _rows(self):
-        """Which row belongs to which batch."""
-        listed = self.batches[:_LISTED]
-        rows = []
-        for parts, own in itertools.groupby(
-            listed, lambda b: _parts(b["rows"])
-        ):
-            steps = [f"{batch['step']:,}" for batch in own]
-            at = "steps" if len(steps) > 1 else "step"
-            rows.append(f"{parts} at {at} {', '.join(steps)}")
-        more = self.count - len(listed)
-        return "; ".join(rows) + (
-            f", and {more:,} more {BATCHES[more > 1]}" if more else ""
+            f"{format_places(self.batches, self.count)}. The first is at step "
+            f"{first['step']:,}, in {rows} of that batch. Epochs, batches and "
+            "rows count from 0, steps from 1."
         )
 
     def _locate(self, skipped):
@@ -275,10 +258,6 @@ class BadData:
     def _place(self, step):
         start, epoch = max(e for e in self._epochs if e[0] < step)
         return {"epoch": epoch, "batch": step - 1 - start, "step": step}
-
-
-def _parts(rows):
-    return ", ".join(f"{part}[{row}]" for part, row in rows.items())
 
 
 def _fell(reading):

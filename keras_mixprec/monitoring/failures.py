@@ -124,8 +124,8 @@ def _repaired(session, batch, verdicts):
     # `train_step` of the user's own has done by now nobody knows.
     alone = not (session.several_workers or has_own_step(model))
     updated = session.counters.attempted() != step - session.first_step
-    if session.on_diagnosis is None or not alone or updated:
+    if not session.has_tuner or not alone or updated:
         return False
     before = PrecisionPlan.from_model(model)
-    session.on_diagnosis(*found, step, raised=True)
+    session.repair(*found, step, raised=True)
     return PrecisionPlan.from_model(model) != before

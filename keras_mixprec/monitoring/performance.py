@@ -19,40 +19,20 @@ class PerformanceLog:
 
     Args:
         session: The `Session`.
-        step: Int. The number of the first step.
 
     Attributes:
         clock: `StepClock`.
-        rows: List of `Row`, what was logged in this `fit`.
     """
 
-    def __init__(self, session, step: int):
-        self.rows: list[schema.Row] = []
+    def __init__(self, session):
         self._session = session
         self._workers = active.processes().workers(session.model)
         self._samples = SampleCount(session.model)
         self.clock = StepClock(
-            session.model, session.budget, self._samples, self.wait, step
+            session.model, session.budget, self._samples, session.wait
         )
         self._thinning = Thinning(ROWS_BY_VARIABLE)
         self._peak_before = active.memory().peak_bytes() or 0
-
-    def wait(self):
-        """Waits for all steps so far."""
-        session = self._session
-        with session.counter_log.synchronized() as seconds:
-            self.clock.waited(session.step, seconds)
-
-    def due_at(self) -> float:
-        """Returns the step at which it is to wait for the steps so far."""
-        return self.clock.due_at(self._session.settings.update_freq)
-
-    def wait_if_affordable(self):
-        """Waits for the steps so far, as far as the budget allows it."""
-        # Once whatever it costs: short runs had no time of a step at all.
-        never_waited = self.clock.behind is None
-        if never_waited or self._session.budget.left(READINGS) > 0:
-            self.wait()
 
     def write(self, step: int, last: bool = False):
         """Logs what was measured since the last call.
@@ -64,9 +44,7 @@ class PerformanceLog:
         if not self.clock.measured or not (self._thinning.due() or last):
             return
         started = _clock.now()
-        row = self._row(step)
-        self.rows.append(row)
-        self._log(step, row)
+        self._log(step, self._row(step))
         seconds = _clock.now() - started
         self._session.budget.add(READINGS, seconds)
 
@@ -78,14 +56,6 @@ class PerformanceLog:
             log.scalars(
                 step, {f"{schema.SPEED}/{n}": v for n, v in known.items()}
             )
-
-    def finish(self, step: int):
-        """Logs the rest; `fit` has ended.
-
-        Args:
-            step: Int. How many steps were taken.
-        """
-        self.write(step, last=True)
 
     def _row(self, step):
         stretch, durations = self.clock.take()

@@ -61,6 +61,7 @@ class RangeReader:
         self._seconds = self._last_seconds = 0.0
         self._last_histograms = 0
         self._waiting = None
+        self._failed: Exception | None = None
 
     @property
     def due_at(self) -> float:
@@ -110,8 +111,14 @@ class RangeReader:
             step: Int. How many steps were taken.
         """
         TrainFunction.of(model).cancel(self._waiting)
-        if self._off:
-            return
+        if not self._off:
+            self._finish(model, step)
+        # Not before: a step may raise the same, and be diagnosed for it.
+        if self._failed is not None:
+            self._withhold(step, _reason(self._failed))
+            warn_disabled("measure layers beside training", self._failed)
+
+    def _finish(self, model, step):
         if step == self._first_step:
             self._withhold(step, "no step was taken.")
         elif self.batch is None:
@@ -153,11 +160,12 @@ class RangeReader:
             self._range_log.write(ranges, step, histograms)
         # Whatever it runs into, training continues.
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error)[:200]}"
-            self._off, self.batch = reason, None
-            self._withhold(step, reason)
-            warn_disabled("measure layers beside training", error)
+            if self._failed is not None:  # What failed once may be repaired.
+                self._off, self.batch = _reason(error), None
+                self._withhold(step, self._off)
+            self._failed = error
         else:
+            self._failed = None
             self._steps.append(step)
             # What is read at the end shall not be that of bad data.
             if ranges.is_finite:
@@ -175,6 +183,10 @@ class RangeReader:
         self.withheld = f"{_RANGES}withheld at step {step}: {reason}"
         event = {"kind": "ranges_withheld", "message": self.withheld}
         self._log.event(step, event)
+
+
+def _reason(error):
+    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _reason_for_none(settings):

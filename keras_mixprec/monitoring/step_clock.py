@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from keras_mixprec import _clock
 
-# Steps of the first stretch, so that short epochs of unknown length have one.
-_FIRST = 8
+# Steps of the first stretch, so that short runs have the time of a step.
+_FIRST = 4
 
 # Calls of which the durations are kept, the latest.
 _MOST_CALLS = 4096
@@ -41,7 +41,7 @@ class StepClock:
 
     On a device that runs on while the host goes ahead, the time between two
     calls is the time that it takes to enqueue a step. So a stretch ends when
-    the counters are read, for which the host waits for all steps so far:
+    the counters are looked at, for which the host waits for all steps so far:
     its time divided by its steps is that of a step. How long that last wait
     was says whether the host was ahead by more than a step. If not, the
     stretch may end at any time stamp as well, and the times between its stamps
@@ -55,7 +55,6 @@ class StepClock:
         budget: `OverheadBudget`, which knows of ranges and diagnoses.
         samples: `SampleCount`.
         wait: Function that waits for all steps so far.
-        step: Int. The number of the first step.
 
     Attributes:
         behind: Boolean. Whether the device was behind the host by more than a
@@ -64,7 +63,7 @@ class StepClock:
         steps_per_call: Int.
     """
 
-    def __init__(self, model, budget, samples, wait, step):
+    def __init__(self, model, budget, samples, wait):
         self.behind: bool | None = None
         self._model = model
         self._budget = budget
@@ -73,10 +72,10 @@ class StepClock:
         self.steps_per_call = getattr(model, "steps_per_execution", 1)
         self._stamps = deque(maxlen=_MOST_CALLS)
         self._start: Stamp | None = None
-        self._kind = None
+        self._kind: tuple | None = None
+        self._compiles = True
         self._sum = Stretch()
         self._durations = deque(maxlen=_MOST_CALLS)
-        self._last_wait = step
 
     def stamp(self, step: int):
         """A call of the train function begins; called before each.
@@ -85,26 +84,19 @@ class StepClock:
             step: Int. The number of the next step.
         """
         kind = self._budget.special, self._model.train_function
+        self._compiles = not self._kind or kind[1] is not self._kind[1]
         if kind != self._kind:
             # One of the last two calls was special, or this one compiles.
             self._end_early(2)
             self._kind = kind
         elif self._start is not None:
             self._stamps.append(self._now(step))
+            if self.behind is None and step >= self._start[1] + _FIRST:
+                self._wait()
         else:
             if self.behind is not False:
                 self._wait()
             self._begin(step)
-
-    def due_at(self, update_freq: int) -> int:
-        """Returns the step at which the host is to wait for the others.
-
-        Args:
-            update_freq: Int. Steps from one such wait to the next.
-        """
-        if self.behind is None and self._start:
-            return self._start[1] + min(_FIRST, update_freq)
-        return self._last_wait + update_freq
 
     def waited(self, step: int, seconds: float):
         """The host has waited for all steps: here a stretch may end.
@@ -113,7 +105,7 @@ class StepClock:
             step: Int. The number of the next step.
             seconds: Float. How long that took.
         """
-        start, self._last_wait = self._start, step
+        start = self._start
         if start is None or step == start[1]:
             return
         if self._kind and self._budget.special != self._kind[0]:
@@ -131,7 +123,7 @@ class StepClock:
         Args:
             step: Int. The number of the next step.
         """
-        if self._start is None:
+        if self._start is None and not self._compiles:
             self._begin(step)
 
     def end_epoch(self, known_length: bool):

@@ -1,6 +1,5 @@
 """The few lines that a run ends with."""
 
-import math
 import textwrap
 from collections import Counter
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from keras_mixprec.formats import (
     format_share,
     printable,
 )
-from keras_mixprec.monitoring.counter_log import lack_of_scaling, remedy
+from keras_mixprec.monitoring.counter_log import remedy
 from keras_mixprec.policies.apply import left_in_float16
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
@@ -37,10 +36,6 @@ class TrainingSummary(NamedTuple):
         dtypes: Dict compute dtype -> number of layers.
         optimizers: Dict name -> `OptimizerSummary`, empty without loss
             scaling. Of several, the one that skipped most is remarked upon.
-        headroom: Dict from `"activation"` and `"gradient"` to the path of the
-            layer with the least headroom and that headroom in bits, as of the
-            last reading of ranges, `-inf` if numbers are not finite there
-            though the batch was; empty if there was none.
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: String. That layers compute in float16 and nothing
             scales the loss, and what to do about it; empty if it is scaled.
@@ -48,8 +43,6 @@ class TrainingSummary(NamedTuple):
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
             `"not_compared"` or `"not_measured"`. The report and the tab say
             the same, and what an earlier `fit` into the same log has repaired.
-        ranges: String. How often the ranges of layers were measured beside
-            training, what that took, and why any were withheld.
         bad_data: String. How many batches had inputs that are not finite and
             which they are, `""` if none had.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
@@ -64,23 +57,18 @@ class TrainingSummary(NamedTuple):
             there are none.
         text: String. The same sentence for the console, where it does not say
             what was not looked at; empty where it is the same.
-        speed: String. How long a step took, samples a second and what
-            monitoring took, in one line; empty if not measured.
     """
 
     dtypes: dict
     optimizers: dict
-    headroom: dict
     folder: str
     unscaled_float16: str
     headline: dict
-    ranges: str = ""
     bad_data: str = ""
     nonfinite_losses: dict | None = None
     graph_rewrite: str = ""
     left_in_float16: str = ""
     text: str = ""
-    speed: str = ""
 
     def __str__(self):
         text = self.text or self.headline["text"]
@@ -200,16 +188,8 @@ def summarize(session) -> TrainingSummary:
         for name, w in used.items()
     }
     steps = session.step - session.first_step
-    lack = lack_of_scaling(session.model, used, steps > 0)
-    headroom = session.range_log.least_headroom()
+    lack = session.counter_log.lack
     dtypes = [row["compute_dtype"] for row in rows]
-    # Not needed before a `fit` has ended.
-    from keras_mixprec.reporting.performance import performance, sentence
-
-    measured = session.performance.rows
-    skips = [c.skipped / max(c.attempted, 1) for c in counts.values()]
-    skipped = max(skips, default=0.0)
-    speed = performance(measured, rows, session.has_tuner, skipped)
     facts = Facts(
         events=session.log.story,
         layers=rows,
@@ -224,17 +204,14 @@ def summarize(session) -> TrainingSummary:
     return TrainingSummary(
         dtypes=dict(Counter(dtypes)),
         optimizers=optimizers,
-        headroom=_of_formats(headroom, session),
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
         headline=headline(facts),
         text=headline(facts, brief=True)["text"],
-        ranges=str(session.ranges),
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
         left_in_float16=_left_in_float16(session.model),
-        speed=sentence(speed) if speed else "",
     )
 
 
@@ -264,13 +241,3 @@ def _left_in_float16(model):
 
 def _in_a_row(optimizers):
     return max((o.in_a_row for o in optimizers.values()), default=0)
-
-
-def _of_formats(headroom, session):
-    """Without what is not finite because the batch of that step was not."""
-    bad = {batch["step"] for batch in session.bad_data.batches}
-    if session.range_log.last_step not in bad:
-        return headroom
-    return {
-        part: least for part, least in headroom.items() if least[1] > -math.inf
-    }

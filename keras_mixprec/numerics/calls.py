@@ -1,8 +1,5 @@
 """Recording what each layer of a model is given and returns in a step."""
 
-import contextlib
-import contextvars
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,27 +23,6 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
-
-_COUNTER: contextvars.ContextVar[Callable[[], None] | None] = (
-    contextvars.ContextVar("counter", default=None)
-)
-
-
-@contextlib.contextmanager
-def counted_by(counter: Callable[[], None]):
-    """Within the context `counter` is called whenever a layer is done with."""
-    token = _COUNTER.set(counter)
-    try:
-        yield
-    finally:
-        _COUNTER.reset(token)
-
-
-def tick():
-    """One more layer is done with: recorded in a step, or checked."""
-    counter = _COUNTER.get()
-    if counter is not None:
-        counter()
 
 
 class LayerCall:
@@ -245,7 +221,6 @@ class CallRecorder:
             lambda *cotangent: self._instead(call, *cotangent),
         )
         self.calls.append(call)
-        tick()
         return outputs
 
     def _observe_losses(self, call, before):
@@ -317,7 +292,6 @@ def ending_pieces(entries):
         outputs = run(*args, **kwargs)
         for leaf in filter(is_float, tree.flatten(outputs)):
             active.replay().observe(leaf, _ignored, _ignored)
-        tick()
         return outputs
 
     return CallHook(entries, call).hooked()

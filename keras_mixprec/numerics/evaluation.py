@@ -280,7 +280,8 @@ def leaving_no_trace(model: keras.Model):
                 yield
             finally:
                 # Those that the evaluation has built are not known above.
-                model.reset_metrics()
+                # Of the class: the one of a guarded model ends an epoch.
+                type(model).reset_metrics(model)
     finally:
         random.setstate(python)
         np.random.set_state(numpy)

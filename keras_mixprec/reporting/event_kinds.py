@@ -67,7 +67,6 @@ EVENTS = {
     "sign_off": _story("At the end of training: {message}.", "within message"),
     "rebuild": Event("Train step rebuilt in {seconds} s."),
     # The loss, and its scale.
-    "first_scale": Event("Loss scaling starts at {scale}."),
     "loss_scale_low": _story("", "message", "warning", "verdicts"),
     "loss_scale_recovered": _story("Loss scale {scale}: no longer too low."),
     "loss_scale_kept": Event(

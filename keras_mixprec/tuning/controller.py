@@ -8,7 +8,6 @@ from functools import partial
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis.batch import head, rows_to_examine
-from keras_mixprec.guards.train_function import BatchCapture
 from keras_mixprec.tuning.history import BY_HAND
 from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
 from keras_mixprec.tuning.proposal import WorkerProposal, propose, rungs_here
@@ -65,7 +64,7 @@ class Tuning:
         keeps_scale = not (self._several_workers or tuner.dry_run)
         session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger(session)
-        self._held = BatchCapture()
+        self._captured = None
         self._phase = Phase.STARTING
         # Before this step there is nothing to be done.
         self._due: float = 0
@@ -93,22 +92,16 @@ class Tuning:
             who, task = "PrecisionTuner", "tune this model"
             self._session.attempt(task, work, self, step, who=who)
 
-    def end_epoch(self):
-        """An epoch of unknown length ends with a call without a batch."""
-        self._held.end_epoch()
-
     def end(self):
         """Captures no batch any more, and validates the plan."""
         step = self._session.step
-        self._held.disarm()
         self._validation.sign_off(step, self._phase is not Phase.ENDED)
         self.repairs.end(step)
         self.forget()
 
     def forget(self):
         """Drops what must not outlive `fit`: copies of weights, and batches."""
-        self._held.disarm()
-        self._probation = self._sample = None
+        self._probation = self._sample = self._captured = None
         self._evidence.clear()
 
     def _begin(self, step):
@@ -124,7 +117,7 @@ class Tuning:
         (new,) = any_worker(model, [examiner.schedule.is_new])
         if new:
             examiner.follow_schedule_of(model, new=True)
-        if examiner.schedule.due(0):
+        if examiner.schedule.steps_left(0) <= 0:
             self._audit(step)
         elif step == 0:
             examiner.log_errors(examiner.schedule.errors, step)
@@ -137,13 +130,13 @@ class Tuning:
         taken = step - self._session.first_step
         gap = min(taken // _READINGS_GROW, self._tuner.update_freq)
         self._due = step + max(gap, 1)
-        if (left := schedule.steps_left(taken)) > 0:
+        left = schedule.steps_left(taken)
+        if left > 0:
             self._due = min(self._due, step + left)
         triggered = self._trigger.read(step)
         if self._cooling(step):
             return
-        audit = schedule.due(taken)
-        if not (triggered or audit) or not self._may_examine(step):
+        if not (triggered or left <= 0) or not self._may_examine(step):
             self._return_if_quiet(step)
         elif triggered:
             self._trigger.examined()
@@ -154,7 +147,7 @@ class Tuning:
             self._audit(step)
 
     def _capture(self, step):
-        batch, _ = self._held.take() or (None, None)
+        batch, self._captured = self._captured, None
         if self._undo_if_diverged(step):
             return
         if self._trigger.count():
@@ -169,12 +162,15 @@ class Tuning:
 
     def _hold(self, step):
         self._due = step
-        try:
-            self._held.hold(self._session.model)
-        except NotImplementedError:
+        if getattr(self._session.model, "steps_per_execution", 1) > 1:
             # The next batch has to do, whether it fails or not.
             self._phase = Phase.WATCHING
             self._examine_next(step, triggered=True)
+        else:
+            self._on_next_batch(step, self._capture_batch)
+
+    def _capture_batch(self, batch, step):
+        self._captured = batch
 
     def _rest(self, step):
         self._due = math.inf
@@ -220,16 +216,20 @@ class Tuning:
         self._triggered = triggered
         if self._sample is None or not triggered:
             self._sample = batch
-        name = "PrecisionTuner"
-        who = name * self._tuner.verbose
         model, rows, own = self._session.model, None, None
         if not triggered:
             rows = partial(head if is_overhead else rows_to_examine, model)
-        examiner = self._session.examiner
         if batch is not None:
-            with examiner.diagnosing(step, is_overhead, name):
-                found = examiner.examine(model, batch, step, who, rows)
-                own = self.repair(*found, step)
+            own = self._session.examiner.diagnose(
+                model,
+                batch,
+                step,
+                self.repair,
+                is_overhead,
+                rows,
+                who="PrecisionTuner",
+                verbose=self._tuner.verbose,
+            )
         if self._several_workers:
             self._session.share_verdicts()
             self._decide(own or WorkerProposal({}), step)
@@ -296,7 +296,7 @@ class Tuning:
             self._demote(step, wanted | self.repairs.left_alone(wanted, step))
             # An advised one has been set.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
-                self._session.counters.raise_scale(agreed.scale_bits, step)
+                self._session.counters.raise_scales(agreed.scale_bits, step)
 
     def _advise(self, wanted, step):
         """Reports demotions that a dry run leaves to the user, once each."""
@@ -312,27 +312,23 @@ class Tuning:
 
     def _set_scale(self, bits, step, adapts):
         """Lets gradients survive that do not at the loss scale in use."""
-        counters = self._session.counters
+        counters, repairs = self._session.counters, self.repairs
         before, dry = counters.scale_bits(), self._tuner.dry_run
-        if not dry and not (
-            counters.raise_scale(bits, step, beyond_first=True)
-            if adapts
-            else counters.set_fixed_scale(bits, step)
-            or self._lower_floor(bits, step)
-        ):
-            self.records.advise_scale(step, before, bits)
+        done = dry
+        if not dry and adapts:
+            done = counters.raise_scales(bits, step, beyond_first=True)
+        elif not dry:
+            rebuilds_left = self._tuner.max_rebuilds - repairs.rebuilds
+            done, lowered = counters.set_scales(bits, step, rebuilds_left > 0)
+            if lowered:
+                repairs.recompile()
+        if not done:
+            self.records.scale(step, "advise", before, bits)
             return
         self._session.examiner.schedule.all_repaired = not dry
         now = bits if dry else counters.scale_bits()
-        self.records.scale(step, before, now)
-
-    def _lower_floor(self, bits, step):
-        if self.repairs.rebuilds >= self._tuner.max_rebuilds:
-            return False
-        if not self._session.counters.lower_floor(bits, step):
-            return False
-        self.repairs.recompile()
-        return True
+        verb = "lower" if now < before else "raise"
+        self.records.scale(step, verb, before, now)
 
     def _nothing_to_demote(self, agreed, step):
         if agreed.collapsed and not agreed.explained:
@@ -362,9 +358,7 @@ class Tuning:
         if on_limit == "stop":
             self._session.model.stop_training = True
         elif on_limit == "raise":
-            self._session.early_stop.fail(
-                f"PrecisionTuner at step {step} {message}."
-            )
+            self._session.fail(f"PrecisionTuner at step {step} {message}.")
         elif on_limit == "float32":
             wanted = self.repairs.all_in_float32(step, reason, "give_up")
             self._demote(step, wanted)
@@ -378,7 +372,7 @@ class Tuning:
                 self._probation = Probation(session, step, gap, self._sample)
             except NotImplementedError:
                 return
-        self._probation.paths |= set(paths)
+        self._probation.paths.update(paths)
 
     def _undo_if_diverged(self, step):
         """Whether weights or the loss grew too far, so that it has undone."""
@@ -396,9 +390,9 @@ class Tuning:
     def _undo(self, probation, growth, step):
         self._phase = Phase.WATCHING
         probation.restore()
-        self._session.counters.raise_scale(probation.scale_bits, step)
+        self._session.counters.raise_scales(probation.scale_bits, step)
         changes = self.repairs.restore(probation.paths)
-        self.repairs.harmful |= changes.keys()
+        self.repairs.harmful.update(changes)
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)

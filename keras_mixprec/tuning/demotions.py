@@ -76,16 +76,20 @@ class Repairs:
         known = _OF_MODELS.get(model)
         if known is None:
             known = _OF_MODELS[model] = cls(model)
-        now = known.policies()
-        if now != known._left:
-            kept = {p for p in now if now[p] == known._left.get(p)}
-            known.asked = now | {p: known.asked[p] for p in kept}
-            demotions = known.demotions.items()
-            known.demotions = {p: d for p, d in demotions if p in kept}
-            known._left, known.rebuilds = now, 0
-            known.harmful &= kept
-            known._measure_share_at_first()
+        known._notice_others()
         return known
+
+    def _notice_others(self):
+        """Takes note of the policies that the user's code has set since."""
+        now = self.policies()
+        if now != self._left:
+            kept = {p for p in now if now[p] == self._left.get(p)}
+            self.asked = now | {p: self.asked[p] for p in kept}
+            demotions = self.demotions.items()
+            self.demotions = {p: d for p, d in demotions if p in kept}
+            self._left, self.rebuilds = now, 0
+            self.harmful &= kept
+            self._measure_share_at_first()
 
     @property
     def _model(self):

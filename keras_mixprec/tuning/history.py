@@ -14,6 +14,14 @@ BY_HAND = (
 )
 
 
+# Why a loss scale is changed.
+_SCALE = {
+    "raise": "below which gradients vanish",
+    "lower": "above which gradients overflow",
+    "advise": "",
+}
+
+
 class TunerHistory:
     """Reports each change once it is made, and has the plan written.
 
@@ -113,49 +121,30 @@ class TunerHistory:
             "share_in_16_bits": self._repairs.share_in_16_bits(),
         }
 
-    def scale(self, step: int, before: float, after: float):
-        """Reports that the loss scale is raised or lowered, or would be.
+    def scale(self, step: int, verb: str, before: float, after: float):
+        """Reports a change of the loss scale; one that is left as it is, once.
 
         Args:
             step: As for `report`.
+            verb: String, `"raise"` or `"lower"` for what is or would be done,
+                `"advise"` for what the user has to do.
             before: Float. The power of two that it was.
-            after: Float. The power of two that it is now.
+            after: Float. The power of two that it is, or has to be.
         """
-        verb, why = "raise", "below which gradients vanish"
-        if after < before:
-            verb, why = "lower", "above which gradients overflow"
-        self._report_scale(
-            f"{verb}_scale",
-            step,
-            f"{f'would {verb}' if self._dry else f'{verb}s'} the loss scale "
-            f"from 2**{before:g} to 2**{after:g}, {why}",
-            before,
-            after,
-        )
-
-    def advise_scale(self, step: int, before: float, after: float):
-        """Reports which loss scale the user has to set.
-
-        Args:
-            step: As for `report`.
-            before: As for `scale`.
-            after: Float. The power of two that it has to be.
-        """
-        self._report_scale(
-            "advise_scale",
-            step,
-            f"cannot change this model's loss scale of 2**{before:g}, at which "
-            f"gradients vanish. They survive at 2**{after:g}: train with that, "
-            "as the verdicts advise",
-            before,
-            after,
-        )
-
-    def _report_scale(self, kind, step, message, before, after):
-        """Reports it; what leaves the scale as it is, once."""
-        stays = self._dry or kind == "advise_scale"
+        kind, stays = f"{verb}_scale", self._dry or verb == "advise"
         if stays and any(event["kind"] == kind for event in self._history):
             return
+        does = f"would {verb}" if self._dry else f"{verb}s"
+        message = (
+            f"{does} the loss scale from 2**{before:g} to 2**{after:g}, "
+            f"{_SCALE[verb]}"
+        )
+        if verb == "advise":
+            message = (
+                "cannot change this model's loss scale of "
+                f"2**{before:g}, at which gradients vanish. They survive at "
+                f"2**{after:g}: train with that, as the verdicts advise"
+            )
         scales = {"before": 2.0**before, "after": 2.0**after}
         self.report(kind, step, message, **scales, **self._dry)
 

@@ -49,10 +49,10 @@ class Trigger:
     def count(self) -> int:
         """Returns how many non-finite steps there were since the last call."""
         before = self._here
-        self._here, in_a_row = self._session.nonfinite_steps()
-        self._session.examiner.in_a_row = in_a_row
+        now = self._session.counter_log.look()
+        self._here = now.nonfinite
         new, self._in_a_row = any_worker(
-            self._session.model, [self._here - before, in_a_row]
+            self._session.model, [self._here - before, now.in_a_row]
         )
         self._total += int(new)
         return int(new)

@@ -12,7 +12,7 @@ _DOWN = 2.0**-80
 
 
 def gradient_norms(gradients):
-    gradients = [_to_float32(g) for g in gradients]
+    gradients = [g.float() for g in gradients]
     norms = torch.stack(torch._foreach_norm(gradients))
     finite = torch.isfinite(norms)
     if bool(finite.all()):
@@ -100,7 +100,3 @@ def read_sum(variable):
 
 def value(variable):
     return variable.value.detach()
-
-
-def _to_float32(gradient):
-    return gradient if gradient.dtype == torch.float32 else gradient.float()
