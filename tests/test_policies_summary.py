@@ -31,7 +31,7 @@ def test_text_and_page_say_in_what_products_are():
     with kmp.matmul_precision("float32"):
         summary = precision_summary(model)
     last = str(summary).splitlines()[-1]
-    assert "in float32" in last
+    assert "float32 layers: float32" in last
     assert f"<p>{last}</p>" in summary.to_html()
 
 

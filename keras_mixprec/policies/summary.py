@@ -39,7 +39,7 @@ class PrecisionSummary:
 
     def __init__(self, rows: list[dict], matmul_precision: str):
         self._rows = rows
-        self._last = f"Float32 layers multiply matrices in {matmul_precision}."
+        self._last = f"Matrix products of float32 layers: {matmul_precision}."
 
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.

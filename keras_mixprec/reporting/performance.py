@@ -290,7 +290,7 @@ def sentence(found: dict) -> str:
     >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
     >>> sentence(performance([row], []))
     '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \
-1.86 GiB; monitor and tuner 0.4% of the time, plus 1.5 s once.'
+1.86 GiB; monitor and tuner take 0.4% of the time, and 1.5 s once.'
     """
     value = {f["name"]: f["value"] for f in found["figures"]}
     title = {f["name"]: f["title"] for f in found["figures"]}
@@ -308,9 +308,10 @@ def sentence(found: dict) -> str:
     if value["peak_memory"] is not None:
         parts.append(f"peak memory {format_bytes(value['peak_memory'])}")
     who, _, _ = title["overhead_share"].partition(",")
-    overhead = f"{who} {format_share(value['overhead_share'])}"
+    took = "take" if " and " in who else "takes"
+    overhead = f"{who} {took} {format_share(value['overhead_share'])}"
     once = f"{_time(value['once_seconds'])} once"
-    parts.append(f"{overhead} of the time, plus {once}")
+    parts.append(f"{overhead} of the time, and {once}")
     return f"{'; '.join(parts)}."
 
 

@@ -134,7 +134,7 @@ def _dtypes(layers):
 
 
 def _matmul_precision(text):
-    said = f"Float32 layers multiply matrices in {text}."
+    said = f"Matrix products of float32 layers: {text}."
     return [said] if text else []
 
 
@@ -161,11 +161,14 @@ def _scale(course):
     first, *_, last = course["scale"] * 2
     if min(course["scale"]) == max(course["scale"]):
         return f"{label}: {format_power(first)}."
-    return (
-        f"{label}: {format_power(first)} -> {format_power(last)} (lowest "
-        f"{format_power(min(course['scale']))}, highest "
-        f"{format_power(max(course['scale']))})."
+    between = {"lowest": min(course["scale"]), "highest": max(course["scale"])}
+    beyond = ", ".join(
+        f"{which} {format_power(scale)}"
+        for which, scale in between.items()
+        if scale not in (first, last)
     )
+    beyond = f" ({beyond})" if beyond else ""
+    return f"{label}: {format_power(first)} -> {format_power(last)}{beyond}."
 
 
 def _low_scales(events):
@@ -226,7 +229,7 @@ def _headroom(layers, limit):
     if shown:
         least = ", ".join(
             f"{x['path']!r} {_left(x, limit)} "
-            f"{format_moment(x['worst_step'], 'after')}"
+            f"({format_moment(x['worst_step'], 'after')})"
             for x in shown[:MOST_LAYERS]
         )
         yield (
@@ -242,15 +245,16 @@ def _passed_on(layers):
             behind[layer["passed_from"], zero].append(layer["path"])
     for (origin, zero), paths in [*behind.items()][:MOST_LAYERS]:
         what = "all zero" if zero else "infinite or NaN"
-        passes = "pass" if paths[1:] else "passes"
-        yield f"{_named(paths)} {passes} on what {origin} made {what}."
+        yield (
+            f"Not at fault: {_named(paths)}. What {origin} returns is {what}."
+        )
     if more := sum(map(len, [*behind.values()][MOST_LAYERS:])):
-        yield f"And {format_count(more, 'more layer')} on what others made."
+        yield f"Nor are {format_count(more, 'more layer')}."
     if lost := [x for x in layers if x["lost_because"] is not None]:
         because = lost[0]["lost_because"]
         yield (
-            f"Infinite or NaN only because {because}, through no fault of "
-            f"their own: {_named([x['path'] for x in lost])}."
+            f"Not at fault: {_named([x['path'] for x in lost])}. They return "
+            f"infinity or NaN because {because}."
         )
 
 
@@ -306,7 +310,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     Steps: 1, none skipped.
     Loss: ... step 1.
     Layers: 1 in float32.
-    Float32 layers multiply matrices in float32...
+    Matrix products of float32 layers: float32...
     Loss scale: 2**15.
     """
     found = find_runs(os.fspath(log_dir))

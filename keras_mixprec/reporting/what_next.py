@@ -215,10 +215,10 @@ def what_next(overview: Mapping) -> dict | None:
         )
         return {"text": text, "code": None}
     return {
-        "text": "Give the next run a plan, or it starts without the repair: "
-        "PrecisionTuner(plan='plan.json') writes its repairs to that file and "
-        "starts from them the next time. You can also give the layers a "
-        f"PrecisionRule. {done}",
+        "text": "The repair is not saved. With "
+        "PrecisionTuner(plan='plan.json') a run writes its repairs to that "
+        "file, and the next run starts from them. You can also give the layers "
+        f"a PrecisionRule. {done}",
         "code": fix.get("plan"),
     }
 
