@@ -85,6 +85,17 @@ def adds_gradient(x):
     return ops.cast(own(ops.cast(x, "float32")), x.dtype)
 
 
+def with_copy(function):
+    """A function of gradients that rounds a copy of them to float16."""
+
+    def both(gradients):
+        copies = [ops.cast(g, "float16") for g in gradients]
+        gradients[0] = gradients[0] + 0 * ops.cast(copies[0] > 0, "float32")
+        return function(gradients)
+
+    return both
+
+
 SQUARES = own_gradient(
     lambda x: ops.mean(ops.square(x)), lambda upstream, x: 2 * x / 8
 )
@@ -286,6 +297,7 @@ WRONG = {
     "drops small": change_each(lambda g: ops.where(ops.abs(g) < 2, 0.0, g)),
     "adds noise": change_each(noisy),
     "hides overflow": change_each(ops.nan_to_num),
+    "clips beside float16": change(with_copy(clipped)),
     "clips beside noise": step(
         loss=with_native_noise,
         update=lambda optimizer, gs, vs: optimizer.apply(clipped(gs), vs),
@@ -315,7 +327,13 @@ RIGHT = {
         scaled=lambda m, loss: loss * m.optimizer.loss_scale
     ),
     "unscales by hand": by_hand(apply_inner),
+    "scales samples": step(
+        scaled=lambda m, loss: ops.mean(
+            m.optimizer.scale_loss(loss * ops.ones(3))
+        )
+    ),
     "clips after unscaling": change(clipped, unscale=True),
+    "rounds to float16": change(with_copy(list)),
     "normalizes after unscaling": change_each(ops.sign, unscale=True),
     "inner clips": inner(clipnorm=0.1),
     "inner clips all": inner(Step(), global_clipnorm=0.1, use_ema=True),
@@ -418,3 +436,11 @@ def test_fit_says_so_and_moves_no_layer(tuned, tmp_path):
     assert [v.kind for v in monitor.verdicts] == ["loss_scale_ignored"]
     assert [layer.dtype_policy.name for layer in model.layers] == before
     assert monitor.summary.headline["state"] == "severe"
+
+
+def test_fit_says_that_the_optimizer_was_never_applied(tmp_path):
+    model = by_hand(apply_inner)()
+    monitor = MixPrecMonitor(tmp_path, verbose=0)
+    model.fit(X, Y, 8, epochs=2, verbose=0, callbacks=[monitor])
+    assert monitor.summary.headline["state"] == "warning"
+    assert "optimizer.apply" in monitor.summary.headline["text"]

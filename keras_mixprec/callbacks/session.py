@@ -42,6 +42,7 @@ from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
 from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.numerics.held_optimizer import is_scaling
+from keras_mixprec.policies.layers import has_own_step
 
 # How often, between two readings, to ask whether one that is due is
 # within budget: asking takes 20 us, 1% of a step of small layers in JAX.
@@ -655,6 +656,8 @@ class Session:
 
     def _note_first_loss(self):
         self._has_begun = True
+        if has_own_step(self.model):
+            return  # It may report another loss than it trains on.
         counters = self.counter_log
         with counters.synchronized():
             self.examiner.began(counters.loss.read())

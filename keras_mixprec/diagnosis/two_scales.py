@@ -40,6 +40,13 @@ from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 # at the same scale.
 _ORDER = (0, 1, 1, 0, 0)
 
+# Of gradients whose largest is this, float16 at scale 1 rounds all but those
+# below a 2**14th of it. A few such roundings are no difference of this size.
+_NORMAL, _ROUNDED = 2.0**-10, 0.05
+
+# Batches whose gradients a step may add up before it applies them.
+_MOST_BATCHES = 8
+
 
 class ScaleUse(NamedTuple):
     """How a step uses the loss scale.
@@ -112,7 +119,7 @@ class _Comparison:
         off = _off(first, second)
         if not off:
             return self.of_other_steps(first, by_hand)
-        if not self._is_certain():
+        if not self._is_certain(off, first):
             return self._of_next_step(first, by_hand)
         # The step that was given may have drawn other numbers.
         self._exact = exact_step(self._model, self._data)
@@ -133,25 +140,38 @@ class _Comparison:
         return found if found.case else self._of_next_step(first, by_hand)
 
     def _of_next_step(self, first, by_hand):
-        """Whether a step depends on the scale of the step before it."""
+        """Whether a step depends on the scale of steps before it.
+
+        Not if some later step forgets what was kept: the sums of several
+        batches are, once they are applied, and the scale moves no earlier.
+        """
+        use = ScaleUse(by_hand)
         if not (has_own_step(self._model) and self._kept()):
-            return ScaleUse(by_hand)
-        off = _off(self._after(0), self._after(1))
-        if not off or not self._differs(self._after):
-            return ScaleUse(by_hand)
+            return use
+        for count in range(1, _MOST_BATCHES + 1):
+            found = self._after(0, count), self._after(1, count)
+            if None in found or not (off := _off(*found)):
+                return use
+        if not self._differs(self._after):
+            return use
         numbers = {"variables": len(off), "variables_in_all": len(first)}
         return ScaleUse(False, "keeps_scaled", numbers)
 
-    def _after(self, place):
-        """The gradients of a step that follows one at a scale, as `once`."""
-        step = exact_step(
-            self._model, self._data, 2.0 ** (self._bits * place), records=False
-        )
-        others = self._model.non_trainable_variables
-        written = [v for v in others if id(v) in step.state]
-        with restoring(written):
-            for variable in written:
-                variable.assign(step.state[id(variable)])
+    def _after(self, place, count=1):
+        """The gradients of a step that follows others at a scale, as `once`.
+
+        `None` if one of these gives the optimizer none: the scale stays.
+        """
+        scale = 2.0 ** (self._bits * place)
+        variables = self._model.non_trainable_variables
+        with restoring(variables):
+            for _ in range(count):
+                step = exact_step(self._model, self._data, scale, records=False)
+                if not step.gradients:
+                    return None
+                for variable in variables:
+                    if id(variable) in step.state:
+                        variable.assign(step.state[id(variable)])
             return self.once(0)
 
     def _of_overflow(self, first, by_hand):
@@ -191,9 +211,11 @@ class _Comparison:
             if key in self._variables
         }
 
-    def _is_certain(self):
+    def _is_certain(self, off, first):
         """Whether nothing else makes the difference that was seen."""
-        if not self._differs(self.once) or self._has_float16():
+        if not self._differs(self.once):
+            return False
+        if not _is_beyond_float16(off, first) and self._has_float16():
             return False
         if not has_own_step(self._model):
             return True
@@ -327,6 +349,12 @@ def _off(one, other):
         if error > thresholds.SCALE_ERROR:
             errors[key] = min(error, relative_error([exact], [low]))
     return {k: e for k, e in errors.items() if e > thresholds.SCALE_ERROR}
+
+
+def _is_beyond_float16(off, first):
+    """Whether rounding to float16 at scale 1 makes no such difference."""
+    sizes = [largest_magnitude(first.get(key, np.zeros(1))) for key in off]
+    return min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED
 
 
 def _fits(array, exact):

@@ -266,8 +266,8 @@ def forgotten(model, optimizer, undivided: bool) -> str:
         "They are applied as they are, undivided. Small ones become 0 in "
         "float16"
         if undivided
-        else "It was multiplied by the scale of another optimizer, so updates "
-        "are wrong as soon as the two scales differ"
+        else "They are divided by it all the same. Updates are wrong if the "
+        "loss was not scaled, or if the scale of another optimizer differs"
     )
     return (
         f"The `train_step` of {model.name!r} applies gradients of a loss that "

@@ -157,6 +157,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
 
     Returns:
         `"optimizer"`, `"train_step"`, or `None` if the loss is scaled.
+        `CounterLog` has `"apply"` as well: the scale is of no use.
     """
     if lacks_loss_scaling(model):
         return "optimizer"
@@ -177,6 +178,12 @@ def remedy(model, lack: str) -> str:
         model: A `keras.Model`.
         lack: String, as `lack_of_scaling` returned it.
     """
+    if lack == "apply":
+        return (
+            "`train_step` never called `apply` of its loss scale optimizer: a "
+            "step that overflows is not counted as skipped, and the loss scale "
+            "stays. Pass the scaled gradients to `optimizer.apply`."
+        )
     what = "nothing scales"
     if lack == "train_step":
         what = "`train_step` does not scale"
@@ -342,6 +349,15 @@ class CounterLog:
             event = {"kind": "no_loss_scaling", "by": self.lack}
             self._log.event(step, event)
 
+    def _note_idle(self):
+        """Logs that no optimizer in use was applied in any step."""
+        used = self._counters.used().values()
+        applied = any(reader.since_start().attempted for reader in used)
+        if used and not applied and self.step > self._session.first_step:
+            self.lack = "apply"
+            event = {"kind": "no_loss_scaling", "by": self.lack}
+            self._log.event(self.step, event)
+
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
         before = self._losses
@@ -370,6 +386,7 @@ class CounterLog:
         if self._collapsed:
             self._session.examiner.report_rest(self.step)
         self._skips.report_rest(self.step)
+        self._note_idle()
         events = self._counters.nonfinite_events()
         for event in events + self._session.bad_data.events():
             self._log.event(self.step, event)

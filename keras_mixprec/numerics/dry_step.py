@@ -118,7 +118,8 @@ def dry_step(
     losses, gradients, _, scales, state = taken
     losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
-        float(sum(to_array(loss) for loss in losses)),
+        # Some scale the losses of samples, and average them after that.
+        float(sum(to_array(loss).sum() for loss in losses)),
         _known(values, gradients),
         recorder.calls,
         scale if scales else 1.0,

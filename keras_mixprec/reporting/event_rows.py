@@ -359,6 +359,8 @@ def _trend(group):
 
 def _no_loss_scaling(group):
     by = group[0].get("by") == "train_step"
+    if group[0].get("by") == "apply":
+        return "train_step never called optimizer.apply."
     who = "train_step does not scale" if by else "nothing scales"
     return f"Layers compute in float16 and {who} the loss."
 

@@ -49,7 +49,9 @@ _UNKNOWN = "not_measured"
 
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
-    "vanish in float16"
+    "vanish in float16",
+    "apply": "`train_step` never calls `optimizer.apply`, so that the loss "
+    "scale does nothing",
 }
 
 
