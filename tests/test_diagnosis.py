@@ -185,7 +185,9 @@ def test_a_layer_that_does_not_repeat_itself_is_not_blamed():
     def noisy(x):  # Of which Keras knows nothing.
         return x + ops.cast(np.random.default_rng().normal(size=8), x.dtype)
 
-    assert found(healthy(dense(8), Own(noisy)), X, Y) == []
+    # Some draws have gradients that begin with too high a loss scale.
+    verdicts = found(healthy(dense(8), Own(noisy)), X, Y)
+    assert verdicts in ([], [(None, "scale_search")])
 
 
 def test_a_verdict_is_json():
