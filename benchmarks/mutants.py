@@ -38,7 +38,7 @@ MODULES = """formats
     loss_scaling.rules loss_scaling.dynamic loss_scaling.presets
     diagnosis.advice diagnosis.compare diagnosis.course diagnosis.culprit
     diagnosis.fault_kind diagnosis.forecasts diagnosis.headroom
-    diagnosis.magnified diagnosis.ranges diagnosis.scales
+    diagnosis.ranges diagnosis.scales
     diagnosis.smallest_set diagnosis.thresholds diagnosis.verdict
     reporting.bad_input reporting.facts reporting.fixes reporting.flat_loss
     reporting.format_limits reporting.headline reporting.layer_tables
