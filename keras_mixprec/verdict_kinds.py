@@ -8,8 +8,8 @@ import dataclasses
 
 # Begins a sentence about the layer at fault; what else helps is one of its own.
 TO_FLOAT32 = (
-    "Let this layer compute in float32: pass rules=[PrecisionRule({layer!r})] "
-    "to apply_policy."
+    "Let this layer compute in float32: pass rules=[PrecisionRule({layer!r}), "
+    "*DEFAULT_RULES] to apply_policy."
 )
 
 # Of more range, for what is too large or too small, and of more digits.

@@ -72,6 +72,20 @@ def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
     assert (event["verdict"], event["layer"]) == LARGE[0]
     assert event["step"] == done.verdicts[0].step < 40
     assert capsys.readouterr().out.count("forward_overflow in") == 1
+    assert "ops.sqrt(ops.square" in str(kmp.load_report(tmp_path))
+
+
+@every_backend
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_run_that_ends_in_nan_is_no_healthy_one(tuned, tmp_path):
+    model = model_with(layers.Dense(8))
+    kmp.apply_policy(model, "mixed_bfloat16")
+    model.compile("adam", "mse")
+    y = np.where(np.arange(480) == 470, np.nan, 1.0).reshape(160, 3)
+    others = [kmp.PrecisionTuner(verbose=0)] * tuned
+    usual = {"epochs": 1, "probe_every": 100, "max_overhead": 0.02}
+    done = run(tmp_path, model, *others, data=(X, y), **usual)
+    assert found(done) == [("weights_lost", None)]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])

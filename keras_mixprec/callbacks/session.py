@@ -106,6 +106,7 @@ class Session:
         self._has_begun = self._stopped = False
         self._failure: str | None = None
         self._given_up: set[str] = set()
+        self._is_diagnosis_due = False
         self.several_workers = False
         self.first_step = self._idle_until = 0
         self._next_agreement = math.inf
@@ -576,6 +577,7 @@ class Session:
         counters, step = self.counter_log, self.step
         self._asked_at = counters.step
         if counters.step == step and self._wants_diagnosis():
+            self._is_diagnosis_due = True
             work = partial(self._examine, step=step)
             self.examiner.on_next_batch(self.model, step, work)
 
@@ -586,6 +588,7 @@ class Session:
         return self.examiner.wants(trouble, self.has_tuner, taken, dtypes)
 
     def _examine(self, batch, step):
+        self._is_diagnosis_due = False
         if batch is None:
             return
         # The first one happens once.
@@ -598,10 +601,9 @@ class Session:
         """Diagnoses the first batch if no next one came after a reason to."""
         ranges = self.ranges
         batch, ranges.batch = ranges.batch, None
-        # A tuner has diagnosed one by now.
-        if batch is None or self.has_tuner:
-            return
-        if self._wants_diagnosis():
+        if batch is not None and (
+            self._is_diagnosis_due or self._wants_diagnosis()
+        ):
             self._examine(batch, self.step)
 
     def _is_scale_use_unknown(self):

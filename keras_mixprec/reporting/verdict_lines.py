@@ -46,10 +46,12 @@ def verdict_lines(events: list, layers: list) -> Iterator[str]:
             failing = f" (steps began to fail at step {since:,})"
         step = event.get("at_step", event["step"])
         when = f"Step {step:,}" if step else "Before the first step"
-        by = event.get("numbers", {}).get("found_by")
+        numbers = event.get("numbers", {})
+        by, code = numbers.get("found_by"), numbers.get("code")
         who = f" (found by {by})" if by else ""
+        line = f" at {code}" if code and not over else ""
         yield (
-            f"{when}{failing}: {event['verdict']}{where}{who}. "
+            f"{when}{failing}: {event['verdict']}{where}{line}{who}. "
             f"{over or event['advice']}{_same_for(others)}"
         )
     if (more := len(found) - MOST_VERDICTS) > 0:
