@@ -131,7 +131,7 @@ def run_demo(
 
 
 def shortfall(runs: dict[str, DemoRun]) -> str | None:
-    """Returns a sentence if the repair has failed, `None` otherwise.
+    """Returns a sentence if the repair has failed, `None` if not.
 
     Args:
         runs: What `run_demo` returned.
