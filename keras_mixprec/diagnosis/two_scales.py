@@ -142,8 +142,9 @@ class _Comparison:
     def _of_next_step(self, first, by_hand):
         """Whether a step depends on the scale of steps before it.
 
-        Not if some later step forgets what was kept: the sums of several
-        batches are, once they are applied, and the scale moves no earlier.
+        A loop that adds up the gradients of several batches does not: it
+        empties its variables when it applies them, and the scale does not move
+        before. So one of the next steps no longer depends on the scale.
         """
         use = ScaleUse(by_hand)
         if not (has_own_step(self._model) and self._kept()):
