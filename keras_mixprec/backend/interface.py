@@ -51,7 +51,7 @@ class Step(Protocol):
         """
 
     def are_of_one_trace(self, one, other):
-        """Whether no trace has one of two tensors that has not the other."""
+        """Whether two tensors belong to the same trace."""
 
     def sum_over_replicas(self, tensor):
         """Returns the sum over the replicas of a strategy."""

@@ -46,8 +46,8 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
     cause = replay.cause_of_nonfinite() if nonfinite(low) else None
     largest_inside = replay.largest_intermediate()
     kind = "forward_overflow"
-    if cause and cause.code:
-        numbers["code"] = cause.code
+    if cause is not None:
+        numbers |= cause.evidence
     if cause and cause.kind == "underflow":
         kind = "underflow"
     elif largest_inside <= limit:
@@ -95,8 +95,8 @@ def kind_of_gradients(
     if not nonfinite(low):
         return "precision_loss"
     cause = replay.cause_of_nonfinite(cotangents)
-    if cause and cause.code:
-        numbers["code"] = cause.code
+    if cause is not None:
+        numbers |= cause.evidence
     if cause is None or cause.kind != "underflow":
         return "backward_overflow"
     _add_smallest(numbers, replay, cotangents)

@@ -87,7 +87,7 @@ def line_of_nonfinite(model: keras.Model, data) -> dict:
     """
     with in_float32(model), step_held_at(model, data, 1.0) as run:
         cause = cause_of_nonfinite(run, [], of_loss=True)
-    return {"code": cause.code} if cause and cause.code else {}
+    return {} if cause is None else cause.evidence
 
 
 def _fits(data):

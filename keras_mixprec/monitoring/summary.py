@@ -38,7 +38,8 @@ class TrainingSummary(NamedTuple):
             scaling. Of several, the one that skipped most is remarked upon.
         folder: String. Where the log is; empty if another worker has it.
         unscaled_float16: String. That layers compute in float16 and nothing
-            scales the loss, and what to do about it; empty if it is scaled.
+            scales the loss, or that the optimizer was never applied, and what
+            to do about it; empty if all is well.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
             `"not_compared"` or `"not_measured"`. The report and the tab say

@@ -45,6 +45,11 @@ class Cause(NamedTuple):
     kind: str
     code: str | None
 
+    @property
+    def evidence(self) -> dict:
+        """The line, for the numbers of a verdict."""
+        return {"code": self.code} if self.code else {}
+
 
 def largest_intermediate(function, tensors) -> float:
     """Returns the largest finite magnitude that any operation produces.
