@@ -14,7 +14,7 @@ _FILE_OF = {
     "ComparisonResult": "analysis.comparison.result",
     "ConversionReport": "inference.report",
     "DEFAULT_RULES": "policies.default_rules",
-    "DynamicLossScale": "loss_scaling.dynamic",
+    "DynamicLossScale": "loss_scaling.rules",
     "FixedLossScale": "loss_scaling.rules",
     "LossScaleOptimizer": "loss_scaling.optimizer",
     "MixPrecMonitor": "callbacks.monitor",

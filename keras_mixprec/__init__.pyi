@@ -26,14 +26,14 @@ from keras_mixprec.inference.diagnose_call import (
 )
 from keras_mixprec.inference.report import ConversionReport as ConversionReport
 from keras_mixprec.inference.saved_weights import save_weights as save_weights
-from keras_mixprec.loss_scaling.dynamic import (
-    DynamicLossScale as DynamicLossScale,
-)
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling as ensure_loss_scaling,
 )
 from keras_mixprec.loss_scaling.optimizer import (
     LossScaleOptimizer as LossScaleOptimizer,
+)
+from keras_mixprec.loss_scaling.rules import (
+    DynamicLossScale as DynamicLossScale,
 )
 from keras_mixprec.loss_scaling.rules import (
     FixedLossScale as FixedLossScale,

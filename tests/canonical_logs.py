@@ -17,7 +17,7 @@ from keras_mixprec._patched import patched
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.rules import DynamicLossScale
 from keras_mixprec.metrics import AUDITED, PROBED
 from keras_mixprec.monitoring.failing_batches import BadData
 from keras_mixprec.monitoring.low_scale import LowScales

@@ -14,7 +14,7 @@ from tuner_models import chain, fit
 import keras_mixprec as kmp
 from keras_mixprec.analysis.lint.table import RULES
 from keras_mixprec.devices.memory import memory_record
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.performance import performance
 from keras_mixprec.verdict_kinds import KINDS

@@ -15,7 +15,7 @@ from loss_scale_traces import (
 )
 
 from keras_mixprec import DynamicLossScale
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 
 preset = DynamicLossScale.preset
 

@@ -9,7 +9,7 @@ import pytest
 from loss_scale_traces import random_overflows, trace_rule
 
 from keras_mixprec import DynamicLossScale, ScheduledLossScale
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 
 pytestmark = pytest.mark.one_backend
 

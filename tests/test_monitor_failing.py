@@ -36,7 +36,7 @@ from tuner_models import chain, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 
 pytestmark = one_backend
 

@@ -27,7 +27,7 @@ from monitor_models import (
 from zoo.gan import Gan
 
 import keras_mixprec as kmp
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 from keras_mixprec.monitoring.low_scale import LowScales
 from keras_mixprec.monitoring.recorded_steps import Reading, ScalePoint
 from keras_mixprec.reporting.facts import Facts

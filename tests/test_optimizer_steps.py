@@ -6,7 +6,7 @@ import pytest
 from optimizer_models import each_mode, numbers, over_modes, stepper
 
 from keras_mixprec import DynamicLossScale, FixedLossScale, ScheduledLossScale
-from keras_mixprec.loss_scaling.presets import PRESETS
+from keras_mixprec.loss_scaling.rules import PRESETS
 
 sgd = keras.optimizers.SGD
 INF, NAN = np.inf, np.nan

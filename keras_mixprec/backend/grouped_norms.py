@@ -3,6 +3,10 @@
 import numpy as np
 from keras import ops
 
+from keras_mixprec.formats import get_format
+
+FLOAT32_MAX = get_format("float32").maximum
+
 # Gradients up to this many elements are stacked by shape, so that 200 small
 # variables cost a handful of kernels instead of 200. Stacking copies; above
 # 2**16 elements the copy costs more than the kernel launch it saves.

@@ -20,6 +20,12 @@ class Step(Protocol):
         finite gradients raise no false alarm.
         """
 
+    def largest_norms(self, gradients):
+        """Returns a list of the norm up to which each gradient is finite.
+
+        Rows of a sparse one may repeat, and are added up.
+        """
+
     def gradient_maxima(self, gradients):
         """Returns float32 `(n,)`, the largest magnitude of each gradient.
 

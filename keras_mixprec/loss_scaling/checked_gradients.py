@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.grouped_norms import FLOAT32_MAX
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
     accumulated_gradients,
@@ -17,12 +18,8 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.loss_scaling.current_step import loss_kinds
 from keras_mixprec.loss_scaling.stages import as_tensors
 
-# Rows of a sparse gradient may name the same index. The sum of 2**24 of them
-# exceeds their norm at most 2**12 times, so below this share of the maximum
-# no sum of repeated rows can overflow.
-_SPARSE_SHARE = 2.0**-12
-
-_FLOAT32_MAX = get_format("float32").maximum
+# A dtype that ends below this holds less than float32: float16, not bfloat16.
+_NARROW = 2.0**100
 
 
 class CheckedGradients:
@@ -44,14 +41,18 @@ class CheckedGradients:
         self.scale = scale
         self._inverse = 1.0 if unscaled else 1.0 / scale
         self._gradients = as_tensors(gradients)
-        self._keep = [
-            getattr(v, "overwrite_with_gradient", False) for v in variables
-        ]
-        self._present = [
-            i for i, g in enumerate(self._gradients) if g is not None
-        ]
-        self._given = [self._gradients[i] for i in self._present]
-        present = [variables[i] for i in self._present]
+        # Those that there are, and their variables.
+        self._given, present, self._keep, kept = [], [], [], []
+        for gradient, variable in zip(self._gradients, variables, strict=True):
+            keep = getattr(variable, "overwrite_with_gradient", False)
+            self._keep.append(keep)
+            if gradient is not None:
+                self._given.append(gradient)
+                present.append(variable)
+                kept.append(keep)
+        self._factor = self._inverse
+        if any(kept):
+            self._factor = ops.where(np.array(kept), 1.0, self._inverse)
         order = variable_indices(optimizer, present)
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
@@ -61,16 +62,13 @@ class CheckedGradients:
     def _examine(self, variables, seen):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
-        maxima = [_maximum(v.dtype) for v in variables]
-        shares = [
-            _SPARSE_SHARE if backend.is_sparse(g) else 1.0 for g in gradients
-        ]
-        limits = np.array(shares, "float32") * np.float32(_FLOAT32_MAX)
         norms = self._over_replicas(backend.gradient_norms(gradients))
         # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
         # graph optimizer turns that into `greater`, which NaN fails as well.
+        limits = np.array(backend.largest_norms(gradients), "float32")
         fits = ops.less_equal(norms, limits)
-        if min(maxima) < _FLOAT32_MAX * _SPARSE_SHARE:
+        maxima = [_maximum(v.dtype) for v in variables]
+        if min(maxima) < _NARROW:
             # A small norm says that a number fits float16, a large one not
             # that it does not. As well, because XLA's maximum loses NaN.
             largest = self._over_replicas(backend.gradient_maxima(gradients))
@@ -84,17 +82,15 @@ class CheckedGradients:
                 overflows = ops.max(overflows)
             fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
             fits = ops.logical_and(fits, fitted)
-        flags = self._in_build_order(ops.where(fits, 0, 1))
-        return ops.all(fits), self._in_build_order(norms), flags
+        flags = ops.where(fits, 0, 1)
+        if self._order is not None:
+            norms, flags = map(self._in_build_order, (norms, flags))
+        return ops.all(fits), norms, flags
 
     def _over_replicas(self, magnitudes):
         # Replicas add their gradients up after this: the sum of the norms
         # bounds the norm of the sum, so what fits here fits there.
-        keep = [self._keep[i] for i in self._present]
-        factor = self._inverse
-        if any(keep):
-            factor = ops.where(np.array(keep), 1.0, factor)
-        return self._backend.sum_over_replicas(magnitudes * factor)
+        return self._backend.sum_over_replicas(magnitudes * self._factor)
 
     def _in_build_order(self, values):
         if self._order is None:
@@ -146,19 +142,14 @@ class CheckedGradients:
         return self._in_build_order(together[:-1]), together[-1]
 
     def _unscaled(self):
-        given = self._gradients
-        unscaled = self._backend.unscale(
-            given, self._inverse, self._keep, self._variables
+        return self._backend.unscale(
+            self._gradients, self._inverse, self._keep, self._variables
         )
-        first = self._present[0]
-        if unscaled[first] is given[first] and not self._keep[first]:
-            self._optimizer._stages.steps(given)
-        return unscaled
 
 
 @functools.cache
 def _maximum(dtype):
-    return min(get_format(getattr(dtype, "name", dtype)).maximum, _FLOAT32_MAX)
+    return min(get_format(getattr(dtype, "name", dtype)).maximum, FLOAT32_MAX)
 
 
 def overflowing(gradients):
@@ -170,7 +161,7 @@ def overflowing(gradients):
     if not gradients:
         return []
     norms = active.step().gradient_norms(gradients)
-    return [ops.where(ops.less_equal(norms, _FLOAT32_MAX), 0, 1)]
+    return [ops.where(ops.less_equal(norms, FLOAT32_MAX), 0, 1)]
 
 
 def commit_together(steps):

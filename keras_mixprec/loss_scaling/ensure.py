@@ -5,42 +5,10 @@ import keras
 from keras_mixprec.keras_internals import (
     flat_layers,
     set_saved_optimizer,
-    updated_variables,
 )
 from keras_mixprec.loss_scaling.constants import check_constants
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-
-
-class _Adopted(LossScaleOptimizer):
-    """What `adopt` returns: saved twice, since Keras' own reads it twice."""
-
-    # Keras' own class can be created from it: a user has compiled with that.
-    get_config = keras.optimizers.LossScaleOptimizer.get_config
-
-    def _check_update(self, variables):
-        """Lets pass what Keras' own lets pass: a monitor changes no run."""
-
-    def __dir__(self):
-        return [*super().__dir__(), "inner_optimizer"]
-
-    def __reduce__(self):
-        """Copies it as one of its base: a copy belongs to no file of Keras."""
-        config = LossScaleOptimizer.get_config(self)
-        plain = LossScaleOptimizer.from_config(config)
-        for own, other in ((self, plain), (self.history, plain.history)):
-            store: dict = {}
-            own.save_own_variables(store)
-            other.load_own_variables(store)
-        return plain.__reduce__()
-
-
-# Users, and the files that they write, see the public class.
-for _name in ("__module__", "__name__", "__qualname__"):
-    setattr(_Adopted, _name, getattr(LossScaleOptimizer, _name))
-# Keras loads the last one of a name.
-for _class in (_Adopted, LossScaleOptimizer):
-    keras.saving.register_keras_serializable("keras_mixprec")(_class)
+from keras_mixprec.loss_scaling.rules import DynamicLossScale
 
 
 def adopt(
@@ -69,15 +37,7 @@ def adopt(
         initial_scale=optimizer.initial_scale,
         growth_interval=optimizer.dynamic_growth_steps,
     )
-    adopted = _Adopted(
-        optimizer.inner_optimizer,
-        loss_scale=rule or own_rule,
-        name=optimizer.name,
-    )
-    if optimizer.built:
-        adopted.build(updated_variables(optimizer), shared=optimizer)
-        adopted._repair_scale()
-    return adopted
+    return LossScaleOptimizer.continuing(optimizer, rule or own_rule)
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:

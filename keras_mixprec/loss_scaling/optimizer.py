@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_mixprec._checks import check_choice
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import count_kinds
@@ -16,11 +17,6 @@ from keras_mixprec.keras_internals import (
     no_automatic_dependency_tracking,
     track_variable,
     updated_variables,
-)
-from keras_mixprec.loss_scaling.arguments import (
-    check_inner,
-    check_window,
-    resolve_rule,
 )
 from keras_mixprec.loss_scaling.checked_gradients import (
     AccumulationWindow,
@@ -30,7 +26,6 @@ from keras_mixprec.loss_scaling.checked_gradients import (
     overflowing,
 )
 from keras_mixprec.loss_scaling.constants import check_constants
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.history import (
     HYSTERESIS,
     STEPS,
@@ -40,9 +35,12 @@ from keras_mixprec.loss_scaling.history import (
 from keras_mixprec.loss_scaling.rules import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
+    DynamicLossScale,
     FixedLossScale,
+    LossScale,
     LossScaleState,
     check_scale,
+    resolve_rule,
     safe_scale,
 )
 from keras_mixprec.loss_scaling.stages import (
@@ -129,6 +127,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     # Whether a `train_step` has applied gradients of a loss that it did not
     # multiply by the loss scale.
     loss_not_scaled = False
+    # Whether it has taken the place of Keras' own, whose files are read by it.
+    _continues_keras_own = False
     # What was read from a file before `build`.
     _unread_state: dict | None = None
 
@@ -142,8 +142,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         discard_window: bool = False,
         **kwargs: Any,
     ):
-        inner_optimizer = check_inner(inner_optimizer)
-        check_window(discard_window, inner_optimizer)
+        inner_optimizer = _check_inner(inner_optimizer)
+        _check_window(discard_window, inner_optimizer)
         rule = resolve_rule(
             loss_scale,
             initial_scale,
@@ -165,6 +165,24 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scale_variable: Any = None
         self._growth_variable: Any = None
 
+    @classmethod
+    def continuing(
+        cls, other: keras.optimizers.LossScaleOptimizer, rule: LossScale
+    ) -> Self:
+        """Returns an optimizer that continues where Keras' own is.
+
+        Args:
+            other: Keras' optimizer, built or not. They share the inner
+                optimizer, the loss scale and the step counter.
+            rule: The update rule.
+        """
+        own = cls(other.inner_optimizer, loss_scale=rule, name=other.name)
+        own._continues_keras_own = True
+        if other.built:
+            own.build(updated_variables(other), shared=other)
+            own._repair_scale()
+        return own
+
     # Without it Keras would count the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
     def build(self, var_list: list, shared: Any = None) -> None:
@@ -182,7 +200,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        self._check_update(var_list)
+        # A monitor changes no run: what Keras' own lets pass goes on.
+        if not self._continues_keras_own:
+            check_constants(self.inner_optimizer, var_list)
         self._trainable_variables = list(var_list)
         self._trainable_variables_indices = {
             self._var_key(v): i for i, v in enumerate(var_list)
@@ -214,9 +234,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self._unread_state is not None:
             with active.step().outside_graph():
                 self.load_own_variables(self._unread_state)
-
-    def _check_update(self, variables):
-        check_constants(self.inner_optimizer, variables)
 
     def _add_state(self, name, shape, dtype, value=0):
         return self.add_variable(
@@ -269,7 +286,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         in float16.
         """
         self._stages.scales()
-        return ops.cast(loss, "float32") * self.loss_scale
+        return ops.cast(loss, "float32") * self._scale_in_use()
 
     def stateless_scale_loss(self, optimizer_variables: list, loss: Any) -> Any:
         """The stateless form of `scale_loss`, for custom loops on JAX.
@@ -435,7 +452,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if variables is None and self.built:
             variables = self._trainable_variables
         variables = checked_variables(grads, variables)
-        self.build(variables)
+        if not self.built:
+            self.build(variables)
         self._check_variables_are_known(variables)
         if self.inner_optimizer.loss_scale_factor is not None:
             raise ValueError(
@@ -444,23 +462,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        self._check_loss_was_scaled()
+        if self._stages.scaling is None:
+            self._ask_for_scaling()
         scale = active.step().value(self._scale_variable)
         unscaled = self._stages.are_unscaled(grads, scale)
         seen = self._stages.overflows if unscaled else []
-        self._stages.steps(grads if unscaled else ())
+        self._stages.steps()
         return CheckedGradients(self, grads, variables, scale, unscaled, seen)
 
-    def _check_loss_was_scaled(self):
+    def _ask_for_scaling(self):
         """Detects a `train_step` whose loss is not scaled, and warns of it.
 
         Its gradients are not divided either, so that training goes right.
         Outside of a `train_step` the loss may have been scaled in any way.
         """
-        stages = self._stages
-        if stages.scaling is not None:
-            return
-        model = training_model()
+        stages, model = self._stages, training_model()
         if model is None:
             return
         # What another optimizer has scaled may be the loss of this one too.
@@ -718,8 +734,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def __dir__(self):
         # Keras saves every attribute that `dir` lists; leaving this one out
-        # is what keeps the inner state from being stored twice.
-        return [n for n in super().__dir__() if n != "inner_optimizer"]
+        # is what keeps the inner state from being stored twice. Keras' own
+        # optimizer reads it twice.
+        left_out = "" if self._continues_keras_own else "inner_optimizer"
+        return [name for name in super().__dir__() if name != left_out]
 
     def get_config(self) -> dict:
         """Returns the configuration.
@@ -768,3 +786,42 @@ def _match(variables, store):
         tuple(variable.shape) == tuple(np.shape(store[str(index)]))
         for index, variable in enumerate(variables)
     )
+
+
+def _check_inner(inner):
+    """Returns the inner optimizer, or raises saying what is wrong."""
+    if isinstance(inner, (str, dict)):
+        inner = keras.optimizers.get(inner)
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`inner_optimizer` scales the loss already; wrap the optimizer "
+            f"inside it instead. Received: inner_optimizer={inner}"
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
+            f"name of one. Received: inner_optimizer={inner!r} of type "
+            f"{type(inner).__name__}"
+        )
+    if inner.loss_scale_factor is not None:
+        # Keras' own class drops it without a word.
+        warnings.warn(
+            "The `loss_scale_factor` of `inner_optimizer` is set to None, "
+            "since the wrapper scales the loss; for a fixed scale pass "
+            "`loss_scale` to the wrapper. Received: "
+            f"loss_scale_factor={inner.loss_scale_factor!r}",
+            stacklevel=3,
+        )
+    return inner
+
+
+def _check_window(discard_window, inner):
+    """Raises if there is no window that an overflow could discard."""
+    check_choice("discard_window", discard_window, (True, False))
+    steps = inner.gradient_accumulation_steps
+    if discard_window and not steps:
+        raise ValueError(
+            "`discard_window=True` needs an `inner_optimizer` that accumulates "
+            "gradients: set its `gradient_accumulation_steps`. Received: "
+            f"gradient_accumulation_steps={steps!r}"
+        )

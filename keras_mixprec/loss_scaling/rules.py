@@ -1,4 +1,4 @@
-"""Update rules of the loss scale: state in, state out.
+"""Update rules of the loss scale, pure functions: state in, state out.
 
 A rule owns numbers, never variables. `update` takes the state that a step ran
 with and whether its gradients were finite, and returns the state for the next
@@ -6,14 +6,13 @@ step. It is elementwise, so a batch of states is as good as one, and it works
 on NumPy values as well as inside a compiled train step on any backend.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec._checks import check_integer, check_number
+from keras_mixprec._checks import check_choice, check_integer, check_number
 
 # A scale and its reciprocal both have to be normal float32 numbers, or a
 # backend that flushes subnormals unscales every gradient to zero.
@@ -46,15 +45,15 @@ class LossScaleState(NamedTuple):
 class LossScale:
     """Base of the update rules."""
 
-    # The scale of the first step, of each rule.
-    _initial_scale: Callable[[], float]
+    # Of the first step: the scale, `good_steps` and `hysteresis_left`.
+    _first: tuple[Any, int, int]
 
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, as NumPy scalars."""
-        scale = np.float32(self._initial_scale())
-        start, left = self._initial_counts()
+        scale, good_steps, left = self._first
+        scale = np.float32(scale)
         return LossScaleState(
-            scale, np.int32(start), np.int32(left), scale, np.int32(0)
+            scale, np.int32(good_steps), np.int32(left), scale, np.int32(0)
         )
 
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
@@ -79,9 +78,6 @@ class LossScale:
         """
         after = self.update(state, finite)
         return after._replace(scale=safe_scale(after.scale, state.scale))
-
-    def _initial_counts(self):
-        return 0, 1
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
@@ -124,6 +120,257 @@ def check_scale(name, value, optional=False):
     )
 
 
+_UNBOUNDED = {"min_scale": None, "max_scale": None}
+
+# Arguments of `DynamicLossScale`, and its attributes `_...`. Defaults and
+# update order were read in each system's source: torch
+# `torch/amp/grad_scaler.py`, Keras 3 and tf-keras `loss_scale_optimizer.py`,
+# Apex `apex/amp/scaler.py`, DeepSpeed `runtime/fp16/loss_scaler.py`
+# (`DynamicLossScaler`, as ZeRO uses it), Megatron-LM
+# `optimizer/grad_scaler.py`, Paddle `amp/grad_scaler.py` (dygraph), jmp
+# `loss_scale.py`, MXNet `amp/loss_scaler.py`.
+PRESETS: dict[str, dict] = {
+    "torch": {"initial_scale": 2.0**16},
+    "keras": {"initial_scale": 2.0**15, "_grows_to_infinity": True},
+    "tf-keras": {"initial_scale": 2.0**15, "min_scale": 1.0},
+    "apex": {"initial_scale": 2.0**16, "max_scale": 2.0**24},
+    "deepspeed": {
+        "initial_scale": 2.0**16,
+        "growth_interval": 1000,
+        "hysteresis": 2,
+        "min_scale": 1.0,
+        "_extra_good_steps": 1,
+        "_grows_to_infinity": True,
+    },
+    "megatron": {
+        "initial_scale": 2.0**32,
+        "growth_interval": 1000,
+        "hysteresis": 2,
+        "min_scale": 1.0,
+        "_grows_to_infinity": True,
+    },
+    "paddle": {
+        "initial_scale": 2.0**16,
+        "hysteresis_refill": "good_step",
+        "_grows_to_infinity": True,
+        "_refills_on_backoff": True,
+    },
+    "jmp": {"initial_scale": 2.0**15, "min_scale": 1.0},
+    "mxnet": {
+        "initial_scale": 2.0**16,
+        "max_scale": 2.0**24,
+        "_publishes_late": True,
+    },
+}
+
+
+@keras.saving.register_keras_serializable("keras_mixprec")
+class DynamicLossScale(LossScale):
+    """Raises the scale while all is well and lowers it on overflow.
+
+    After `growth_interval` finite steps in a row the scale is multiplied by
+    `growth_factor`; on a non-finite step, which is skipped, by
+    `backoff_factor`. It never leaves `[min_scale, max_scale]`.
+
+    Args:
+        initial_scale: Float, dimensionless. Scale of the first step. Too high
+            costs one skipped step per halving, too low a growth interval per
+            doubling. Defaults to `2.0**15`.
+        growth_factor: Float > 1. Defaults to `2.0`; powers of two make
+            scaling and unscaling exact.
+        backoff_factor: Float in (0, 1). Defaults to `0.5`.
+        growth_interval: Int >= 1. Consecutive finite steps before the scale
+            grows. Defaults to `2000`.
+        hysteresis: Int >= 1. Non-finite steps before the scale backs off; the
+            earlier ones are skipped at an unchanged scale. Defaults to `1`,
+            which backs off at once.
+        hysteresis_refill: `"growth"` or `"good_step"`. What gives the
+            tolerated steps back: the next growth (DeepSpeed, Megatron) or any
+            finite step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults
+            to `"growth"`.
+        min_scale: Float or `None`. Floor. Defaults to `2.0**-14`, float16's
+            smallest normal: a gradient that still overflows float16 there is
+            above 1e9 and no scale will help. `None` sets no floor of the
+            rule's own.
+        max_scale: Float or `None`. Ceiling. Defaults to `2.0**32`, the
+            highest start any system uses. `None` sets no ceiling of the
+            rule's own; growth to infinity is refused all the same.
+
+    Whatever a rule says, `LossScaleOptimizer` keeps the scale in use between
+    `2.0**-126` and `2.0**126`, where it and its reciprocal are normal float32
+    numbers.
+
+    Raises:
+        TypeError: If an argument is not a number.
+        ValueError: If an argument is outside its range, or `min_scale`,
+            `initial_scale` and `max_scale` are not in that order.
+
+    Example:
+    >>> rule = DynamicLossScale(initial_scale=8.0, growth_interval=2)
+    >>> state = rule.initial_state()
+    >>> for finite in (True, True, False):
+    ...     state = rule.update(state, finite)
+    ...     print(float(state.scale))
+    8.0
+    16.0
+    8.0
+
+    References:
+        - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
+    """
+
+    # What a system does that no argument expresses. The preset that is
+    # followed, and the good steps needed on top of `growth_interval` at the
+    # start and after an overflow (DeepSpeed counts them from 0).
+    _follows: str | None = None
+    _extra_good_steps = 0
+    # Growth is not held at the largest finite scale.
+    _grows_to_infinity = False
+    # A backoff gives the tolerated steps back, so that each of them needs
+    # `hysteresis` overflows (Paddle).
+    _refills_on_backoff = False
+    # A new scale is used one step after it was decided.
+    _publishes_late = False
+
+    def __init__(
+        self,
+        initial_scale: float = 2.0**15,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 1,
+        hysteresis_refill: str = "growth",
+        min_scale: float | None = 2.0**-14,
+        max_scale: float | None = 2.0**32,
+    ):
+        self.initial_scale = check_scale("initial_scale", initial_scale)
+        self.growth_factor = check_number("growth_factor", growth_factor, low=1)
+        if np.float32(self.growth_factor) == 1:
+            raise ValueError(
+                "`growth_factor` must be greater than 1 in float32; use "
+                "`FixedLossScale` for a scale that does not grow. "
+                f"Received: growth_factor={growth_factor!r}"
+            )
+        self.backoff_factor = check_number(
+            "backoff_factor", backoff_factor, low=0, high=1
+        )
+        if np.float32(self.backoff_factor) in (0, 1):
+            raise ValueError(
+                "`backoff_factor` must lie strictly between 0 and 1 in "
+                f"float32. Received: backoff_factor={backoff_factor!r}"
+            )
+        self.growth_interval = check_integer(
+            "growth_interval", growth_interval, low=1
+        )
+        self.hysteresis = check_integer("hysteresis", hysteresis, low=1)
+        self.hysteresis_refill = check_choice(
+            "hysteresis_refill", hysteresis_refill, ("growth", "good_step")
+        )
+        self.min_scale = check_scale("min_scale", min_scale, optional=True)
+        self.max_scale = check_scale("max_scale", max_scale, optional=True)
+        low = self.min_scale or 0.0
+        high = self.max_scale or np.inf
+        if not low <= self.initial_scale <= high:
+            raise ValueError(
+                "`initial_scale` must lie between `min_scale` and "
+                f"`max_scale`. Received: min_scale={min_scale!r}, "
+                f"initial_scale={initial_scale!r}, max_scale={max_scale!r}"
+            )
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "DynamicLossScale":
+        """Returns the rule that another system follows, step for step.
+
+        Args:
+            name: String. `"torch"`, `"keras"`, `"tf-keras"`, `"apex"`,
+                `"deepspeed"`, `"megatron"`, `"paddle"`, `"jmp"` or `"mxnet"`.
+            **overrides: Arguments of `DynamicLossScale` that replace that
+                system's defaults.
+
+        Returns:
+            A `DynamicLossScale`. Its trace equals the system's while the
+            scale is a normal float32 number.
+
+        Raises:
+            ValueError: If there is no such preset.
+            TypeError: If an override is not an argument of this class.
+
+        Example:
+        >>> DynamicLossScale.preset("deepspeed", hysteresis=3).min_scale
+        1.0
+        """
+        check_choice("name", name, tuple(PRESETS))
+        unknown = set(overrides) - set(_dynamic_arguments())
+        if unknown:
+            raise TypeError(
+                "`DynamicLossScale.preset` does not know the argument(s) "
+                f"{sorted(unknown)}; it takes {_dynamic_arguments()}. "
+                f"Received: {overrides}"
+            )
+        given = _UNBOUNDED | PRESETS[name] | overrides
+        quirks = {n: given.pop(n) for n in [*given] if n.startswith("_")}
+        rule = cls(**given)
+        vars(rule).update(quirks, _follows=name)
+        return rule
+
+    def with_arguments(self, **arguments: Any) -> "DynamicLossScale":
+        """Returns this rule with some arguments replaced."""
+        return type(self).from_config(self.get_config() | arguments)
+
+    def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
+        """Returns the state after a step; see `LossScale.update`."""
+        xp = namespace(state.scale)
+        late = self._publishes_late
+        current = state.pending_scale if late else state.scale
+        with np.errstate(over="ignore", under="ignore"):
+            grown = current * self.growth_factor
+            lower = current * self.backoff_factor
+        if self.max_scale is not None:
+            grown = xp.minimum(grown, self.max_scale)
+        elif not self._grows_to_infinity:
+            grown = xp.where(xp.isfinite(grown), grown, current)
+        if self.min_scale is not None:
+            lower = xp.maximum(lower, self.min_scale)
+        bad = xp.logical_not(finite)
+        good_steps = state.good_steps + 1
+        # `>=`, not `==`: a restored counter may be past a lowered interval.
+        grows = xp.logical_and(finite, good_steps >= self.growth_interval)
+        backs_off = xp.logical_and(bad, state.hysteresis_left <= 1)
+        scale = xp.where(grows, grown, xp.where(backs_off, lower, current))
+        start = -self._extra_good_steps
+        good_steps = xp.where(bad, start, xp.where(grows, 0, good_steps))
+        refills = grows if self.hysteresis_refill == "growth" else finite
+        if self._refills_on_backoff:
+            refills = xp.logical_or(refills, backs_off)
+        left = xp.where(bad, state.hysteresis_left - 1, state.hysteresis_left)
+        left = xp.where(refills, self.hysteresis, xp.maximum(left, 1))
+        published = current if late else scale
+        return LossScaleState(
+            published, good_steps, left, scale, state.steps + 1
+        )
+
+    @property
+    def _first(self):
+        return self.initial_scale, -self._extra_good_steps, self.hysteresis
+
+    def get_config(self) -> dict:
+        """Returns the arguments, and the preset they belong to if any."""
+        config = {name: getattr(self, name) for name in _dynamic_arguments()}
+        return config | ({"preset": self._follows} if self._follows else {})
+
+    @classmethod
+    def from_config(cls, config: dict) -> "DynamicLossScale":
+        """Creates the rule from what `get_config` returned."""
+        config = dict(config)
+        name = config.pop("preset", None)
+        return cls.preset(name, **config) if name else cls(**config)
+
+
+def _dynamic_arguments():
+    code = DynamicLossScale.__init__.__code__
+    return list(code.co_varnames[1 : code.co_argcount])
+
+
 @keras.saving.register_keras_serializable("keras_mixprec")
 class FixedLossScale(LossScale):
     """Keeps one scale; non-finite steps are skipped and nothing else changes.
@@ -144,13 +391,11 @@ class FixedLossScale(LossScale):
 
     def __init__(self, scale: float):
         self.scale = check_scale("scale", scale)
+        self._first = self.scale, 0, 1
 
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, state.scale, finite)
-
-    def _initial_scale(self):
-        return self.scale
 
     def get_config(self) -> dict:
         """Returns the arguments."""
@@ -200,7 +445,8 @@ class ScheduledLossScale(LossScale):
         self.schedule = schedule
         # Now, so that a bad start is refused here, and because a schedule
         # has no value on the host while a step is being compiled.
-        self._first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
+        first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
+        self._first = first, 0, 1
 
     def scale_at(self, step: Any) -> Any:
         """Returns the scale of attempted step `step`, counted from 0."""
@@ -218,9 +464,6 @@ class ScheduledLossScale(LossScale):
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         return _step_with(state, self.scale_at(state.steps + 1), finite)
-
-    def _initial_scale(self):
-        return self._first
 
     def get_config(self) -> dict:
         """Returns the arguments."""
@@ -261,3 +504,45 @@ def _check_table(table):
             f"Received: schedule={table}"
         )
     return dict(sorted(table.items()))
+
+
+def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic) -> LossScale:
+    """Returns the update rule that the arguments ask for together."""
+    given = {
+        "initial_scale": initial_scale,
+        "growth_interval": growth_steps,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(loss_scale, str):
+        if given or not dynamic:
+            raise ValueError(
+                "`initial_scale`, `dynamic_growth_steps` and `dynamic` "
+                "configure a dynamic loss scale and cannot be combined with "
+                f"another one. Received: loss_scale={loss_scale!r}, "
+                f"initial_scale={initial_scale!r}, "
+                f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
+            )
+        if isinstance(loss_scale, LossScale):
+            return loss_scale
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        if isinstance(loss_scale, (dict, schedule)):
+            return ScheduledLossScale(loss_scale)
+        return FixedLossScale(check_scale("loss_scale", loss_scale))
+    if loss_scale != "dynamic":
+        raise ValueError(
+            "`loss_scale` must be 'dynamic', a number, a schedule, or a "
+            "rule such as `DynamicLossScale.preset('torch')`. "
+            f"Received: loss_scale={loss_scale!r}"
+        )
+    if dynamic:
+        return DynamicLossScale(**given)
+    if list(given) != ["initial_scale"]:
+        raise ValueError(
+            "`dynamic=False` fixes the loss scale, so it needs "
+            "`initial_scale` and no `dynamic_growth_steps`. To scale without "
+            "skipping bad steps, leave the wrapper out and set "
+            "`loss_scale_factor` on the optimizer. Received: "
+            f"initial_scale={initial_scale!r}, "
+            f"dynamic_growth_steps={growth_steps!r}"
+        )
+    return FixedLossScale(initial_scale)

@@ -8,13 +8,12 @@
 
 As in `torch.amp.GradScaler`, which skips a step whose gradients `unscale` has
 seen overflow, too: code between the two may make them finite. But here
-`unscale` returns new tensors, so `apply` has to know the ones that it was
-given, which are still scaled.
+`unscale` returns new tensors, and who has only looked at those applies the ones
+that it was given, which are still scaled.
 """
 
 import math
 import sys
-import weakref
 from typing import Any, NamedTuple
 
 import keras
@@ -30,18 +29,15 @@ class _Step(NamedTuple):
 
     Attributes:
         stage: String, one of the four.
-        given: Marks of the gradients that `unscale` was given.
-        unscaled: Marks of those that it returned, or that `apply` has taken as
-            unscaled or has written unscaled ones over.
-        numbers: Int. How many numbers `unscale` was given.
+        given: List of the gradients that `unscale` was given.
+        unscaled: List of those that it returned.
         overflows: List of what each `unscale` has seen, as in `unscales`.
-        trace: Reference to the trace that it was called in, or `None`.
+        trace: The trace that it was called in, or `None`.
     """
 
     stage: str = READY
-    given: dict = {}
-    unscaled: dict = {}
-    numbers: float = 0
+    given: list = []
+    unscaled: list = []
     overflows: list = []
     trace: Any = None
 
@@ -50,7 +46,7 @@ class StepStages:
     """The stage of an optimizer's step.
 
     Replicas of one strategy take turns between its calls, so each has a stage
-    of its own.
+    of its own. Gradients are held from `unscale` to `apply`, no longer.
 
     Attributes:
         scaling: Boolean. Whether a `train_step` scales the loss; `None` while
@@ -88,27 +84,21 @@ class StepStages:
         self._set(
             _Step(
                 UNSCALED,
-                step.given | _marks(gradients),
-                step.unscaled | _marks(unscaled),
-                step.numbers + _count(unscaled),
+                step.given + _present(gradients),
+                step.unscaled + _present(unscaled),
                 step.overflows + overflows,
                 _trace([scale, *gradients]),
             )
         )
 
-    def steps(self, unscaled=()):
-        """`apply` has taken gradients.
-
-        Args:
-            unscaled: List of those that it took as unscaled, or has written
-                unscaled ones over.
-        """
-        self._set(_Step(STEPPED, unscaled=_marks(unscaled)))
+    def steps(self):
+        """`apply` has taken gradients, which ends the step."""
+        self._set(_Step(STEPPED))
 
     def check_unscale(self, gradients: list):
         """Raises if any of the gradients is unscaled already."""
         known = self._get().unscaled
-        if any(_is_marked(known, g) for g in gradients):
+        if any(_is_in(known, g) for g in _present(gradients)):
             raise ValueError(_TWICE)
 
     def are_unscaled(self, gradients: list, scale) -> bool:
@@ -126,16 +116,15 @@ class StepStages:
             ValueError: If it cannot be known.
         """
         step = self._get()
-        if self.scaling is False or not step.unscaled:
+        if self.scaling is False or step.stage is not UNSCALED:
             return self.scaling is False
-        gradients = [g for g in gradients if g is not None]
-        unscaled = [_is_marked(step.unscaled, g) for g in gradients]
+        gradients = _present(gradients)
+        unscaled = [_is_in(step.unscaled, g) for g in gradients]
         if all(unscaled):
             return True
-        given = any(_is_marked(step.given, g, written=True) for g in gradients)
-        new = step.stage is UNSCALED and not given
-        if new and step.numbers >= _count(gradients):
-            if step.trace != _trace([scale, *gradients]):
+        given = any(_is_in(step.given, g) for g in gradients)
+        if not given and _count(step.unscaled) >= _count(gradients):
+            if step.trace is not _trace([scale, *gradients]):
                 raise ValueError(_OTHER_FUNCTION)
             return True
         if any(unscaled):
@@ -153,49 +142,30 @@ class StepStages:
         self._steps = kept | {replica: step}
 
 
-def _marks(tensors):
-    """Marks tensors, to know them again, without keeping them in memory."""
-    return {
-        id(t): (_reference(t), getattr(t, "_version", None))
-        for t in tensors
-        if t is not None
-    }
+def _present(gradients):
+    return [g for g in gradients if g is not None]
 
 
-def _is_marked(marks, tensor, written=False):
-    """Whether a tensor is marked, and was not written to since unless so."""
-    reference, version = marks.get(id(tensor), (lambda: marks, None))
-    if reference() is not tensor:
-        return False
-    # Each write into the memory of a tensor of torch counts it up.
-    return written or version == getattr(tensor, "_version", None)
-
-
-def _reference(thing):
-    try:
-        return weakref.ref(thing)
-    except TypeError:  # Lists and numbers.
-        return lambda: thing
+def _is_in(tensors, tensor):
+    # Not `in`, which would compare numbers.
+    return any(tensor is other for other in tensors)
 
 
 def _trace(tensors):
-    """Returns a reference to the trace of tensors, `None` outside of any."""
-    trace = active.step().trace([t for t in tensors if t is not None])
-    return None if trace is None else weakref.ref(trace)
+    return active.step().trace(_present(tensors))
 
 
 def _count(tensors):
     """Returns how many numbers tensors have; infinity if it is not known."""
-    shapes = [ops.shape(t) for t in as_tensors(tensors) if t is not None]
+    shapes = [ops.shape(t) for t in as_tensors(tensors)]
     known = all(isinstance(n, int) for shape in shapes for n in shape)
     return sum(map(math.prod, shapes)) if known else math.inf
 
 
 def as_tensors(gradients: list) -> list:
     """Returns gradients as tensors: lists and NumPy arrays may be given."""
-    is_sparse = active.step().is_sparse
     return [
-        g if g is None or is_sparse(g) else ops.convert_to_tensor(g)
+        g if g is None or ops.is_tensor(g) else ops.convert_to_tensor(g)
         for g in gradients
     ]
 

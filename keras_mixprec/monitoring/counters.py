@@ -11,9 +11,12 @@ from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import NONFINITE_KINDS
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.rules import SMALLEST_SCALE, FixedLossScale
+from keras_mixprec.loss_scaling.rules import (
+    SMALLEST_SCALE,
+    DynamicLossScale,
+    FixedLossScale,
+)
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
 from keras_mixprec.monitoring.recorded_steps import StepReader
 from keras_mixprec.reporting.schema import (

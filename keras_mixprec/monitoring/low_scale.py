@@ -9,7 +9,7 @@ import itertools
 import math
 
 from keras_mixprec.formats import format_power, get_format
-from keras_mixprec.loss_scaling.dynamic import DynamicLossScale
+from keras_mixprec.loss_scaling.rules import DynamicLossScale
 
 # Less is within what a search for the scale explains.
 _FAR_BITS = 8
