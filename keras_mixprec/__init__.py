@@ -69,6 +69,6 @@ if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
     importlib.import_module(f"{__name__}.policies.rescaled")
     # Before a layer is made, to see whether the code names it.
-    importlib.import_module(f"{__name__}.policies.given_names")
+    importlib.import_module(f"{__name__}.policies.layers")
     # Before a `fit` is looked up, for the callbacks that it is given.
     importlib.import_module(f"{__name__}._fit_end")

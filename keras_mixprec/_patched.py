@@ -10,12 +10,14 @@ _NONE = object()
 class Replacements:
     """Methods of objects, and what replaces them within a context.
 
-    Outside of the context every object is as it was.
+    Outside of the context every object is as it was. It ends when the last of
+    those who entered it leaves: the replicas of a `MirroredStrategy` are
+    threads that take turns.
     """
 
     def __init__(self):
         self._all = {}
-        self._before = None
+        self._before = {}
         self._entered = 0
 
     def add(self, owner, name: str, function):
@@ -27,61 +29,45 @@ class Replacements:
             function: What replaces it. It takes the place of one that was
                 added before.
         """
-        key = (id(owner), name)
-        self._all[key] = (owner, name, function)
-        if self._before is not None:
-            self._put(key)
+        key = id(owner), name
+        self._all[key] = owner, name, function
+        if self._entered:
+            found = owner, name, vars(owner).get(name, _NONE)
+            self._before.setdefault(key, found)
+            _assign([self._all[key]])
 
     def __contains__(self, key):
         owner, name = key
         return (id(owner), name) in self._all
 
-    def put(self):
-        """Enters the context."""
-        self._before = {}
-        for key in self._all:
-            self._put(key)
-
-    def _put(self, key):
-        owner, name, function = self._all[key]
-        self._before.setdefault(key, vars(owner).get(name, _NONE))
-        _assign(owner, name, function)
-
-    def restore(self):
-        """Leaves the context."""
-        before, self._before = self._before or {}, None
-        for key, function in before.items():
-            owner, name, _ = self._all[key]
-            _assign(owner, name, function)
-
-    @contextlib.contextmanager
-    def in_place(self):
-        """Context, which ends when the last of those who entered it leaves.
-
-        The replicas of a `MirroredStrategy` are threads that take turns.
-        """
+    def __enter__(self):
         if not self._entered:
-            self.put()
+            self._before = {
+                key: (owner, name, vars(owner).get(name, _NONE))
+                for key, (owner, name, _) in self._all.items()
+            }
+            _assign(self._all.values())
         self._entered += 1
-        try:
-            yield
-        finally:
-            self._entered -= 1
-            if not self._entered:
-                self.restore()
+
+    def __exit__(self, *exc_info):
+        self._entered -= 1
+        if not self._entered:
+            _assign(self._before.values())
+            self._before.clear()
 
 
-def _assign(owner, name, function):
-    if isinstance(owner, type):
-        if function is _NONE:
-            delattr(owner, name)
+def _assign(attributes):
+    for owner, name, function in attributes:
+        if isinstance(owner, type):
+            if function is _NONE:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, function)
+        elif function is _NONE:
+            vars(owner).pop(name, None)
         else:
-            setattr(owner, name, function)
-    elif function is _NONE:
-        vars(owner).pop(name, None)
-    else:
-        # Not `setattr`: layers track what is assigned to them.
-        vars(owner)[name] = function
+            # Not `setattr`: layers track what is assigned to them.
+            vars(owner)[name] = function
 
 
 @contextlib.contextmanager
@@ -95,7 +81,7 @@ def patched(owner, functions: dict):
     replacements = Replacements()
     for name, function in functions.items():
         replacements.add(owner, name, function)
-    with replacements.in_place():
+    with replacements:
         yield
 
 
@@ -154,7 +140,7 @@ def _one_here(owner, name, function):
     with _LOCK:
         if key not in _IN_THREADS:
             _IN_THREADS[key] = _InThreads(owner, name)
-            _IN_THREADS[key].replacements.put()
+            _IN_THREADS[key].replacements.__enter__()
         known = _IN_THREADS[key]
         own = known.instead.setdefault(threading.get_ident(), [])
         own.append(function)
@@ -165,4 +151,4 @@ def _one_here(owner, name, function):
             own.pop()
             if not any(known.instead.values()):
                 del _IN_THREADS[key]
-                known.replacements.restore()
+                known.replacements.__exit__()

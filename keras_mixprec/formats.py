@@ -37,11 +37,6 @@ class Format:
     smallest_subnormal: float
     epsilon: float
 
-    @property
-    def exact_integers(self) -> int:
-        """Up to which every integer is held: 2048 in float16."""
-        return int(2 / self.epsilon)
-
 
 # Control characters, also those that turn the direction of writing, and bytes
 # of file names that are no UTF-8.

@@ -258,8 +258,9 @@ class Session:
         verbose = (self._params or {}).get("verbose")
         in_progress_bar(batch > 0 and verbose in (1, "auto"))
         self._count.begin_batch(batch)
-        self.attempt("time steps", self.performance.clock.stamp, self.step)
-        if self.step >= self._idle_until:
+        step = self._count.step
+        self.attempt("time steps", self.performance.clock.stamp, step)
+        if step >= self._idle_until:
             self._act()
         if self._failure:
             self._count.cancel_batch()

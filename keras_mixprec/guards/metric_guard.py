@@ -6,10 +6,8 @@ rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
 `TerminateOnNaN` then act on a fault that is over.
 """
 
-import contextlib
 import functools
 import math
-import threading
 
 import keras
 from keras import ops
@@ -17,12 +15,17 @@ from keras import ops
 from keras_mixprec._patched import Replacements
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
-from keras_mixprec.guards.step_state import guard_state, step_state
 from keras_mixprec.guards.train_function import TrainFunction
-from keras_mixprec.keras_internals import better_end, loss_tracker
+from keras_mixprec.keras_internals import (
+    AutocastScope,
+    better_end,
+    loss_tracker,
+)
 from keras_mixprec.loss_scaling.current_step import (
     kinds_of,
+    loss,
     loss_is,
+    loss_kinds,
     training_on,
 )
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
@@ -68,13 +71,11 @@ class MetricGuard:
         self.function = TrainFunction.of(model)
         self._batches = 0  # Since the metrics were reset.
         self._counted = None  # Losses not finite, when the epoch began.
-        # The replicas of a `MirroredStrategy` are threads that take turns.
-        self._inside = threading.local()
 
     def start(self):
         """Guards the steps of the model from now on."""
         self.on = True
-        self._in_fit.put()
+        self._in_fit.__enter__()
         self._guard()
         self._begin_epoch(lost=False)
 
@@ -88,22 +89,16 @@ class MetricGuard:
             with variable_scope(self._model):
                 self._guard()
 
-    def in_steps(self):
-        """Context in which the model is what it is during a guarded step."""
-        if not self.on:
-            return contextlib.nullcontext()
-        return self._in_steps.in_place()
-
     def stop(self):
         """Leaves the model as it is without a guard."""
         self.function.release()
         if self.on:
             self.on = False
-            self._in_fit.restore()
+            self._in_fit.__exit__()
 
     def _guard(self):
         model, in_steps = self._model, self._in_steps
-        guard_state(model, in_steps)
+        _guard_state(model, in_steps)
         tracker = self._tracker
         if tracker and (tracker, "update_state") not in in_steps:
             noting = self._note_loss(tracker.update_state)
@@ -138,94 +133,123 @@ class MetricGuard:
     def _guarded_step(self, train_step):
         @functools.wraps(train_step)
         def guarded(*args, **kwargs):
-            self._inside.loss = None
-            batch = args[-1] if args else None
-            step = step_state(self._model, args)
-            with self.in_steps(), training_on(batch, step.weights):
-                step.finish(train_step(*args, **kwargs))
-                if isinstance(step.logs, dict):
-                    self._settle(step)
-                return step.returned()
+            model = self._model
+            state = args[0] if keras.backend.backend() == "jax" else None
+            metrics = model.metrics_variables
+            # Copies, since torch writes into the variables' own memory.
+            values = state[3] if state else [ops.copy(v.value) for v in metrics]
+            before = dict(zip(map(id, metrics), values, strict=True))
+
+            def weights():
+                return [*state[0], *state[1]] if state else model.variables
+
+            with self._in_steps, training_on(args[-1:], weights):
+                returned = train_step(*args, **kwargs)
+                if state:
+                    return self._settled_state(before, *returned)
+                self._settle(returned, before)
+                return returned
 
         return guarded
+
+    def _settled_state(self, before, logs, state):
+        """The same on JAX, where a step is a function of the state."""
+        model = self._model
+        held = [*model.optimizer.variables, *model.metrics_variables]
+        mapping = list(zip(held, [*state[2], *state[3]], strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self._settle(logs, before)
+        values = [scope.get_current_value(variable) for variable in held]
+        count = len(state[2])
+        return logs, (*state[:2], values[:count], values[count:])
 
     def _note_loss(self, update_state):
         @functools.wraps(update_state)
         def noting(values, sample_weight=None):
-            self._inside.loss = ops.convert_to_tensor(values)
-            loss_is(self._inside.loss)
+            loss_is(ops.convert_to_tensor(values))
             return update_state(values, sample_weight=sample_weight)
 
         return noting
 
-    def _settle(self, step):
-        """Undoes what a batch without a finite loss did to metrics."""
-        losses = self._losses_of(step)
+    def _settle(self, logs, before):
+        """Undoes what a batch without a finite loss did to metrics.
+
+        Args:
+            logs: What the step returned; is changed if it is a dict.
+            before: Dict from the ids of the metrics' variables to their values
+                before it.
+        """
+        losses = self._losses_of(logs) if isinstance(logs, dict) else []
         if not losses or all(map(active.step().known_finite, losses)):
             return
-        histories = [
-            h for h in self._histories() if step.value(h.counts) is not None
-        ]
+        histories = self._histories()
+        if keras.backend.backend() == "jax":  # Others are not in its state.
+            own = getattr(self._model.optimizer, "history", None)
+            histories = [h for h in histories if h is own]
         if not histories:
             return
         kinds = ops.max(ops.stack([kinds_of(x) for x in losses]), axis=0)
         bad = ops.any(ops.greater(kinds, 0))
-        counter = histories[0].nonfinite_losses
         kinds = ops.cast(active.step().sum_over_replicas(kinds), "int32")
-        step.assign(counter, ops.add(step.value(counter), kinds))
+        counter = histories[0].nonfinite_losses
+        counter.assign(ops.add(_read(counter), kinds))
         # What a step of the user's own returns may be of the batch alone.
-        spoilt = {} if self._tracker else self._numbers(step)
-        step.remember_loss(histories)
-        step.restore(bad)
+        spoilt = {} if self._tracker else self._numbers()
+        if keras.backend.backend() == "jax":
+            # There the loss is known after the step is recorded.
+            for history in histories:
+                history.remember_loss(loss_kinds())
+        for variable in self._model.metrics_variables:
+            # Some metrics make theirs only in the step, of zeros.
+            old, new = before.get(id(variable), 0), _read(variable)
+            variable.assign(ops.where(bad, ops.cast(old, new.dtype), new))
         hidden = ops.logical_or(
-            self._weights_lost(histories, step.value),
+            self._weights_lost(histories),
             ops.logical_and(
-                self._untouched(step.value),
-                ops.greater(step.value(histories[0].epoch_lost), 0),
+                self._untouched(),
+                ops.greater(_read(histories[0].epoch_lost), 0),
             ),
         )
-        for name, value in self._numbers(step).items():
-            old = step.logs.get(name)
+        for name, value in self._numbers().items():
+            old = logs.get(name)
             if _is_number(old):
                 now = bad
                 if spoilt:
                     now = ops.logical_and(bad, _not_finite(spoilt[name]))
                 value = ops.cast(ops.where(hidden, math.nan, value), old.dtype)
-                step.logs[name] = ops.where(now, value, old)
+                logs[name] = ops.where(now, value, old)
 
-    def _losses_of(self, step):
+    def _losses_of(self, logs):
         """The loss of a batch, or what may stand for it."""
-        if self._inside.loss is not None:
-            return [self._inside.loss]
-        with step.state():
-            named = {
-                metric.name: metric.result()
-                for metric in _leaf_metrics(self._model.metrics)
-                if metric.name.endswith("loss")
-            }
-        named |= {n: x for n, x in step.logs.items() if n.endswith("loss")}
-        values = named.values() if named else self._numbers(step).values()
+        if (known := loss()) is not None:
+            return [known]
+        named = {
+            metric.name: metric.result()
+            for metric in _leaf_metrics(self._model.metrics)
+            if metric.name.endswith("loss")
+        }
+        named |= {n: x for n, x in logs.items() if n.endswith("loss")}
+        values = named.values() if named else self._numbers().values()
         return [*map(ops.convert_to_tensor, filter(_is_number, values))]
 
-    def _numbers(self, step):
-        """The results of the metrics that are scalars, as a step has them."""
-        with step.state():
-            found = self._model.get_metrics_result()
+    def _numbers(self):
+        """The results of the metrics that are scalars."""
+        found = self._model.get_metrics_result()
         return {name: x for name, x in found.items() if _is_number(x)}
 
-    def _untouched(self, value):
+    def _untouched(self):
         """Whether no batch has counted since the metrics were reset."""
         tracker = self._tracker
         counts = [tracker.count] if tracker else self._model.metrics_variables
-        zero = [ops.all(ops.equal(value(v), 0)) for v in counts]
+        zero = [ops.all(ops.equal(_read(v), 0)) for v in counts]
         return ops.all(ops.stack(zero)) if zero else True
 
-    def _weights_lost(self, histories, value):
+    def _weights_lost(self, histories):
         """Whether the last step was skipped since weights are not finite."""
         lost = [
             ops.logical_and(
-                ops.greater(value(history.counts)[CONSECUTIVE], 0),
-                ops.greater(value(history.lost_weights), 0),
+                ops.greater(_read(history.counts)[CONSECUTIVE], 0),
+                ops.greater(_read(history.lost_weights), 0),
             )
             for history in histories
         ]
@@ -250,12 +274,11 @@ class MetricGuard:
 
     def _epoch_lost(self, histories):
         """Whether an epoch had no finite batch, or its weights are lost."""
-        read = ops.convert_to_tensor
-        now = read(histories[0].nonfinite_losses)
+        now = _read(histories[0].nonfinite_losses)
         before = 0 if self._counted is None else self._counted
         bad = ops.any(ops.greater(now, before))
-        skipped = ops.logical_and(bad, self._untouched(read))
-        return ops.logical_or(skipped, self._weights_lost(histories, read))
+        skipped = ops.logical_and(bad, self._untouched())
+        return ops.logical_or(skipped, self._weights_lost(histories))
 
     def _reset(self, reset_metrics):
         @functools.wraps(reset_metrics)
@@ -275,6 +298,44 @@ class MetricGuard:
             self._counted = active.step().read(history.nonfinite_losses).copy()
             if lost is not None:
                 history.epoch_lost.assign(ops.cast(lost, "int32"))
+
+
+def _read(variable):
+    return ops.convert_to_tensor(variable.value)
+
+
+def _guard_state(model, in_steps: Replacements):
+    """Keeps finite numbers in a model's state from becoming non-finite.
+
+    Element by element, so that those of other channels are updated. Finite
+    updates are written as they are.
+
+    Args:
+        model: A built `keras.Model`.
+        in_steps: What is replaced during training steps.
+    """
+    for variable in model.non_trainable_variables:
+        if "float" in variable.dtype and (variable, "assign") not in in_steps:
+            in_steps.add(variable, "assign", _keeping_finite(variable))
+
+
+def _keeping_finite(variable):
+    assign = variable.assign
+
+    @functools.wraps(assign)
+    def guarded(value):
+        value = ops.convert_to_tensor(value, dtype=variable.dtype)
+        if active.step().known_finite(value):
+            return assign(value)
+        # As stored, not as a 16-bit layer would see it.
+        with AutocastScope(None):
+            old = ops.convert_to_tensor(variable.value)
+        lost = ops.logical_and(
+            ops.logical_not(ops.isfinite(value)), ops.isfinite(old)
+        )
+        return assign(ops.where(lost, old, value))
+
+    return guarded
 
 
 def _leaf_metrics(metrics: list) -> list:

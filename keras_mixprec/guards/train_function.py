@@ -232,7 +232,7 @@ class TrainFunction:
         step = wrapped(original)
         setattr(step, STAND_IN, original)
         in_steps.add(model, "train_step", step)
-        with in_steps.in_place():
+        with in_steps:
             model.make_train_function(force=True)
         self._guarded = model.train_function
         if keras.backend.backend() == "torch":
@@ -244,7 +244,7 @@ class TrainFunction:
         @functools.wraps(train)
         def guarded(data):
             try:
-                with in_steps.in_place():
+                with in_steps:
                     return train(data)
             except Exception as error:
                 if not (self.on_error and self.on_error(error, data[0])):

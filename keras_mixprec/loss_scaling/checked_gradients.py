@@ -43,6 +43,7 @@ class CheckedGradients:
         self._gradients = as_tensors(gradients)
         # Those that there are, and their variables.
         self._given, present, self._keep, kept = [], [], [], []
+        maxima = []
         for gradient, variable in zip(self._gradients, variables, strict=True):
             keep = getattr(variable, "overwrite_with_gradient", False)
             self._keep.append(keep)
@@ -50,6 +51,7 @@ class CheckedGradients:
                 self._given.append(gradient)
                 present.append(variable)
                 kept.append(keep)
+                maxima.append(_maximum(variable.dtype))
         self._factor = self._inverse
         if any(kept):
             self._factor = ops.where(np.array(kept), 1.0, self._inverse)
@@ -57,9 +59,9 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        self.finite, self.norms, self.flags = self._examine(present, seen)
+        self.finite, self.norms, self.flags = self._examine(maxima, seen)
 
-    def _examine(self, variables, seen):
+    def _examine(self, maxima, seen):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
         norms = self._over_replicas(backend.gradient_norms(gradients))
@@ -67,7 +69,6 @@ class CheckedGradients:
         # graph optimizer turns that into `greater`, which NaN fails as well.
         limits = np.array(backend.largest_norms(gradients), "float32")
         fits = ops.less_equal(norms, limits)
-        maxima = [_maximum(v.dtype) for v in variables]
         if min(maxima) < _NARROW:
             # A small norm says that a number fits float16, a large one not
             # that it does not. As well, because XLA's maximum loses NaN.
@@ -105,11 +106,13 @@ class CheckedGradients:
             finite: Boolean, or a boolean scalar tensor.
         """
         optimizer, window = self._optimizer, self._optimizer.window
-        place = window.place(finite) if window else None
+        backend = self._backend
+        read = backend.read if isinstance(finite, bool) else backend.value
+        place = window.place(finite, read) if window else None
         applied = window.admits(finite, place) if window else finite
 
         def record():
-            optimizer._advance(finite, self.norms)
+            optimizer._advance(finite, self.norms, read)
             if window:
                 window.advance(finite, place)
 
@@ -125,7 +128,7 @@ class CheckedGradients:
                     skipped, self.flags, kinds, self.scale, loss
                 )
 
-        self._backend.commit(
+        backend.commit(
             optimizer,
             applied,
             self._unscaled,
@@ -166,7 +169,9 @@ def overflowing(gradients):
 
 def commit_together(steps):
     """Applies all of `steps` if every gradient of every one is finite."""
-    finite = ops.all(ops.stack([step.finite for step in steps]))
+    finite = steps[0].finite
+    if len(steps) > 1:
+        finite = ops.all(ops.stack([step.finite for step in steps]))
     finite = active.step().to_host_bool(finite)
     for step in steps:
         step.commit(finite)
@@ -208,17 +213,17 @@ class AccumulationWindow:
     def __init__(self, inner, history):
         self._inner, self._history = inner, history
 
-    def place(self, finite) -> _Place:
+    def place(self, finite, read) -> _Place:
         """Returns the position of the next micro-batch; before `discard`.
 
         Args:
             finite: Boolean, or a boolean scalar tensor. Whether it is finite.
+            read: Function from a variable to its value, on the host if that is
+                where `finite` is.
         """
-        step = active.step()
-        get = step.read if isinstance(finite, bool) else step.value
         steps = self._inner.gradient_accumulation_steps
-        to_discard = get(self._history.to_discard)
-        position = get(micro_batches(self._inner)) % steps
+        to_discard = read(self._history.to_discard)
+        position = read(micro_batches(self._inner)) % steps
         # Numbers, not the memory of a variable that `discard` writes to.
         if isinstance(finite, bool):
             position, to_discard = int(position), int(to_discard)

@@ -20,8 +20,10 @@ def training_on(batch, weights):
     """Context of a `train_step`: its batch and weights are known within.
 
     Args:
-        batch: As `train_step` takes it.
-        weights: Function that returns the float tensors of the model.
+        batch: List of the batch as `train_step` takes it, empty if it is not
+            known.
+        weights: Function that returns the variables of the model, or their
+            values.
     """
     _STEP.batch, _STEP.loss, _STEP.weights = batch, None, weights
     try:
@@ -39,13 +41,17 @@ def loss_is(loss):
     _STEP.loss = loss
 
 
+def loss():
+    """Returns the loss of the step under way, `None` if it is not known."""
+    return getattr(_STEP, "loss", None)
+
+
 def loss_kinds():
     """Returns what the loss is, float32 `(3,)` as `NONFINITE_KINDS`.
 
     All are 0 if it is finite, or not known.
     """
-    loss = getattr(_STEP, "loss", None)
-    return ops.zeros((3,)) if loss is None else kinds_of(loss)
+    return ops.zeros((3,)) if loss() is None else kinds_of(loss())
 
 
 def kinds_of(tensor):
@@ -57,7 +63,7 @@ def kinds_of(tensor):
 
 def known() -> bool:
     """Whether the batch of the step under way is known."""
-    return getattr(_STEP, "batch", None) is not None
+    return bool(getattr(_STEP, "batch", None))
 
 
 def lost_weights():
@@ -65,16 +71,16 @@ def lost_weights():
 
     0 if the weights of the step under way are not known.
     """
-    weights = getattr(_STEP, "weights", None)
-    weights = weights() if weights else []
+    found = getattr(_STEP, "weights", None)
+    weights = [
+        ops.convert_to_tensor(w)
+        for w in (found() if found else ())
+        if "float" in keras.backend.standardize_dtype(w.dtype)
+    ]
     if not weights:
         return ops.zeros((), "int32")
-    return 1 - ops.cast(are_finite(weights), "int32")
-
-
-def are_finite(tensors: list):
-    """Returns whether all numbers of all tensors are finite, boolean scalar."""
-    return ops.all(ops.stack([ops.all(ops.isfinite(t)) for t in tensors]))
+    finite = ops.stack([ops.all(ops.isfinite(w)) for w in weights])
+    return 1 - ops.cast(ops.all(finite), "int32")
 
 
 def first_bad_rows():
@@ -85,7 +91,7 @@ def first_bad_rows():
         that is not finite, 0 where all are.
     """
     try:
-        parts = keras.utils.unpack_x_y_sample_weight(_STEP.batch)
+        parts = keras.utils.unpack_x_y_sample_weight(*_STEP.batch)
         return ops.stack([_first_bad_row(part) for part in parts])
     # Sparse and ragged tensors; whatever it is, the step is taken.
     except Exception:

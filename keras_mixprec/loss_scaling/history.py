@@ -191,21 +191,22 @@ class StepHistory(KerasSaveable):
             rows = ops.concatenate([rows, loss[None]])
             _write(self.recent_inputs, row[:, None], rows[None, :])
 
-    def remember_loss(self, counts, rows, kinds):
-        """Returns `recent_inputs` with the loss of the step recorded last.
+    def remember_loss(self, kinds):
+        """Writes down the loss of the step recorded last.
 
         On JAX a step knows its loss only after the gradients are applied.
 
         Args:
-            counts: Value of `counts`.
-            rows: Value of `recent_inputs`.
             kinds: As `loss` of `remember`.
         """
+        counts = ops.convert_to_tensor(self.counts)
         skipped = ops.greater(counts[CONSECUTIVE], 0)
-        row = _row(CAPACITY, ops.subtract(counts[SKIPPED], 1), skipped)
+        row = _row(CAPACITY, counts[SKIPPED] - 1, skipped)
         bits = _bits(ops.cast(ops.greater(kinds, 0), "int32"))
+        rows = ops.convert_to_tensor(self.recent_inputs)
         loss = ops.where(row, bits, rows[:, -1])
-        return ops.concatenate([rows[:, :-1], loss[:, None]], axis=1)
+        new = ops.concatenate([rows[:, :-1], loss[:, None]], axis=1)
+        self.recent_inputs.assign(new)
 
     def record(self, finite, norms, counts, before, after):
         """Counts one attempted step.

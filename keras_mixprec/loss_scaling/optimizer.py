@@ -489,22 +489,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         message = forgotten(model, self, self.loss_not_scaled)
         warnings.warn(message, stacklevel=4)
 
-    def _advance(self, finite, norms):
+    def _advance(self, finite, norms, read):
         """Moves the scale on and records the step."""
-        step, rule = active.step(), self.rule
-        on_host = isinstance(finite, bool)
-        get = step.read if on_host else step.value
-        counts = get(self.history.counts)
+        rule, counts = self.rule, read(self.history.counts)
         before = LossScaleState(
-            scale=get(self._scale_variable),
-            good_steps=get(self.step_counter),
+            scale=read(self._scale_variable),
+            good_steps=read(self.step_counter),
             hysteresis_left=counts[HYSTERESIS],
-            pending_scale=get(self.history.pending_scale),
+            pending_scale=read(self.history.pending_scale),
             steps=counts[STEPS],
         )
-        if self._growth_variable is not None and not on_host:
+        if self._growth_variable is not None and not isinstance(finite, bool):
             rule = copy.copy(rule)
-            rule.growth_interval = get(self._growth_variable)
+            rule.growth_interval = read(self._growth_variable)
         after = rule.next_state(before, finite)
         self.history.record(finite, norms, counts, before, after)
         self.step_counter.assign(after.good_steps)

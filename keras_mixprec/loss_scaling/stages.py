@@ -55,6 +55,7 @@ class StepStages:
 
     def __init__(self):
         self.scaling = None
+        self._backend = active.step()
         self._steps = {None: _Step()}
 
     def __reduce__(self):
@@ -132,11 +133,11 @@ class StepStages:
         return False
 
     def _get(self):
-        replica = active.step().replica()
+        replica = self._backend.replica()
         return self._steps.get(replica, self._steps[None])
 
     def _set(self, step):
-        replica = active.step().replica()
+        replica = self._backend.replica()
         # Outside of replicas it is the step of them all.
         kept = {} if replica is None else self._steps
         self._steps = kept | {replica: step}

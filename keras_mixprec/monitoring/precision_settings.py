@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies import graph_rewrite, matmul_precision
-from keras_mixprec.policies.ignored_variables import ignored_variables
+from keras_mixprec.policies.graph_rewrite import ignored_variables
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.scope import global_policy, lost_policy

@@ -207,7 +207,7 @@ def _replaced(optimizer, methods):
         if owner is not optimizer:
             method = _for_one(optimizer, method, vars(owner)[name])
         replacements.add(owner, name, method)
-    return replacements.in_place()
+    return replacements
 
 
 def _for_one(optimizer, method, original):

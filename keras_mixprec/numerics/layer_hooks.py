@@ -174,7 +174,7 @@ def _patch():
         if not CallHook._patched:
             CallHook._original = cls.__call__
             cls.__call__ = _dispatch
-            CallHook._functions.put()
+            CallHook._functions.__enter__()
         CallHook._patched += 1
     try:
         yield
@@ -183,7 +183,7 @@ def _patch():
             CallHook._patched -= 1
             if not CallHook._patched:
                 cls.__call__ = CallHook._original
-                CallHook._functions.restore()
+                CallHook._functions.__exit__()
 
 
 def _dispatch(layer, *args, **kwargs):

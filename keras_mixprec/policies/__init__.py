@@ -22,8 +22,8 @@ Files:
   for it, by rules or a plan.
 - `plan.py`: `PrecisionPlan`, read, compared and applied.
 - `plan_file.py`: here a plan is written to its file, at once or not at all.
-- `layers.py`: walks a model's layers and gives each one stable path.
-- `given_names.py`: which names of layers the code gave, and which Keras made.
+- `layers.py`: walks a model's layers and gives each one stable path; which
+  names the code gave, and which Keras made.
 - `graph.py`: a layer's place in its model's graph.
 - `casts.py`: layers whose casts fail, or cost more than 16 bits save.
 - `names.py`: names of dtype policies: which exist, which one a layer follows.
@@ -33,7 +33,6 @@ Files:
 - `multiply_adds.py`: estimates of a layer's FLOPs, for the shares of them.
 - `hardware.py`: `recommend_policy`: capabilities in, recommendation out.
 - `matmul_precision.py`: what float32 products are computed in: setter, scope.
-- `graph_rewrite.py`: TensorFlow's graph-level mixed precision.
-- `graph_rewrite_checks.py`: where that cannot do what is asked, and what can.
-- `ignored_variables.py`: environment variables that nothing reads any more.
+- `graph_rewrite.py`: TensorFlow's graph-level mixed precision, and environment
+  variables for it that nothing reads any more.
 """

@@ -76,8 +76,8 @@ def apply_policy(
                 "A plan is applied exactly as it is; leave out `rules`. "
                 f"Received: rules={rules!r}"
             )
-        policy_or_plan.validate(model)
-        default, decide = policy_or_plan.default, policy_or_plan.decide
+        plan = policy_or_plan.fitted_to(model)
+        default, decide = plan.default, plan.decide
     else:
         default = resolve("policy_or_plan", policy_or_plan)
         matcher = matcher_of(model, default, rules)

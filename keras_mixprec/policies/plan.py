@@ -235,8 +235,7 @@ class PrecisionPlan(Mapping):
             TypeError: If `model` is not a model.
             ValueError: If the plan belongs to another model; see `validate`.
         """
-        plan = self._named_as_in(check_model(model))
-        plan.validate(model)
+        plan = self.fitted_to(check_model(model))
         reasons, notes = set_policies(model, plan.default, plan.decide)
         return PrecisionPlan.from_model(model, reasons, notes)
 
@@ -256,23 +255,26 @@ class PrecisionPlan(Mapping):
                 "`PrecisionPlan.from_model(model)` starts a new one."
             )
 
-    def _named_as_in(self, model):
-        """This plan, or if only so it fits, with other numbers in its paths.
+    def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
+        """Returns this plan, with other numbers in paths if only so it fits.
 
         Of names like `dense_1` a loaded copy, say, does not know that the code
         has given them.
+
+        Args:
+            model: As for `validate`, which raises if neither fits.
         """
-        if problems(self, model):
-            for paths in other_paths(model, self):
-                if paths.keys() >= self.keys():
-                    renamed = PrecisionPlan(
-                        {paths[path]: policy for path, policy in self.items()},
-                        self.default,
-                        {paths[p]: why for p, why in self.reasons.items()},
-                        {paths[p]: why for p, why in self.notes.items()},
-                    )
-                    if not problems(renamed, model):
-                        return renamed
+        for paths in other_paths(model, self) if problems(self, model) else ():
+            if paths.keys() >= self.keys():
+                texts = (self, self.reasons, self.notes)
+                policies, reasons, notes = (
+                    {paths[path]: text for path, text in own.items()}
+                    for own in texts
+                )
+                renamed = PrecisionPlan(policies, self.default, reasons, notes)
+                if not problems(renamed, model):
+                    return renamed
+        self.validate(model)
         return self
 
     def diff(self, other: "PrecisionPlan") -> list[Change]:

@@ -19,8 +19,8 @@ from keras_mixprec.backend import active
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices, list_devices
 from keras_mixprec.devices.native_formats import formats_of
+from keras_mixprec.policies.graph_rewrite import ignored_variables
 from keras_mixprec.policies.hardware import recommend_policy
-from keras_mixprec.policies.ignored_variables import ignored_variables
 from keras_mixprec.policies.matmul_precision import in_force
 
 # Variables that change what 16 bits bring.
