@@ -478,7 +478,7 @@ def test_an_epsilon_is_refused_where_it_makes_weights_nan(name, dtype):
         return getattr(keras.optimizers, name)(**epsilon, **beta)
 
     works = lambda after: not np.isnan(after).any()  # noqa: E731
-    fine = stepped(make, dtype, 0.0, works, "underflows to 0")
+    fine = stepped(make, dtype, 0.0, works, "rounds to 0")
     assert fine == (dtype == "bfloat16" or name in ("Adam", "Adagrad"))
 
 

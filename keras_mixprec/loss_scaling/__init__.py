@@ -14,13 +14,11 @@ optimizer.
 Files:
 
 - `optimizer.py`: `LossScaleOptimizer`, from its constructor to its files.
-- `arguments.py`: what its constructor takes.
 - `stages.py`: the stage of a step, and which calls are wrong in it.
 - `checked_gradients.py`: whether a step is skipped: all gradients are checked,
   then applied everywhere or nowhere; windows of accumulated gradients.
-- `rules.py`: update rules, state in, state out: fixed and scheduled scales.
-- `dynamic.py`: the dynamic loss scale.
-- `presets.py`: the rules of other systems, as arguments of ours.
+- `rules.py`: update rules, state in, state out: dynamic, fixed and scheduled
+  scales, and those of other systems.
 - `history.py`: what the optimizer remembers of its steps, in its variables.
 - `current_step.py`: batch and loss of the step being taken: which rows are not
   finite.

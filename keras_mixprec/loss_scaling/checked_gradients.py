@@ -1,7 +1,6 @@
 """One step: check all gradients, agree, then apply everywhere or nowhere."""
 
 import functools
-from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -106,19 +105,19 @@ class CheckedGradients:
             finite: Boolean, or a boolean scalar tensor.
         """
         optimizer, window = self._optimizer, self._optimizer.window
-        backend = self._backend
-        read = backend.read if isinstance(finite, bool) else backend.value
-        place = window.place(finite, read) if window else None
-        applied = window.admits(finite, place) if window else finite
+        backend, on_host = self._backend, isinstance(finite, bool)
+        read = backend.read if on_host else backend.value
+        position, to_discard = window.place(on_host, read) if window else (0, 0)
+        applied = _where(to_discard > 0, False, finite) if window else finite
 
         def record():
             optimizer._advance(finite, self.norms, read)
             if window:
-                window.advance(finite, place)
+                window.advance(finite, position, to_discard)
 
         def remember(skipped):
             if window:
-                window.discard(skipped, place)
+                window.discard(skipped, position)
                 # A micro-batch that is skipped only because another one in its
                 # window overflowed is not recorded as an overflow.
                 skipped = _where(finite, False, True)
@@ -184,20 +183,6 @@ def _where(condition, if_true, if_false):
     return ops.where(condition, if_true, if_false)
 
 
-class _Place(NamedTuple):
-    """Where in its window a micro-batch is.
-
-    Attributes:
-        position: Integer, from 0.
-        remaining: Integer. Micro-batches of the window that come after it.
-        to_discard: Integer. How many are still to be discarded, it included.
-    """
-
-    position: Any
-    remaining: Any
-    to_discard: Any
-
-
 class AccumulationWindow:
     """Discards all micro-batches of a window in which one overflows.
 
@@ -212,28 +197,29 @@ class AccumulationWindow:
 
     def __init__(self, inner, history):
         self._inner, self._history = inner, history
+        self._steps = inner.gradient_accumulation_steps
 
-    def place(self, finite, read) -> _Place:
-        """Returns the position of the next micro-batch; before `discard`.
+    def place(self, on_host: bool, read) -> tuple:
+        """Returns where the next micro-batch is; before `discard`.
 
         Args:
-            finite: Boolean, or a boolean scalar tensor. Whether it is finite.
-            read: Function from a variable to its value, on the host if that is
-                where `finite` is.
+            on_host: Boolean.
+            read: Function from a variable to its value, there or as a tensor.
+
+        Returns:
+            Its position in its window, from 0, and how many micro-batches are
+            still to be discarded, it included.
         """
-        steps = self._inner.gradient_accumulation_steps
+        position = read(micro_batches(self._inner)) % self._steps
         to_discard = read(self._history.to_discard)
-        position = read(micro_batches(self._inner)) % steps
         # Numbers, not the memory of a variable that `discard` writes to.
-        if isinstance(finite, bool):
-            position, to_discard = int(position), int(to_discard)
-        return _Place(position, steps - 1 - position, to_discard)
+        return (
+            (int(position), int(to_discard))
+            if on_host
+            else (position, to_discard)
+        )
 
-    def admits(self, finite, place: _Place):
-        """Returns whether the inner optimizer is given a micro-batch."""
-        return _where(place.to_discard > 0, False, finite)
-
-    def discard(self, overflows, place: _Place):
+    def discard(self, overflows, position):
         """Makes the inner optimizer start the window over if it overflows."""
         for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
@@ -243,13 +229,12 @@ class AccumulationWindow:
         # A window that is being discarded has begun already: position 0.
         iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
-        start = old - ops.cast(place.position, old.dtype)
+        start = old - ops.cast(position, old.dtype)
         iterations.assign(_where(overflows, start, old))
 
-    def advance(self, finite, place: _Place):
+    def advance(self, finite, position, to_discard):
         """Counts a micro-batch."""
-        left = _where(finite, 0, place.remaining)
-        to_discard = place.to_discard
+        left = _where(finite, 0, self._steps - 1 - position)
         left = _where(to_discard > 0, to_discard - 1, left)
         self._history.to_discard.assign(left)
 

@@ -43,6 +43,11 @@ def lost_constants(optimizer, variables) -> dict:
     }
 
 
+def becomes_instead(name: str) -> tuple[str, str]:
+    """Returns what a lost constant becomes, and a value that is not lost."""
+    return ("1", "0.99") if name == "beta_2" else ("0", "1e-4")
+
+
 def _is_lost(inner, name, value, dtype):
     if name == "beta_2":
         rounded = np.array(value).astype(dtype)
@@ -68,17 +73,10 @@ def check_constants(optimizer, variables):
         ValueError: If an argument is not itself in the dtype of a variable.
     """
     for name, value in lost_constants(optimizer, variables).items():
-        what = f"`{name}` of {type(optimizer).__name__}"
-        if name == "beta_2":
-            raise ValueError(
-                f"{what} rounds to 1 in 16-bit variables, where no weight "
-                "would move or all become NaN: set `beta_2=0.99`, or keep "
-                "variables in float32 with a mixed policy. "
-                f"Received: beta_2={value!r}"
-            )
+        becomes, repaired = becomes_instead(name)
         raise ValueError(
-            f"{what} underflows to 0 in float16 variables, so that it would "
-            "divide 0 by 0 and make weights NaN: set "
-            f"`{name}=1e-4`, or keep variables in float32 with the policy "
-            f"'mixed_float16'. Received: {name}={value!r}"
+            f"`{name}` of {type(optimizer).__name__} rounds to {becomes} in "
+            "16-bit variables, where no weight would move or all become NaN: "
+            f"set `{name}={repaired}`, or keep variables in float32 with a "
+            f"mixed policy. Received: {name}={value!r}"
         )

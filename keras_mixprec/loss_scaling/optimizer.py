@@ -314,8 +314,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         computed from them, as unscaled. It divides those that were given here,
         so you may look at a norm and apply these. It still checks all of them
         and moves the scale. It also skips the step if one of them overflows
-        here and is finite when you apply it. The next `scale_loss` begins a new
-        step.
+        here and is finite when you apply it. `apply` ends the step.
 
         It divides the gradients of a loss that was never scaled too, so call
         `scale_loss` first.

@@ -1,5 +1,7 @@
 """The optimizer on two devices of one process; prints "done"."""
 
+import functools
+
 import keras
 import numpy as np
 from replicas import IS_TENSORFLOW, fit, scope, value
@@ -23,7 +25,8 @@ def build(inner):
                 keras.layers.Dense(1, dtype="float32"),
             ]
         )
-        optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
+        # Keras remembers the strategy in which an optimizer is made.
+        optimizer = LossScaleOptimizer(inner(), initial_scale=SCALE)
         model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
         optimizer.build(model.trainable_variables)
     return model, optimizer
@@ -91,7 +94,7 @@ def custom_loop(shard):
     import tensorflow as tf
     from replicas import STRATEGY
 
-    model, optimizer = build(adam())
+    model, optimizer = build(adam)
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -118,10 +121,10 @@ def custom_loop(shard):
 
 if __name__ == "__main__":
     for case in SHARDS:
-        a_bad_shard_skips_the_step(case, adam())
-    a_bad_shard_skips_the_step("second", sgd())
-    everything = adam(weight_decay=0.1, clipnorm=1.0, use_ema=True)
-    a_bad_shard_skips_the_step("second", everything)
+        a_bad_shard_skips_the_step(case, adam)
+    a_bad_shard_skips_the_step("second", sgd)
+    everything = {"weight_decay": 0.1, "clipnorm": 1.0, "use_ema": True}
+    a_bad_shard_skips_the_step("second", functools.partial(adam, **everything))
     ranges_are_those_of_both()
     if IS_TENSORFLOW:
         custom_loop("second")

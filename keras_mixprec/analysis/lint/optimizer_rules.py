@@ -8,7 +8,7 @@ from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
-from keras_mixprec.loss_scaling.constants import lost_constants
+from keras_mixprec.loss_scaling.constants import becomes_instead, lost_constants
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
@@ -42,12 +42,10 @@ def constant_of_the_optimizer(view):
     for optimizer in _optimizers(view):
         lost = lost_constants(optimizer, view.model.trainable_variables)
         for name, value in lost.items():
-            becomes, harm, fix = "0", "a gradient of 0 makes it NaN", "1e-4"
-            if name == "beta_2":
-                becomes, harm, fix = "1", "none moves, or all are NaN", "0.99"
+            becomes, fix = becomes_instead(name)
             yield Finding(
-                f"{name}={value:g} of {_name(optimizer)} is {becomes} in "
-                f"16-bit variables: of the weights {harm}.",
+                f"{name}={value:g} of {_name(optimizer)} rounds to {becomes} "
+                "in 16-bit variables: no weight moves, or all become NaN.",
                 f"Set {name}={fix}, or build the model under a mixed policy, "
                 "which keeps variables in float32.",
                 numbers={name: value},
