@@ -35,7 +35,7 @@ from keras.src.utils.module_utils import tensorflow
 
 SAMPLE, CPU_SECONDS = 300, 40
 MODULES = """formats
-    loss_scaling.rules loss_scaling.rules loss_scaling.rules
+    loss_scaling.rules
     diagnosis.advice diagnosis.compare diagnosis.course diagnosis.culprit
     diagnosis.fault_kind diagnosis.forecasts diagnosis.headroom
     diagnosis.ranges diagnosis.scales

@@ -96,16 +96,17 @@ class _Declared(NamedTuple):
     initial: Any = 0
 
 
-def _declared(count, state, windows):
+def _declared(count, state, late, windows):
     """The variables of the record, all of them saved."""
     hysteresis_left = int(state.hysteresis_left)
-    pending_scale = float(state.pending_scale)
     parts, kinds = len(inputs.PARTS), len(NONFINITE_KINDS)
     # Micro-batches of a window that are still to be discarded.
-    window = [_Declared("to_discard", (), "int32")] if windows else []
+    optional = [_Declared("to_discard", (), "int32")] if windows else []
+    if late:
+        pending = float(state.pending_scale)
+        optional.append(_Declared("pending_scale", (), "float32", pending))
     return [
         _Declared("counts", (5,), "int32", [0, 0, 0, hysteresis_left, 0]),
-        _Declared("pending_scale", (), "float32", pending_scale),
         _Declared("gradient_norms", (count,), "float32"),
         _Declared("overflows", (count,), "int32"),
         _Declared("nonfinite_counts", (kinds,), "int32"),
@@ -122,30 +123,34 @@ def _declared(count, state, windows):
         _Declared("epoch_lost", (), "int32"),
         _Declared("changed_steps", (CHANGES, 3), "int32"),
         _Declared("changed_scales", (CHANGES, 2), "float32"),
-        *window,
+        *optional,
     ]
 
 
 class StepHistory(KerasSaveable):
     """Counters, last gradient norms, and rings of skipped and changed steps."""
 
+    # Of a rule that publishes a scale late.
+    pending_scale: Any = None
+
     def __init__(self):
         self.paths = None
         self._names = []
         self._unread = {}
 
-    def build(self, add_variable, paths, state, windows=False):
+    def build(self, add_variable, paths, rule, windows):
         """Creates the variables.
 
         Args:
             add_variable: Function `(name, shape, dtype, value=0)` that
                 creates and tracks a variable of the optimizer.
             paths: List of the paths of the trainable variables.
-            state: The initial `LossScaleState` of the update rule.
+            rule: The update rule.
             windows: Boolean. Whether windows of micro-batches are discarded.
         """
         self.paths = paths
-        for declared in _declared(len(paths), state, windows):
+        late, state = rule.publishes_late, rule.initial_state()
+        for declared in _declared(len(paths), state, late, windows):
             self._names.append(declared.name)
             setattr(self, declared.name, add_variable(*declared))
         self.load_own_variables(self._unread)
@@ -241,7 +246,8 @@ class StepHistory(KerasSaveable):
         )
         self.counts.assign(xp.stack(new))
         self.gradient_norms.assign(norms)
-        self.pending_scale.assign(after.pending_scale)
+        if self.pending_scale is not None:
+            self.pending_scale.assign(after.pending_scale)
 
     def note_scale(self, before: float, after: float):
         """Writes down that the loss scale is set between two steps.

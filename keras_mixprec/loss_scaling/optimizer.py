@@ -228,7 +228,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         paths = [getattr(v, "path", v.name) for v in var_list]
         with active.step().outside_graph():
             windows = self.window is not None
-            self.history.build(self._add_state, paths, state, windows)
+            self.history.build(self._add_state, paths, self.rule, windows)
         self._build_inner(var_list)
         self.built = True
         if self._unread_state is not None:
@@ -491,11 +491,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _advance(self, finite, norms, read):
         """Moves the scale on and records the step."""
         rule, counts = self.rule, read(self.history.counts)
+        scale, pending = read(self._scale_variable), self.history.pending_scale
         before = LossScaleState(
-            scale=read(self._scale_variable),
+            scale=scale,
             good_steps=read(self.step_counter),
             hysteresis_left=counts[HYSTERESIS],
-            pending_scale=read(self.history.pending_scale),
+            pending_scale=scale if pending is None else read(pending),
             steps=counts[STEPS],
         )
         if self._growth_variable is not None and not isinstance(finite, bool):
@@ -630,7 +631,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.history.note_scale(float(self._scale_in_use()), scale)
         self._scale_variable.assign(scale)
         # Or a rule that publishes late would go back to what it decided on.
-        self.history.pending_scale.assign(scale)
+        if self.history.pending_scale is not None:
+            self.history.pending_scale.assign(scale)
 
     def step_counts(self) -> tuple:
         """Returns attempted, skipped and consecutive skipped steps."""

@@ -45,6 +45,8 @@ class LossScaleState(NamedTuple):
 class LossScale:
     """Base of the update rules."""
 
+    # Whether a new scale is used one step after it was decided.
+    publishes_late = False
     # Of the first step: the scale, `good_steps` and `hysteresis_left`.
     _first: tuple[Any, int, int]
 
@@ -122,7 +124,7 @@ def check_scale(name, value, optional=False):
 
 _UNBOUNDED = {"min_scale": None, "max_scale": None}
 
-# Arguments of `DynamicLossScale`, and its attributes `_...`. Defaults and
+# Arguments of `DynamicLossScale`, and other attributes of it. Defaults and
 # update order were read in each system's source: torch
 # `torch/amp/grad_scaler.py`, Keras 3 and tf-keras `loss_scale_optimizer.py`,
 # Apex `apex/amp/scaler.py`, DeepSpeed `runtime/fp16/loss_scaler.py`
@@ -131,7 +133,7 @@ _UNBOUNDED = {"min_scale": None, "max_scale": None}
 # `loss_scale.py`, MXNet `amp/loss_scaler.py`.
 PRESETS: dict[str, dict] = {
     "torch": {"initial_scale": 2.0**16},
-    "keras": {"initial_scale": 2.0**15, "_grows_to_infinity": True},
+    "keras": {"initial_scale": 2.0**15, "grows_to_infinity": True},
     "tf-keras": {"initial_scale": 2.0**15, "min_scale": 1.0},
     "apex": {"initial_scale": 2.0**16, "max_scale": 2.0**24},
     "deepspeed": {
@@ -139,27 +141,27 @@ PRESETS: dict[str, dict] = {
         "growth_interval": 1000,
         "hysteresis": 2,
         "min_scale": 1.0,
-        "_extra_good_steps": 1,
-        "_grows_to_infinity": True,
+        "extra_good_steps": 1,
+        "grows_to_infinity": True,
     },
     "megatron": {
         "initial_scale": 2.0**32,
         "growth_interval": 1000,
         "hysteresis": 2,
         "min_scale": 1.0,
-        "_grows_to_infinity": True,
+        "grows_to_infinity": True,
     },
     "paddle": {
         "initial_scale": 2.0**16,
         "hysteresis_refill": "good_step",
-        "_grows_to_infinity": True,
-        "_refills_on_backoff": True,
+        "grows_to_infinity": True,
+        "refills_on_backoff": True,
     },
     "jmp": {"initial_scale": 2.0**15, "min_scale": 1.0},
     "mxnet": {
         "initial_scale": 2.0**16,
         "max_scale": 2.0**24,
-        "_publishes_late": True,
+        "publishes_late": True,
     },
 }
 
@@ -223,14 +225,12 @@ class DynamicLossScale(LossScale):
     # followed, and the good steps needed on top of `growth_interval` at the
     # start and after an overflow (DeepSpeed counts them from 0).
     _follows: str | None = None
-    _extra_good_steps = 0
+    extra_good_steps = 0
     # Growth is not held at the largest finite scale.
-    _grows_to_infinity = False
+    grows_to_infinity = False
     # A backoff gives the tolerated steps back, so that each of them needs
     # `hysteresis` overflows (Paddle).
-    _refills_on_backoff = False
-    # A new scale is used one step after it was decided.
-    _publishes_late = False
+    refills_on_backoff = False
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class DynamicLossScale(LossScale):
                 f"Received: {overrides}"
             )
         given = _UNBOUNDED | PRESETS[name] | overrides
-        quirks = {n: given.pop(n) for n in [*given] if n.startswith("_")}
+        quirks = {n: given.pop(n) for n in given.keys() - _dynamic_arguments()}
         rule = cls(**given)
         vars(rule).update(quirks, _follows=name)
         return rule
@@ -320,14 +320,14 @@ class DynamicLossScale(LossScale):
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
         xp = namespace(state.scale)
-        late = self._publishes_late
+        late = self.publishes_late
         current = state.pending_scale if late else state.scale
         with np.errstate(over="ignore", under="ignore"):
             grown = current * self.growth_factor
             lower = current * self.backoff_factor
         if self.max_scale is not None:
             grown = xp.minimum(grown, self.max_scale)
-        elif not self._grows_to_infinity:
+        elif not self.grows_to_infinity:
             grown = xp.where(xp.isfinite(grown), grown, current)
         if self.min_scale is not None:
             lower = xp.maximum(lower, self.min_scale)
@@ -337,10 +337,10 @@ class DynamicLossScale(LossScale):
         grows = xp.logical_and(finite, good_steps >= self.growth_interval)
         backs_off = xp.logical_and(bad, state.hysteresis_left <= 1)
         scale = xp.where(grows, grown, xp.where(backs_off, lower, current))
-        start = -self._extra_good_steps
+        start = -self.extra_good_steps
         good_steps = xp.where(bad, start, xp.where(grows, 0, good_steps))
         refills = grows if self.hysteresis_refill == "growth" else finite
-        if self._refills_on_backoff:
+        if self.refills_on_backoff:
             refills = xp.logical_or(refills, backs_off)
         left = xp.where(bad, state.hysteresis_left - 1, state.hysteresis_left)
         left = xp.where(refills, self.hysteresis, xp.maximum(left, 1))
@@ -351,7 +351,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def _first(self):
-        return self.initial_scale, -self._extra_good_steps, self.hysteresis
+        return self.initial_scale, -self.extra_good_steps, self.hysteresis
 
     def get_config(self) -> dict:
         """Returns the arguments, and the preset they belong to if any."""
