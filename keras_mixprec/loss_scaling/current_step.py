@@ -1,7 +1,10 @@
 """Batch and loss of the step being taken: which rows are not finite."""
 
 import contextlib
-import threading
+import contextvars
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,11 +15,20 @@ PARTS = ("x", "y", "sample_weight")
 # Behind every row.
 _NONE = 2**31 - 1
 
-_STEP = threading.local()
+
+@dataclasses.dataclass
+class _Step:
+    batch: list = dataclasses.field(default_factory=list)
+    weights: Callable = list
+    loss: Any = None
+
+
+_NO_STEP = _Step()
+_STEP = contextvars.ContextVar("step", default=_NO_STEP)
 
 
 @contextlib.contextmanager
-def training_on(batch, weights):
+def training_on(batch: list, weights: Callable):
     """Context of a `train_step`: its batch and weights are known within.
 
     Args:
@@ -25,11 +37,11 @@ def training_on(batch, weights):
         weights: Function that returns the variables of the model, or their
             values.
     """
-    _STEP.batch, _STEP.loss, _STEP.weights = batch, None, weights
+    token = _STEP.set(_Step(batch, weights))
     try:
         yield
     finally:
-        _STEP.batch = _STEP.loss = _STEP.weights = None
+        _STEP.reset(token)
 
 
 def loss_is(loss):
@@ -38,12 +50,13 @@ def loss_is(loss):
     Args:
         loss: Tensor, outside of any differentiated function of JAX.
     """
-    _STEP.loss = loss
+    if (step := _STEP.get()) is not _NO_STEP:
+        step.loss = loss
 
 
 def loss():
     """Returns the loss of the step under way, `None` if it is not known."""
-    return getattr(_STEP, "loss", None)
+    return _STEP.get().loss
 
 
 def loss_kinds():
@@ -63,7 +76,7 @@ def kinds_of(tensor):
 
 def known() -> bool:
     """Whether the batch of the step under way is known."""
-    return bool(getattr(_STEP, "batch", None))
+    return bool(_STEP.get().batch)
 
 
 def lost_weights():
@@ -71,16 +84,13 @@ def lost_weights():
 
     0 if the weights of the step under way are not known.
     """
-    found = getattr(_STEP, "weights", None)
-    weights = [
-        ops.convert_to_tensor(w)
-        for w in (found() if found else ())
-        if "float" in keras.backend.standardize_dtype(w.dtype)
+    finite = [
+        ops.all(ops.isfinite(ops.convert_to_tensor(weight)))
+        for weight in _STEP.get().weights()
+        if "float" in keras.backend.standardize_dtype(weight.dtype)
     ]
-    if not weights:
-        return ops.zeros((), "int32")
-    finite = ops.stack([ops.all(ops.isfinite(w)) for w in weights])
-    return 1 - ops.cast(ops.all(finite), "int32")
+    all_finite = ops.all(ops.stack(finite)) if finite else True
+    return 1 - ops.cast(all_finite, "int32")
 
 
 def first_bad_rows():
@@ -91,11 +101,11 @@ def first_bad_rows():
         that is not finite, 0 where all are.
     """
     try:
-        parts = keras.utils.unpack_x_y_sample_weight(*_STEP.batch)
+        parts = keras.utils.unpack_x_y_sample_weight(*_STEP.get().batch)
         return ops.stack([_first_bad_row(part) for part in parts])
     # Sparse and ragged tensors; whatever it is, the step is taken.
     except Exception:
-        return ops.zeros((3,), "int32")
+        return ops.zeros((len(PARTS),), "int32")
 
 
 def _first_bad_row(part):

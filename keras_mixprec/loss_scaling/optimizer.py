@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_mixprec._checks import check_choice
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.keras_internals import (
     no_automatic_dependency_tracking,
@@ -46,8 +45,6 @@ from keras_mixprec.loss_scaling.rules import (
 from keras_mixprec.loss_scaling.stages import (
     StepStages,
     as_tensors,
-    forgotten,
-    training_model,
 )
 
 # Arguments of the inner optimizer: Keras' constructor sets them on the wrapper.
@@ -124,9 +121,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     built: bool
-    # Whether a `train_step` has applied gradients of a loss that it did not
-    # multiply by the loss scale.
-    loss_not_scaled = False
     # Whether it has taken the place of Keras' own, whose files are read by it.
     _continues_keras_own = False
     # What was read from a file before `build`.
@@ -461,32 +455,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        if self._stages.scaling is None:
-            self._ask_for_scaling()
+        if message := self._stages.forgotten(self):
+            warnings.warn(message, stacklevel=3)
         scale = active.step().value(self._scale_variable)
         unscaled = self._stages.are_unscaled(grads, scale)
         seen = self._stages.overflows if unscaled else []
         self._stages.steps()
         return CheckedGradients(self, grads, variables, scale, unscaled, seen)
-
-    def _ask_for_scaling(self):
-        """Detects a `train_step` whose loss is not scaled, and warns of it.
-
-        Its gradients are not divided either, so that training goes right.
-        Outside of a `train_step` the loss may have been scaled in any way.
-        """
-        stages, model = self._stages, training_model()
-        if model is None:
-            return
-        # What another optimizer has scaled may be the loss of this one too.
-        stages.scaling = any(
-            other._stages.scaling
-            for other in optimizers_of(model).values()
-            if isinstance(other, LossScaleOptimizer)
-        )
-        self.loss_not_scaled = not stages.scaling
-        message = forgotten(model, self, self.loss_not_scaled)
-        warnings.warn(message, stacklevel=4)
 
     def _advance(self, finite, norms, read):
         """Moves the scale on and records the step."""
@@ -515,22 +490,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Inside a compiled step, the value of that step.
         """
-        self._may_scale()
+        self._stages.reads_scale()
         return self._scale_in_use()
 
     @property
     def dynamic_scale(self) -> keras.Variable:
         """The variable that holds the loss scale, as in Keras."""
-        self._may_scale()
+        self._stages.reads_scale()
         return self._scale_variable
 
-    def _may_scale(self):
-        """The loss scale is read; a `train_step` may multiply by it.
-
-        Not if it has applied gradients before it read the scale.
-        """
-        if self._stages.scaling is None and training_model() is not None:
-            self._stages.scaling = True
+    @property
+    def loss_not_scaled(self) -> bool:
+        """Whether a `train_step` has applied gradients of an unscaled loss."""
+        return self._stages.scaling is False
 
     def _scale_in_use(self):
         # The first `apply` builds the optimizer, after the loss was scaled.

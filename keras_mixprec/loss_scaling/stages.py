@@ -20,6 +20,7 @@ import keras
 from keras import ops
 
 from keras_mixprec.backend import active
+from keras_mixprec.backend.common import optimizers_of
 
 READY, SCALED, UNSCALED, STEPPED = "ready", "scaled", "unscaled", "stepped"
 
@@ -65,6 +66,47 @@ class StepStages:
         """The loss is multiplied by the loss scale, which begins a step."""
         self.scaling = True
         self._set(_Step(SCALED))
+
+    def reads_scale(self):
+        """The loss scale is read; a `train_step` may multiply by it.
+
+        Not if it has applied gradients before it read the scale.
+        """
+        if self.scaling is None and training_model() is not None:
+            self.scaling = True
+
+    def forgotten(self, optimizer) -> str | None:
+        """Returns what to say of a `train_step` whose loss is not scaled.
+
+        Once, as it applies its first gradients, which are not divided then, so
+        that training goes right. Outside of a `train_step` the loss may have
+        been scaled in any way.
+
+        Args:
+            optimizer: The optimizer that these stages are of.
+        """
+        model = training_model() if self.scaling is None else None
+        if model is None:
+            return None
+        # What another optimizer has scaled may be the loss of this one too.
+        self.scaling = any(
+            vars(other)["_stages"].scaling
+            for other in optimizers_of(model).values()
+            if "_stages" in vars(other)
+        )
+        done = (
+            "They are divided by it all the same. Updates are wrong if the "
+            "loss was not scaled, or if the scale of another optimizer differs"
+            if self.scaling
+            else "They are applied as they are, undivided. Small ones become 0 "
+            "in float16"
+        )
+        return (
+            f"The `train_step` of {model.name!r} applies gradients of a loss "
+            "that is not multiplied by the loss scale of "
+            f"{optimizer.name!r}. {done}. Call `loss = self.optimizer."
+            f"{scaling_call()}` before the gradients are computed."
+        )
 
     @property
     def overflows(self) -> list:
@@ -223,26 +265,3 @@ Wrong:
 Right, to change them: call `unscale` and `apply` in one compiled function.
 Right, to look at them: `norm(grads) / optimizer.loss_scale`, or after `apply`
 `optimizer.gradient_norms()`."""
-
-
-def forgotten(model, optimizer, undivided: bool) -> str:
-    """Returns what to say of a `train_step` that does not scale the loss.
-
-    Args:
-        model: The `keras.Model`.
-        optimizer: The optimizer, whose scale it does not use.
-        undivided: Boolean. Whether its gradients are applied as they are.
-    """
-    done = (
-        "They are applied as they are, undivided. Small ones become 0 in "
-        "float16"
-        if undivided
-        else "They are divided by it all the same. Updates are wrong if the "
-        "loss was not scaled, or if the scale of another optimizer differs"
-    )
-    return (
-        f"The `train_step` of {model.name!r} applies gradients of a loss that "
-        f"is not multiplied by the loss scale of {optimizer.name!r}. {done}. "
-        f"Call `loss = self.optimizer.{scaling_call()}` before the gradients "
-        "are computed."
-    )
