@@ -724,15 +724,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             **({"discard_window": True} if self.window else {}),
         }
         if type(rule) is DynamicLossScale:
-            plain = DynamicLossScale(
-                initial_scale=rule.initial_scale,
-                growth_interval=rule.growth_interval,
-            )
-            if rule == plain:
-                return config | {
-                    "initial_scale": rule.initial_scale,
-                    "dynamic_growth_steps": rule.growth_interval,
-                }
+            arguments = {
+                "initial_scale": rule.initial_scale,
+                "dynamic_growth_steps": rule.growth_interval,
+            }
+            if rule == resolve_rule("dynamic", *arguments.values(), True):
+                return config | arguments
         return config | {
             "loss_scale": keras.saving.serialize_keras_object(rule)
         }
