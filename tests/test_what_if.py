@@ -54,9 +54,7 @@ def reading(largest, low=None):
 def asked(layers, own, dtype="float16", **more):
     """What is said of these layers, of which this was measured."""
     ranges = {"layers": own, "overflowing_scale": None, "needed_scale": None}
-    overview = {"run": "a", "layers": layers, "finding": None, "scale": []}
-    overview |= {"bad_input": [], "last_step": 9}
-    return what_if(overview, ranges | more)["formats"][dtype]
+    return what_if(layers, ranges | more)["formats"][dtype]
 
 
 def state(own, dtype="float16", **more):

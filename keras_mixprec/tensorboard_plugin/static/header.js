@@ -1,6 +1,6 @@
 import { bringEvent, bringLayer, chooseRun, compareWith, NOTHING_CHOSEN } from "./actions.js";
 import { copyButton } from "./copy.js";
-import { breakable, element, fillSelect } from "./dom.js";
+import { element, fillSelect } from "./dom.js";
 import { momentInWords, plural, readable } from "./format.js";
 import { rowOfEvent, STATES } from "./levels.js";
 import { callName, shortRun } from "./names.js";
@@ -82,32 +82,15 @@ export function createHeader(store, { offline, copyLink }) {
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readable(data.headline.text)));
-      const notes = data === runData && compareData ? comparedNotes() : [];
-      return [sentence, ...notes, ...notesOf(data)];
+      return [sentence, ...notesOf(data)];
     }));
   }
 
-  // What two runs tell of each other, and what else than the precision makes them differ.
-  function comparedNotes() {
-    const { text, setup } = store.state.comparison ?? {};
-    return [text, setup].filter(Boolean)
-      .map((said) => element("p", { class: "note setup" }, ...breakable(readable(said))));
-  }
-
-  // What a tuner did, an observation of a run that may be sound, and what is left to do.
-  function notesOf(data) {
-    const { tuner, flat_loss: flat, next } = data;
-    // Of two runs that are compared, the first line says it.
-    const { compareData, summaries } = store.state;
-    const worth = compareData ? null : summaries?.find(({ run }) => run === data.run)?.worth;
-    const texts = [worth, tuner, flat].filter(Boolean).map(readable);
-    const code = next?.code;
-    return [
-      ...texts.map((text) => element("p", { class: "note" }, text)),
-      ...next ? [element("p", { class: "note next" }, readable(next.text), " ",
-        code ? copyButton("Copy code", () => code) : null)] : [],
-    ];
-  }
+  /** The cards that stand above all pictures, below the sentence. */
+  const notesOf = (data) => data.cards.filter((card) => card.is_on_top).map(({ name, title, sentence, code }) => {
+    return element("p", { class: `note ${name}` }, element("strong", {}, `${title}: `), readable(sentence), " ",
+      code ? copyButton("Copy code", () => code) : null);
+  });
 
   // A sound run that is shown first would hide that another one of the folder is not.
   function drawGraver() {
@@ -128,8 +111,8 @@ export function createHeader(store, { offline, copyLink }) {
 
   function drawChips() {
     const { runData, compareData } = store.state;
-    const others = compareData?.figures ?? [];
-    const entries = runData?.figures ?? [];
+    const others = compareData?.cards[0].figures ?? [];
+    const entries = runData?.cards[0].figures ?? [];
     chips.replaceChildren(...entries.map((entry) => {
       const action = actionOf(runData, entry);
       const same = others.find((other) => other.name === entry.name);
@@ -166,7 +149,7 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   store.on(["runs", "run", "compare"], fill);
-  store.on(["runData", "compareData", "summaries", "comparison"], drawSentences);
+  store.on(["runData", "compareData"], drawSentences);
   store.on(["runData", "compareData"], drawChips);
   store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);

@@ -74,8 +74,6 @@ export function wantedPaths(state) {
     compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
-    comparison: runData && compare && isReadable(runs, compare) ?
-      dataUrl("comparison", { run, other: compare }) : null,
     // After what is looked at first: all runs have to be read for it.
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?

@@ -5,22 +5,22 @@ smallest that counts from the histograms of exponents.
 """
 
 import bisect
+import collections
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from keras_mixprec.reporting.facts import dtype_at, is_repaired
+from keras_mixprec.reporting.facts import dtype_at, is_repaired, kind_of, moment
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     format_limits,
     measured_against,
 )
-from keras_mixprec.reporting.grid import as_sent
+from keras_mixprec.reporting.grid import MAX_COLUMNS, as_sent
 from keras_mixprec.reporting.layer_tables import layer_of
-from keras_mixprec.reporting.run_layers import add_events
-from keras_mixprec.reporting.skipped_steps import lowest_overflowing_scale
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.reporting.layers import with_changes
 
 PARTS = ("activation", "gradient", "weight_gradient", "weight")
 
@@ -32,11 +32,11 @@ _NONFINITE = 128
 KEPT_ENERGY = 0.99
 
 
-def run_ranges(data, columns: int) -> dict:
+def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
     """Returns the ranges of all layers of a run, ready for JSON.
 
     Args:
-        data: `RunData`.
+        run: `Run`.
         columns: Int. The most steps of each metric to look at, the worst of
             each stretch.
 
@@ -57,57 +57,54 @@ def run_ranges(data, columns: int) -> dict:
         its step.
         Gradients are without the loss scale.
     """
-    events = data.events()
-    begins = _begins(events)
-    layers = data.layers()
-    add_events(layers, events)  # A table is logged later than a change.
-    layers = _since_calls(layers, begins)
+    begins = sorted(event["step"] for event in run.begins)
+    layers = _since_calls(with_changes(run.table, run.events), begins)
     paths = {layer["path"] for layer in layers}
-    limit = _limits(layers)
+    found: dict = collections.defaultdict(dict)
+    for part, name, row, pairs in _readings(run, layers, begins, columns):
+        own = found[layer_of(row, paths)].setdefault(part, {})
+        own.setdefault(name, []).extend(pairs)
+    for own in found.values():
+        for part, readings in own.items():
+            own[part] = _reading("largest", readings, max)
+            own[part] |= _reading("low", readings, min)
+    for path, first in _first_nonfinite(run, layers, columns).items():
+        found[path]["nonfinite"] = first
+    verdicts = run.of_kind("verdict")
+    for verdict in verdicts:
+        _add_verdict(found[verdict["layer"]], verdict)
+    found.pop(None, None)
+    needed = [v.get("numbers", {}).get("needed_bits") for v in verdicts]
+    needed = [bits for bits in needed if isinstance(bits, int | float)]
     changed = max((s for x in layers for s, _ in x["dtypes"][1:]), default=-1)
-    courses, histograms = data.scale(), data.histograms()
-    found: dict = {}
+    return {
+        "layers": {path: own for path, own in found.items() if own},
+        "overflowing_scale": _lowest_overflowing(run, changed),
+        "needed_scale": needed[-1] if needed else None,
+    }
 
-    def add(row, part, name, readings):
-        own = found.setdefault(layer_of(row, paths), {})
-        own.setdefault(part, {}).setdefault(name, []).extend(readings)
 
+def _readings(run, layers, begins, columns) -> Iterator[tuple]:
+    """The part, `"largest"` or `"low"`, the row, and pairs of step and bits."""
+    limit = _limits(layers)
+    scale = _scale_bits(run.scale, begins)
     for part in PARTS:
-        shift = _no_shift
-        if part == "gradient":
-            # Whose layers are whose the log does not say.
-            if len(courses) > 1:
-                continue
-            shift = _scale_bits(courses, begins)
-        for row, steps, bits in _finite_headroom(data, part, columns):
-            largest = [
-                (step, limit(step) - left - shift(step))
-                for step, left in zip(steps, bits, strict=True)
-            ]
-            add(row, part, "largest", largest)
-        for row, taken in histograms.get(part, {}).items():
+        scaled = part == "gradient"
+        # Of several optimizers, whose layers are whose the log does not say.
+        if scaled and len(run.scale) > 1:
+            continue
+        shift = scale if scaled else lambda step: 0.0
+        for row, steps, bits in _finite_headroom(run, part, columns):
+            pairs = zip(steps, bits, strict=True)
+            largest = [(s, limit(s) - left - shift(s)) for s, left in pairs]
+            yield part, "largest", row, largest
+        for row, taken in run.histograms.get(part, {}).items():
             low = [
                 (x["step"], smallest_that_counts(x["exponents"], x["counts"]))
                 for x in taken
             ]
             known = [(s, e - shift(s)) for s, e in low if e is not None]
-            add(row, part, "low", known)
-    ranges: dict = {
-        path: {part: _worst(**readings) for part, readings in parts.items()}
-        for path, parts in found.items()
-    }
-    for path, first in _first_nonfinite(data, layers, columns).items():
-        ranges.setdefault(path, {})["nonfinite"] = first
-    for path, kinds in _refused(events).items():
-        ranges.setdefault(path, {})["refused"] = kinds
-    for path, largest in _in_float32(events).items():
-        ranges.setdefault(path, {}).update(largest)
-    return {
-        "run": data.name,
-        "layers": ranges,
-        "overflowing_scale": lowest_overflowing_scale(events, changed),
-        "needed_scale": _needed_scale(events),
-    }
+            yield part, "low", row, known
 
 
 def smallest_that_counts(exponents, counts) -> int | None:
@@ -138,25 +135,20 @@ def smallest_that_counts(exponents, counts) -> int | None:
     return finite[0][0]
 
 
-def _worst(largest=(), low=()):
-    """The largest and the smallest of the readings of a part."""
-    return _reading("largest", largest, max) | _reading("low", low, min)
+def _reading(name, readings, pick):
+    pairs = readings.get(name)
+    if not pairs:
+        return {name: None, f"{name}_step": None}
+    step, value = pick(pairs, key=lambda pair: pair[1])
+    return {name: round(float(value), 3), f"{name}_step": step}
 
 
-def _reading(name, pairs, pick):
-    step, value = None, None
-    if pairs:
-        step, value = pick(pairs, key=lambda pair: pair[1])
-        value = round(float(value), 3)
-    return {name: value, f"{name}_step": step}
-
-
-def _finite_headroom(data, part, columns):
+def _finite_headroom(run, part, columns):
     """Rows with the steps and headroom of their finite readings."""
-    grid = _grid(data, f"{part}_headroom_bits", columns)
+    grid = _grid(run, f"{part}_headroom_bits", columns)
     if grid is None:
         return
-    counts = _grid(data, f"{part}_nonfinite", columns)
+    counts = _grid(run, f"{part}_nonfinite", columns)
     bad = np.zeros(grid.worst.shape, bool)
     if counts is not None and counts.worst.shape == bad.shape:
         bad = counts.worst > 0
@@ -164,10 +156,6 @@ def _finite_headroom(data, part, columns):
     for row, bits, lost in zip(grid.layers, grid.worst, bad, strict=True):
         known = np.isfinite(bits) & ~lost
         yield row, steps[known].tolist(), as_sent(bits[known]).tolist()
-
-
-def _no_shift(_step):
-    return 0.0
 
 
 def _limits(layers):
@@ -182,10 +170,6 @@ def _limits(layers):
         return limits[max(bisect.bisect_left(changes, step) - 1, 0)]
 
     return limit
-
-
-def _begins(events):
-    return sorted(e["step"] for e in events if e["kind"] == "train_begin")
 
 
 def _since_calls(layers, begins):
@@ -227,13 +211,13 @@ def _scale_bits(courses, begins):
     return bits
 
 
-def _first_nonfinite(data, layers, columns):
+def _first_nonfinite(run, layers, columns):
     """By path, the first step at which a layer was where it began.
 
     All layers behind one that overflows are not finite either, and all that
     hold it: of those only the innermost that comes first is to blame.
     """
-    grid = _grid(data, "activation_nonfinite", columns)
+    grid = _grid(run, "activation_nonfinite", columns)
     if grid is None:
         return {}
     known = {layer["path"]: layer for layer in layers}
@@ -255,47 +239,40 @@ def _first_nonfinite(data, layers, columns):
     return found
 
 
-def _needed_scale(events):
-    found = [
-        event.get("numbers", {}).get("needed_bits")
-        for event in events
-        if event.get("verdict") == "scale_too_low"
-    ]
-    known = [bits for bits in found if isinstance(bits, int | float)]
-    return known[-1] if known else None
-
-
-def _refused(events):
-    """By path and format, the verdicts that ask for another one.
+def _add_verdict(own, verdict):
+    """Which formats a verdict asks to leave, and how large what overflowed is.
 
     What 16 bits cannot hold, no format of 8 bits can.
     """
-    found: dict = {}
-    for event in events:
-        kind = KINDS.get(event.get("verdict"))
-        if event["kind"] == "verdict" and kind and kind.repaired_by:
-            own = found.setdefault(event.get("layer"), {})
-            for dtype in CHOICES:
-                kinds = own.setdefault(dtype, [])
-                new = kind.name not in kinds
-                if new and not is_repaired(kind.name, dtype):
-                    kinds.append(kind.name)
-    return found
+    kind = kind_of(verdict["verdict"])
+    for dtype in CHOICES if kind.repaired_by else ():
+        kinds = own.setdefault("refused", {}).setdefault(dtype, [])
+        if kind.name not in kinds and not is_repaired(kind.name, dtype):
+            kinds.append(kind.name)
+    largest = verdict.get("numbers", {}).get("largest_output_in_float32")
+    if isinstance(largest, int | float) and 0 < largest < math.inf:
+        own["in_float32"] = math.log2(largest)
 
 
-def _in_float32(events):
-    """By path, how large what overflowed is where it does not."""
-    found: dict = {}
-    for event in events:
-        largest = event.get("numbers", {}).get("largest_output_in_float32")
-        known = event["kind"] == "verdict" and isinstance(largest, int | float)
-        if known and 0 < largest < math.inf:
-            found[event.get("layer")] = {"in_float32": math.log2(largest)}
-    return found
+def _lowest_overflowing(run, since):
+    """The least loss scale at which gradients alone were not finite.
+
+    A loss that is not finite, or a batch, says nothing of the scale; steps up
+    to `since` are of other dtypes.
+    """
+    scales = [
+        event["scale"]
+        for event in run.of_kind("skipped_step")
+        if not (event.get("bad_input") or event.get("loss"))
+        and moment(event) > since
+        and isinstance(event.get("scale"), int | float)
+        and 0 < event["scale"] < math.inf
+    ]
+    return math.log2(min(scales)) if scales else None
 
 
-def _grid(data, metric, columns):
+def _grid(run, metric, columns):
     try:
-        return data.grid(metric, columns)
+        return run.grid(metric, columns)
     except KeyError:
         return None
