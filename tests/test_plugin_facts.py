@@ -9,7 +9,6 @@ from canonical_logs import layer
 from plugin_runs import verdict, write
 
 from keras_mixprec.reporting.bad_input import spoiled
-from keras_mixprec.reporting.facts import dated_back
 from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.grid import Grid
 from keras_mixprec.reporting.layers import (
@@ -124,13 +123,6 @@ def test_each_call_of_fit_is_measured_by_its_own_formats(
         assert found == pytest.approx(most - bits - off, abs=1e-2), part
 
 
-def test_only_where_it_began_a_layer_is_said_to_be_not_finite(canonical):
-    ranges = ranges_of(data_of(canonical["overflow"].log_dir))
-    blamed = {path for path, own in ranges.items() if "nonfinite" in own}
-    assert blamed == {"block/square"}
-    assert ranges["block/square"]["nonfinite"]["dtype"] == "float16"
-
-
 def test_a_demotion_is_of_its_step_though_the_table_is_of_later(written):
     wide = [layer("a", dtype="float32")]
     found = verdict("a", 0, numbers={"largest_output_in_float32": 8.0})
@@ -225,10 +217,8 @@ def test_a_batch_that_is_not_finite_is_left_out(bad):
     assert not np.isinf(bad.grid(HEADROOM, 5).worst).any()
 
 
-def test_bad_data_takes_no_headroom_and_is_no_reason_of_a_plan(bad):
-    layers = bad.layers
-    assert [x["least_headroom"] for x in layers] == [9, 4]
-    assert not any("nonfinite" in own for own in ranges_of(bad).values())
+def test_bad_data_takes_no_headroom(bad):
+    assert [x["least_headroom"] for x in bad.layers] == [9, 4]
 
 
 def test_an_overflow_without_bad_data_is_not_left_out(canonical):
@@ -396,16 +386,6 @@ def test_no_layer_is_to_blame_for_what_the_run_lost(kind, numbers, because):
 
 
 # Findings over several fits, and tables of layers.
-
-
-def test_a_fault_is_dated_back_over_several_fits():
-    def found(path, step, since):
-        return verdict(path, step, failing_since=since)
-
-    first, again = found("a", 4, 3), found("a", 6, 5)
-    other = found("b", 6, 5)  # Not what made the steps before it fail.
-    found = dated_back([*map(skip, (1, 3, 4, 5)), first, again, other])
-    assert [v["failing_since"] for v in found[4:]] == [3, 3, 5]
 
 
 def test_the_paths_alone_are_those_of_the_layers():

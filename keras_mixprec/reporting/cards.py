@@ -458,16 +458,6 @@ def _key_figures(run, facts, state, finding) -> Iterator[dict]:
         "text": f"{skipped:,}{share}",
         "event": event,
     }
-    dtypes = Counter(layer["compute_dtype"] for layer in run.layers)
-    listed = " · ".join(f"{n} {name}" for name, n in dtypes.items())
-    yield {"name": "layers", "text": listed or "0"}
-    demoted = [x for x in run.layers if x["demoted_at"] is not None]
-    to = " and ".join(dict.fromkeys(x["compute_dtype"] for x in demoted))
-    yield {
-        "name": f"demoted to {to or 'float32'}",
-        "text": format_count(len(demoted), "layer"),
-        "layer": demoted[0]["path"] if demoted else None,
-    }
     before, now = shares_in_16_bits(run.table).values()
     if now is not None:
         ends = dict.fromkeys((format_share(before), format_share(now)))

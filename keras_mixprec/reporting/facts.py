@@ -261,33 +261,6 @@ def _skipped_since(first, course):
     return growth(counts + [count for step, count in rows if step > first])
 
 
-def dated_back(events: list) -> list:
-    """Returns events with faults of several fits dated back to the first step.
-
-    What trains knows of its own `fit` alone; the log has those before it.
-    """
-    known: dict = {}
-    skipped = None
-    found = []
-    for event in events:
-        if event["kind"] == "verdict":
-            since, fault = event.get("failing_since"), _fault(event)
-            # Other faults may have made the steps before it fail.
-            if since is not None and fault in known:
-                skipped = _skipped_steps(events) if skipped is None else skipped
-                while since > known[fault] and since - 1 in skipped:
-                    since -= 1
-                event = event | {"failing_since": since}
-            first = moment(event) if since is None else since
-            known[fault] = min(known.get(fault, first), first)
-        found.append(event)
-    return found
-
-
-def _fault(event):
-    return event.get("verdict"), event.get("layer")
-
-
 def last_of_falls(events: list) -> list:
     """Returns events with the last one alone of each fall of a loss scale.
 

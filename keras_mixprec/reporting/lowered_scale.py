@@ -5,9 +5,8 @@ import math
 import numpy as np
 
 from keras_mixprec.formats import format_count, format_share
-from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.grid import MAX_COLUMNS
 
-_ZEROS = "gradient_zero"
 # Of the elements of a gradient: less may differ from batch to batch.
 _RISE = 0.01
 
@@ -23,26 +22,36 @@ def harm(event: dict, run) -> str:
         event: Dict, one of the run's that says that a loss scale is low.
         run: `Run`.
     """
-    start = event.get("at_step")
-    before, since = _zeros(run, start, _end(event, run)) if start else ({}, {})
-    if not before:
+    try:
+        grid = run.grid("gradient_zero", MAX_COLUMNS)
+    except KeyError:
         return ""
-    both = before.keys() & since.keys()
-    if not both:
+    start = event.get("at_step", 0)
+    since = (grid.last >= start) & (grid.last < _end(event, run))
+    before = _most(grid, grid.last < start)
+    after = _most(grid, since)
+    rises = after - before
+    known, worse = ~np.isnan(rises), rises > _RISE
+    if np.isnan(before).all():
+        return ""
+    if not known.any():
         return "no gradients were read since"
-    rises = {path: since[path][0] - before[path][0] for path in both}
-    worse = [path for path, rise in rises.items() if rise > _RISE]
-    if not worse:
+    if not worse.any():
         return "no layer has had more zeros among its gradients since"
-    most = max(worse, key=lambda path: (rises[path], path))
-    share, step = since[most]
-    had = "have" if worse[1:] else "has"
+    row = np.nanargmax(rises)
+    step = grid.last[since][np.nanargmax(grid.worst[row, since])]
+    share, had = before[row], "have" if worse.sum() > 1 else "has"
     return (
-        f"since then, {len(worse):,} of {format_count(len(both), 'layer')} "
-        f"{had} had more zero gradients, {most} the most: "
-        f"{format_share(before[most][0])} before, {format_share(share)} after "
-        f"step {-step:,}"
+        f"since then, {worse.sum():,} of {format_count(known.sum(), 'layer')} "
+        f"{had} had more zero gradients, {grid.layers[row]} the most: "
+        f"{format_share(share)} before, {format_share(after[row])} after step "
+        f"{step:,}"
     )
+
+
+def _most(grid, columns):
+    """The largest share of each layer in some columns."""
+    return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
 
 
 def _end(event, run):
@@ -54,21 +63,3 @@ def _end(event, run):
         if e.get("optimizer", "") == name and e["step"] > event["step"]
     )
     return next(back, math.inf)
-
-
-def _zeros(run, start, end):
-    """By path the largest share before a step, and that since with its step."""
-    before: dict = {}
-    since: dict = {}
-    known = {*run.paths}
-    for table in run.heat:
-        if _ZEROS not in table.metrics:
-            continue
-        shares = table.column(_ZEROS, table.layers)
-        for step, row in zip(table.steps.tolist(), shares, strict=True):
-            own = before if step < start else since
-            for place in np.flatnonzero(~np.isnan(row) & (step < end)).tolist():
-                path = layer_of(table.layers[place], known)
-                found = row[place], -step
-                own[path] = max(own.get(path, found), found)
-    return before, since

@@ -48,23 +48,24 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
         rows: List of `Row`, of one `fit`, not empty.
         layers: List of dicts, the table of layers as it is now.
     """
-    rows = _with_samples(rows)
     rates, weights = (
         [rates_of(row) for row in rows],
         [row.steps for row in rows],
     )
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     found = {name: _weighted(own, weights) for name, own in values.items()}
-    # Of two rows, that of which the time of a step is told as well.
-    slowness = [rate and -rate for rate in values["samples_per_second"]]
-    slow = _weighted(slowness, weights)
+    # TensorFlow's first batch is looked at late.
+    counted = [row for row in rows if not math.isnan(row.samples)]
+    steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
     total = sum(map(parameters, layers))
     narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
     saved = sum(map(parameters, narrow)) / 2
     share = share_in_16_bits(layers) if knows_flops(layers) else None
     return found | {
-        "samples_per_second": slow and -slow,
+        "samples_per_second": samples / steps / found["step_time"]
+        if steps
+        else None,
         "step_time_p95": _percentile_95(rows),
         "measured_steps": int(sum(weights)),
         "overhead_share": values["overhead_share"][-1],
@@ -144,22 +145,6 @@ def is_of_training(values: dict, skipped: float) -> bool:
     """Whether enough steps were timed that were not skipped."""
     enough = values["measured_steps"] >= _ENOUGH_STEPS
     return enough and skipped <= _MOST_SKIPPED
-
-
-def _with_samples(rows):
-    """Rows from before TensorFlow's first batch was looked at have them too.
-
-    Otherwise samples a second would be of other rows than the time of a step.
-    """
-    known = [row for row in rows if not math.isnan(row.samples)]
-    steps = sum(row.steps for row in known)
-    mean = sum(row.samples for row in known) / steps if steps else math.nan
-    return [
-        row._replace(samples=row.steps * mean)
-        if math.isnan(row.samples)
-        else row
-        for row in rows
-    ]
 
 
 def _percentile_95(rows):

@@ -6,7 +6,6 @@ smallest that counts from the histograms of exponents.
 
 import bisect
 import collections
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -47,9 +46,7 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
         `"needed_scale"`, the one that the last verdict on it starts from, as a
         power of two; and
         `"layers"`: by path a dict of the parts that were measured, each with
-        its range, and `"nonfinite"`: the step at which
-        it was the first layer whose activations were not finite, and the dtype
-        it computed in then; `"refused"`, by format the kinds of verdict on it
+        its range; `"refused"`, by format the kinds of verdict on it
         that the format does not repair; and `"in_float32"`, the logarithm of
         the largest output that its last verdict found in float32. A range is a
         dict of `"largest"`, the logarithm of the largest magnitude, and
@@ -68,8 +65,6 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
         for part, readings in own.items():
             own[part] = _reading("largest", readings, max)
             own[part] |= _reading("low", readings, min)
-    for path, first in _first_nonfinite(run, layers, columns).items():
-        found[path]["nonfinite"] = first
     verdicts = run.of_kind("verdict")
     for verdict in verdicts:
         _add_verdict(found[verdict["layer"]], verdict)
@@ -209,34 +204,6 @@ def _scale_bits(courses, begins):
         return math.log2(scale) if 0 < scale < math.inf else 0.0
 
     return bits
-
-
-def _first_nonfinite(run, layers, columns):
-    """By path, the first step at which a layer was where it began.
-
-    All layers behind one that overflows are not finite either, and all that
-    hold it: of those only the innermost that comes first is to blame.
-    """
-    grid = _grid(run, "activation_nonfinite", columns)
-    if grid is None:
-        return {}
-    known = {layer["path"]: layer for layer in layers}
-    paths = [layer_of(row, known) for row in grid.layers]
-    # "a/b/c" is in "a" and in "a/b".
-    holders = {
-        path: [*itertools.accumulate(path.split("/")[:-1], "{}/{}".format)]
-        for path in paths
-    }
-    found: dict = {}
-    for column, step in enumerate(np.asarray(grid.last).tolist()):
-        (rows,) = np.nonzero(grid.worst[:, column] > 0)
-        bad = [paths[row] for row in rows]
-        around = {holder for path in bad for holder in holders[path]}
-        first = next((path for path in bad if path not in around), None)
-        if first in known and first not in found:
-            dtype = dtype_at(known[first], step)
-            found[first] = {"step": step, "dtype": dtype}
-    return found
 
 
 def _add_verdict(own, verdict):

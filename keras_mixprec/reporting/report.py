@@ -13,7 +13,7 @@ from keras_mixprec.formats import printable
 from keras_mixprec.reporting.cards import overview, text
 from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.grid import MAX_COLUMNS
-from keras_mixprec.reporting.report_page import COLOURS, page
+from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
 from keras_mixprec.reporting.runs import row_of, runs_table
@@ -171,7 +171,7 @@ class MixPrecReport(HtmlReport):
         return page([*self._runs.values()], self._overviews)
 
     def plot(self, ax=None):
-        """Draws the loss scale of each run by step, and where events were.
+        """Draws the loss scale of each run by step, and severe findings.
 
         Args:
             ax: Matplotlib's `Axes`. Defaults to `None`, those of a new figure.
@@ -194,12 +194,9 @@ class MixPrecReport(HtmlReport):
                 scales = np.log2([*course["scale"], course["scale"][-1]])
                 label = printable(name).replace("$", r"\$")
                 ax.step(steps, scales, where="post", label=label)
-            marks: dict = {}
             for row in found["told"]:
-                if row["lane"]:
-                    marks.setdefault(row["level"], []).extend(row["steps"])
-            for level, steps in marks.items():
-                _mark(ax, level, steps, found["scale"])
+                if row["level"] == "bad":
+                    ax.axvline(row["steps"][0], color="red", linestyle=":")
         ax.set_xlabel("step")
         ax.set_ylabel("loss scale, as a power of two")
         if ax.get_legend_handles_labels()[1]:
@@ -255,24 +252,3 @@ def _filled(text):
         textwrap.fill(line, _WIDTH, subsequent_indent="    ")
         for line in text.split("\n")
     )
-
-
-# Shapes and colours of the page.
-_MARKS = {
-    "skip": ("|", "grey"),
-    "bad": ("^", "vermillion"),
-    "warning": ("D", "orange"),
-    "info": ("o", "sky"),
-    "demote": ("v", "purple"),
-    "promote": ("^", "green"),
-}
-
-
-def _mark(ax, level, steps, courses):
-    """Marks events on the curve of the first loss scale."""
-    first = courses[0] if courses else {"steps": [0], "scale": [1.0]}
-    at = np.searchsorted(first["steps"], steps, "right") - 1
-    scales = np.log2(first["scale"])[np.maximum(at, 0)]
-    shape, name = _MARKS[level]
-    colour = np.array(COLOURS["category"].get(name, [92, 102, 117])) / 255
-    ax.plot(steps, scales, shape, color=colour)

@@ -1,7 +1,6 @@
-"""The page of the tab as one file with its data in it, and its colours."""
+"""The page of the tab as one file with its data in it."""
 
 import base64
-import json
 import re
 import zlib
 from importlib import resources
@@ -121,8 +120,3 @@ def static(name: str) -> str:
     """Returns a file of the page's source."""
     folder = resources.files("keras_mixprec.tensorboard_plugin") / "static"
     return (folder / name).read_text(encoding="utf-8")
-
-
-COLOURS = json.loads(
-    static("colors.js").partition("=")[2].strip().removesuffix(";")
-)

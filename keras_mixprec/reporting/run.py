@@ -10,7 +10,6 @@ from keras_mixprec.reporting import layers as layer_rows
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, spoiled
 from keras_mixprec.reporting.facts import (
-    dated_back,
     growth,
     last_of_falls,
     level_of,
@@ -62,7 +61,7 @@ class Run:
         rows = self.files.rows(schema.EVENTS)
         events = [event for row in rows for event in read_events(row)]
         found = sorted(events, key=lambda event: event["step"])
-        found = last_of_falls(dated_back(found))
+        found = last_of_falls(found)
         return [event | {"level": level_of(event)} for event in found]
 
     def of_kind(self, kind: str) -> list[dict]:

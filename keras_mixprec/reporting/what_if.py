@@ -164,7 +164,7 @@ def _row(layer, found):
 def _judged(layer, own, dtype):
     limits = format_limits(dtype)
     activation = _part(own.get("activation"), limits)
-    if lost := _lost(layer, own):
+    if lost := _lost(layer):
         most = format_limits(lost["dtype"])["maximum_bits"]
         largest = (own.get("activation") or {}).get("largest")
         # How large what became infinite was only a wider dtype says.
@@ -194,13 +194,11 @@ def _judged(layer, own, dtype):
     return _Judged(state, activation, weight, window, said)
 
 
-def _lost(layer, own):
+def _lost(layer):
     """Where a layer was not finite by itself, as far as is known."""
-    if layer["lost_because"]:
+    is_lost = layer["least_headroom"] == -math.inf
+    if not is_lost or layer["passed"] or layer["lost_because"]:
         return None
-    is_lost = layer["least_headroom"] == -math.inf and not layer["passed"]
-    if not is_lost or own.get("nonfinite"):
-        return own.get("nonfinite")
     step = layer["worst_step"]
     return {"step": step, "dtype": dtype_at(layer, step)}
 
