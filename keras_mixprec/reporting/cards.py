@@ -20,16 +20,10 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import WIDE, facts_of, low_scales, moment
+from keras_mixprec.reporting.facts import WIDE, low_scales, moment
 from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
-from keras_mixprec.reporting.headline import (
-    STUCK,
-    headline,
-    main_finding,
-    over_by,
-    ranked,
-)
+from keras_mixprec.reporting.headline import STUCK, over_by, ranked
 from keras_mixprec.reporting.layers import left_in_words
 from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.performance import (
@@ -87,22 +81,21 @@ class Card(NamedTuple):
 
 def overview(run) -> dict:
     """Returns all of a `Run` but the measurements by step, ready for JSON."""
-    facts = facts_of(run)
-    said, finding = headline(facts), main_finding(facts)
-    place = None
+    heat = {"metrics": run.metrics, "layers": run.rows}
+    finding = run.finding
     if finding:
-        place = next(
-            n for n, e in enumerate(run.events) if e is finding["event"]
-        )
+        named = {"event": "place", "repaired": "repaired", "level": "level"}
+        finding = {name: finding[key] for name, key in named.items()}
+    parts = run.histograms.items()
     return {
         "run": run.name,
         "last_step": run.last_step,
         "skipped": run.skipped,
-        "headline": said,
-        "finding": finding and finding | {"event": place},
+        "headline": run.headline,
+        "finding": finding,
         "policy": policy_of(run.table),
         "share_of_flops": shares_in_16_bits(run.table),
-        "cards": [card._asdict() for card in cards(run, facts)],
+        "cards": [card._asdict() for card in cards(run)],
         "layers": run.layers,
         "scale": run.scale,
         "loss": run.loss,
@@ -111,18 +104,11 @@ def overview(run) -> dict:
         "kinds": counts_by_kind(run),
         "bad_input": run.bad_input,
         "left_out": left_out(run.bad_input),
-        "heat": {
-            "metrics": run.metrics,
-            "layers": run.rows,
-        }
-        if run.heat or run.errors
-        else None,
+        "heat": heat if run.heat or run.errors else None,
         "format": run.format,
         "withheld": _last(run, "ranges_withheld"),
         "trade_off": run.trade_off,
-        "histograms": {
-            part: sorted(layers) for part, layers in run.histograms.items()
-        },
+        "histograms": {part: sorted(layers) for part, layers in parts},
     }
 
 
@@ -130,64 +116,42 @@ def text(run) -> str:
     """Returns a run's story, the most important first, a line a card."""
     first, *others = cards(run)
     lines = [f"{run.name} ({first.title}): {first.sentence}"]
-    lines += [
-        f"{card.title}: {card.sentence}" for card in others if card.sentence
-    ]
-    return "\n".join(lines)
+    return "\n".join(lines + [f"{x.title}: {x.sentence}" for x in others])
 
 
-def cards(run, facts=None) -> list[Card]:
-    """Returns the cards of a `Run`, the most important first.
-
-    Args:
-        run: `Run`.
-        facts: `Facts` of it. Defaults to `None`, which makes them.
-    """
-    facts = facts or facts_of(run)
-    said, finding = headline(facts), main_finding(facts)
-    state = said["state"].replace("_", " ")
-    chips = [*_key_figures(run, facts, said["state"], finding)]
-    found = what_next(finding, run.events, run.layers, run.loss)
-    flat = (
-        ""
-        if _explains(run, said)
-        else flat_loss(run.loss, run.events, run.layers)
-    )
-    return [
-        Card("summary", state, said["text"], chips),
-        *_next(found),
-        *_findings(run, finding),
-        *_said(
-            "tuner", "Tuner", tuner_did(run.events, run.layers), on_top=True
+def cards(run) -> list[Card]:
+    """Returns the cards of a `Run`, the most important first."""
+    state = run.headline["state"]
+    title, chips = state.replace("_", " "), [*_key_figures(run)]
+    found = what_next(run.finding, run.events, run.layers, run.loss)
+    next_ = found or {"text": "", "code": ""}
+    did = tuner_did(run.events, run.layers)
+    known = [
+        Card("summary", title, run.headline["text"], chips),
+        Card(
+            "next",
+            "What to do",
+            next_["text"],
+            [],
+            next_["code"],
+            is_on_top=True,
         ),
-        *_loss(run, flat),
-        *_steps(run),
-        *_scale(run, finding),
+        *_findings(run),
+        Card("tuner", "Tuner", did, is_on_top=True),
+        *_loss(run),
+        Card("steps", "Steps", _steps(run)),
+        *_scale(run),
         *_speed(run),
-        *_layers(run),
-        *_headroom(run),
-        *_not_at_fault(run),
+        Card("layers", "Layers", _layers(run), table="layers"),
+        Card("headroom", _NEAREST, _headroom(run), chart="heat"),
+        Card("zeros", "All zero in every reading", _zeros(run)),
+        Card("blame", "Not at fault", _not_at_fault(run)),
         *_notes(run),
     ]
+    return [card for card in known if card.sentence]
 
 
-def _explains(run, said):
-    """Whether a run fails or has skipped most steps: so its loss is flat."""
-    return 2 * run.skipped >= run.last_step or said["state"] == "failing"
-
-
-def _said(name, title, sentence, on_top=False, **more):
-    return (
-        [Card(name, title, sentence, is_on_top=on_top, **more)]
-        if sentence
-        else []
-    )
-
-
-def _next(found):
-    if found:
-        text, code = found["text"], found["code"]
-        yield Card("next", "What to do", text, code=code, is_on_top=True)
+_NEAREST = "Outputs nearest to overflow (each bit is a factor of 2)"
 
 
 def _last(run, kind):
@@ -195,10 +159,14 @@ def _last(run, kind):
     return found[-1].get("message", "") if found else ""
 
 
+def _ended(text):
+    return f"{text}." if text else ""
+
+
 # What was found.
 
 
-def _findings(run, finding) -> Iterator[Card]:
+def _findings(run) -> Iterator[Card]:
     """What was found beside the main finding, which the first card tells."""
     is_over = over_by(run.events, run.layers)
     groups = defaultdict(list)
@@ -207,22 +175,19 @@ def _findings(run, finding) -> Iterator[Card]:
         # Two fits may find the same at the step between them.
         if verdict["layer"] not in [known["layer"] for known in own]:
             own.append(verdict)
-    main = finding and finding["event"]
-    others = [own for own in groups.values() if not any(v is main for v in own)]
-    still = [own for own in others if not is_over(own[0])]
-    shown = still[:_MOST_FINDINGS]
-    for own in shown:
+    found = [x for x in groups.values() if not any(v is run.main for v in x)]
+    still = [own for own in found if not is_over(own[0])]
+    for own in still[:_MOST_FINDINGS]:
         when = format_moment(moment(own[0]), "").strip().capitalize()
         yield Card("finding", when, _finding(own))
-    yield from _said("more", "And", more_of(len(still) - len(shown)))
-    gone = [_kind(own[0]) for own in others if is_over(own[0])]
-    named = "; ".join(dict.fromkeys(gone))
-    yield from _said("repaired", "Also repaired", f"{named}." if named else "")
-    for kind in _ADVISED:
-        for event in run.of_kind(kind)[-1:] if main is not None else ():
-            if event is not main and event.get("advice"):
-                title = title_of(event).capitalize()
-                yield Card("finding", title, event["advice"])
+    if (more := len(still) - _MOST_FINDINGS) > 0:
+        yield Card("more", "And", f"{format_count(more, 'more finding')}.")
+    gone = dict.fromkeys(_kind(own[0]) for own in found if is_over(own[0]))
+    yield Card("repaired", "Also repaired", _ended("; ".join(gone)))
+    for event in [e for kind in _ADVISED for e in run.of_kind(kind)[-1:]]:
+        if event is not run.main:
+            title = title_of(event).capitalize()
+            yield Card("finding", title, event.get("advice", ""))
     # Of the last call of `fit`, each logs them again.
     known = {
         (event["finding"], event.get("layer")): event
@@ -234,11 +199,6 @@ def _findings(run, finding) -> Iterator[Card]:
         said = in_sentences(event["message"], event.get("advice"))
         said = f"{event['finding']}{where}. {said}"
         yield Card("before_training", "Before training", said)
-
-
-def more_of(count: int) -> str:
-    """Returns that there are so many more findings, empty if there are none."""
-    return f"{format_count(count, 'more finding')}." if count > 0 else ""
 
 
 def _kind(verdict):
@@ -264,8 +224,8 @@ def _finding(verdicts):
 # How training went.
 
 
-def _loss(run, flat) -> Iterator[Card]:
-    """The first, the lowest and the last loss."""
+def _loss(run) -> Iterator[Card]:
+    """The first, the lowest and the last loss, or that it did not fall."""
     if run.loss is None:
         return
     values, steps = run.loss["values"], run.loss["steps"]
@@ -278,12 +238,15 @@ def _loss(run, flat) -> Iterator[Card]:
         if least not in (found[0], found[-1]):
             ends += f", {_mean_over(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
-    bad = Counter()
+    # A run that fails, or has skipped most steps, needs no other reason.
+    fails = run.headline["state"] == "failing"
+    explained = fails or 2 * run.skipped >= run.last_step
+    flat = flat_loss(run.loss, run.events, run.layers) * (not explained)
+    bad: Counter = Counter()
     for event in run.of_kind("nonfinite_losses"):
         bad.update(event["counts"])
     kinds = format_kinds(bad, BATCHES)
-    lost = f"it was {kinds}" if kinds else ""
-    sentence = in_sentences(flat or said, lost)
+    sentence = in_sentences(flat or said, kinds and f"it was {kinds}")
     yield Card("loss", "Loss", sentence, chart="loss", is_on_top=bool(flat))
 
 
@@ -296,23 +259,19 @@ def _mean_over(value, last, before):
     return f"{shown} over steps {first:,} to {last:,}"
 
 
-def _steps(run) -> Iterator[Card]:
+def _steps(run):
     """Of several calls of `fit`, the last of which the first card is about."""
-    fits, count = len(run.begins), run.last_step
-    if fits > 1:
-        skipped = f"{run.skipped:,}" if run.skipped else "none"
-        said = f"{count:,} in {fits} calls of fit, {skipped} skipped."
-        yield Card("steps", "Steps", said)
+    if len(run.begins) < 2:
+        return ""
+    fits, skipped = len(run.begins), f"{run.skipped or 'none'} skipped"
+    return f"{run.last_step:,} in {fits} calls of fit, {skipped}."
 
 
-def _scale(run, finding) -> Iterator[Card]:
+def _scale(run) -> Iterator[Card]:
     """How each loss scale went, and what a low one costs."""
-    low = {
-        event.get("optimizer", ""): event for event in low_scales(run.events)
-    }
+    low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
     # The main finding has its advice in a card of its own.
-    main = finding["event"] if finding else {}
-    told = {main.get("verdict"), main.get("cause"), ""}
+    told = {run.main.get("verdict"), run.main.get("cause"), ""}
     for course in run.scale:
         name, scale = course["optimizer"], course["scale"]
         title = f"Loss scale of {name}" if name else "Loss scale"
@@ -357,18 +316,16 @@ def _speed(run) -> Iterator[Card]:
 # The layers.
 
 
-def _layers(run) -> Iterator[Card]:
+def _layers(run):
     counts = Counter(layer["compute_dtype"] for layer in run.layers)
     said = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
     demoted = [x["path"] for x in run.layers if x["demoted_at"] is not None]
     if demoted:
         said += f"; demoted: {format_names(demoted, _MOST_LAYERS)}"
-    precision = run.settings.get("matmul_precision")
+    precision, what = run.settings.get("matmul_precision"), ""
     if isinstance(precision, str) and not precision.startswith("float32"):
-        said += f". Matrix products of float32 layers are in {precision}"
-    left = _last(run, "left_in_float16")
-    said = in_sentences(said or "none", left)
-    yield Card("layers", "Layers", said, table="layers")
+        what = f"matrix products of float32 layers are in {precision}"
+    return in_sentences(said or "none", what, _last(run, "left_in_float16"))
 
 
 def _own(run):
@@ -382,33 +339,30 @@ def _own(run):
     ]
 
 
-def _headroom(run) -> Iterator[Card]:
+def _headroom(run):
     own = [x for x in _own(run) if x["least_headroom"] not in (None, math.inf)]
-    least = ", ".join(
+    own.sort(key=lambda layer: layer["least_headroom"])
+    least = (
         f"{x['path']!r} {format_bits(x['least_headroom'])} "
         f"({format_moment(x['worst_step'], 'after')})"
-        for x in sorted(own, key=lambda x: x["least_headroom"])[:_MOST_LAYERS]
+        for x in own[:_MOST_LAYERS]
     )
-    if least:
-        title = "Outputs nearest to overflow (each bit is a factor of 2)"
-        yield Card("headroom", title, f"{least}.", chart="heat")
-    zero = [x["path"] for x in run.layers if x["least_headroom"] == math.inf]
-    passed = {x["path"] for x in run.layers if x["passed_from"]}
-    zero = [path for path in zero if path not in passed]
-    named = format_names(zero, _MOST_LAYERS, "layer")
-    title = "All zero in every reading"
-    yield from _said("zeros", title, f"activations of {named}." if zero else "")
+    return _ended(", ".join(least))
 
 
-def _not_at_fault(run) -> Iterator[Card]:
+def _zeros(run):
+    zero = [x for x in run.layers if x["least_headroom"] == math.inf]
+    paths = [x["path"] for x in zero if not x["passed_from"]]
+    named = format_names(paths, _MOST_LAYERS, "layer")
+    return f"activations of {named}." if paths else ""
+
+
+def _not_at_fault(run):
     behind = defaultdict(list)
     for layer in run.layers:
         if source := layer["passed_from"]:
-            what = (
-                "all zero"
-                if layer["least_headroom"] == math.inf
-                else "infinite or NaN"
-            )
+            zero = layer["least_headroom"] == math.inf
+            what = "all zero" if zero else "infinite or NaN"
             behind[f"what {source} returns is {what}"].append(layer["path"])
         elif because := layer["lost_because"]:
             behind[because].append(layer["path"])
@@ -416,9 +370,7 @@ def _not_at_fault(run) -> Iterator[Card]:
         f"{format_names(paths, _MOST_LAYERS, 'layer')}, because {why}"
         for why, paths in behind.items()
     ]
-    shown = "; ".join(said[:_MOST_LAYERS])
-    more = f"; {len(said) - _MOST_LAYERS} more" if said[_MOST_LAYERS:] else ""
-    yield from _said("blame", "Not at fault", f"{shown}{more}." if said else "")
+    return _ended("; ".join(said[:_MOST_LAYERS]))
 
 
 def _notes(run) -> Iterator[Card]:
@@ -434,13 +386,13 @@ def _notes(run) -> Iterator[Card]:
     ):
         # Rows of the whole arrays say more than those of batches.
         if not (known and kind == "bad_batches"):
-            yield from _said(kind, title, in_sentences(_last(run, kind)))
+            yield Card(kind, title, in_sentences(_last(run, kind)))
 
 
 # The key figures.
 
 
-def _key_figures(run, facts, state, finding) -> Iterator[dict]:
+def _key_figures(run) -> Iterator[dict]:
     """What a run comes down to, in numbers, each with what it leads to."""
     steps, skipped, fits = run.last_step, run.skipped, len(run.begins)
     share = (
@@ -464,14 +416,9 @@ def _key_figures(run, facts, state, finding) -> Iterator[dict]:
         about = "share of the FLOPs in float16 or bfloat16, at first and now"
         name = "FLOPs in 16 bits"
         yield {"name": name, "text": " → ".join(ends), "title": about}
-    stuck = facts.in_a_row if facts.in_a_row >= STUCK else 0
-    place = None
-    if finding:
-        place = next(
-            n for n, e in enumerate(run.events) if e is finding["event"]
-        )
+    place = run.finding["place"] if run.finding else None
     for part in _PARTS:
-        yield from _least(run, *part, stuck, place)
+        yield from _least(run, *part, place)
     precision = run.settings.get("matmul_precision")
     if isinstance(precision, str):
         yield {
@@ -480,21 +427,16 @@ def _key_figures(run, facts, state, finding) -> Iterator[dict]:
             "title": "no dtype of the run: numbers that are in float32, as in "
             "the layers kept in it, are multiplied in " + precision,
         }
-    mark = finding_in_words(finding, state)
-    yield {"name": "main finding", "event": place} | mark
+    yield {"name": "main finding", "event": place} | finding_in_words(run)
 
 
-def finding_in_words(finding: dict | None, state: str) -> dict:
-    """Returns what a run's sentence begins with, in a word or two.
-
-    Args:
-        finding: Dict, as `main_finding` returns it.
-        state: String, that of the run.
-    """
+def finding_in_words(run) -> dict:
+    """Returns what a run's sentence begins with, in a word or two."""
+    finding = run.finding
     if finding is None:
-        if state in _UNKNOWN:
-            return {"text": _UNKNOWN[state]}
-        return {"text": "✓ none", "level": "fine"}
+        unknown = _UNKNOWN.get(run.headline["state"])
+        known = {"text": "✓ none", "level": "fine"}
+        return {"text": unknown} if unknown else known
     title = title_of(finding["event"])
     return mark_of(title, finding["level"], finding["repaired"])
 
@@ -505,11 +447,12 @@ _PARTS = (
 )
 
 
-def _least(run, part, key, step_key, stuck, place) -> Iterator[dict]:
+def _least(run, part, key, step_key, place) -> Iterator[dict]:
     """How close a layer in 16 bits was to an overflow."""
     figure = {"name": f"least headroom, {part}", "level": "bad"}
     lost = figure | {"text": "▲ not finite", "event": place}
-    if part == "gradients" and stuck:
+    stuck = run.facts.in_a_row
+    if part == "gradients" and stuck >= STUCK:
         last = format_count(stuck, "step")
         about = f"infinite or NaN in the last {last}, which were skipped"
         yield lost | {"title": about}

@@ -10,6 +10,8 @@ from keras_mixprec.reporting import layers as layer_rows
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, spoiled
 from keras_mixprec.reporting.facts import (
+    Facts,
+    facts_of,
     growth,
     last_of_falls,
     level_of,
@@ -19,6 +21,7 @@ from keras_mixprec.reporting.format_limits import (
     measured_against,
 )
 from keras_mixprec.reporting.grid import Grid, pooled_grid
+from keras_mixprec.reporting.headline import headline, main_finding
 from keras_mixprec.reporting.layer_tables import rows_in_order, split_rows
 from keras_mixprec.reporting.read_events import is_histogram, read_events
 from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
@@ -72,6 +75,28 @@ class Run:
     def begins(self) -> list[dict]:
         """The events with which each call of `fit` begins."""
         return self.of_kind("train_begin")
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """What its sentence is made of."""
+        return facts_of(self)
+
+    @functools.cached_property
+    def headline(self) -> dict:
+        """The run in one sentence, and its state."""
+        return headline(self.facts)
+
+    @functools.cached_property
+    def finding(self) -> dict | None:
+        """What the sentence begins with, with its place among the events."""
+        found = main_finding(self.facts)
+        events = [*map(id, self.events)]
+        return found and found | {"place": events.index(id(found["event"]))}
+
+    @property
+    def main(self) -> dict:
+        """The event of that finding, empty without one."""
+        return self.finding["event"] if self.finding else {}
 
     @functools.cached_property
     def settings(self) -> dict:

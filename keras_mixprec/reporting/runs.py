@@ -8,8 +8,8 @@ from keras_mixprec.reporting.cards import (
     policy_of,
     shares_in_16_bits,
 )
-from keras_mixprec.reporting.facts import LEVELS, dtype_now, facts_of
-from keras_mixprec.reporting.headline import STATES, headline, main_finding
+from keras_mixprec.reporting.facts import LEVELS, dtype_now
+from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.performance import is_of_training, speed_values
 
 _HEADS = (
@@ -38,10 +38,8 @@ def row_of(run) -> dict:
         demoted, share of FLOPs in 16 bits, and samples a second (`None` if too
         few steps were timed, or most of them skipped).
     """
-    facts = facts_of(run)
-    said, finding = headline(facts), main_finding(facts)
-    cause = finding_in_words(finding, said["state"])["text"]
-    if finding and (layer := finding["event"].get("layer")):
+    said, cause = run.headline, finding_in_words(run)["text"]
+    if layer := run.main.get("layer"):
         cause += f" in {layer}"
     speed = speed_values(run.speed, run.layers) if run.speed else {}
     skipped = run.skipped / max(run.last_step, 1)
@@ -56,7 +54,7 @@ def row_of(run) -> dict:
         "scales": [c["scale"][-1] for c in run.scale if c["scale"]],
         "last_loss": run.loss["values"][-1] if run.loss else None,
         "cause": cause,
-        "gravity": gravity(said["state"], finding),
+        "gravity": gravity(said["state"], run.finding),
         "samples_per_second": speed["samples_per_second"] if is_known else None,
         "in_float32": sum(dtype_now(x) == "float32" for x in run.layers),
         "demoted": sum(x["demoted_at"] is not None for x in run.layers),

@@ -18,14 +18,13 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import dtype_at, facts_of
+from keras_mixprec.reporting.facts import dtype_at
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     SPARE_BITS,
     format_limits,
 )
 from keras_mixprec.reporting.grid import MAX_COLUMNS
-from keras_mixprec.reporting.headline import main_finding
 from keras_mixprec.reporting.ranges import run_ranges
 from keras_mixprec.reporting.told import words
 
@@ -88,10 +87,9 @@ class _Judged(NamedTuple):
 
 def what_if_of(run, columns: int = MAX_COLUMNS) -> dict:
     """Returns what each layer of a `Run` would do, as `what_if` does."""
-    finding = main_finding(facts_of(run))
-    event = finding["event"] if finding and not finding["repaired"] else {}
+    is_open = run.finding and not run.finding["repaired"]
+    verdict = run.main.get("verdict", "") if is_open else ""
     ranges = run_ranges(run, columns)
-    verdict = event.get("verdict", "")
     found = what_if(run.layers, ranges, run.bad_input, verdict)
     return {"run": run.name} | found
 
