@@ -90,7 +90,7 @@ float32 yet.'
     story = _Story(facts)
     clauses = [clause for _, clause in story.clauses()]
     clauses += [_steps(facts, story.quiet), *story.interruption()]
-    clauses += [*_share(facts.layers, bool(story.demoted), story.why_wide)]
+    clauses += [*_share(facts.layers, bool(story.demoted), story.why_wide())]
     if story.quiet and is_low(facts.layers) and not facts.examined:
         clauses += [] if facts.measured else ["no range measured"]
         clauses.append("not compared with float32 yet")
@@ -143,10 +143,9 @@ def over_by(events: Iterable, layers: list) -> Callable:
     def said(verdict):
         kind, layer = verdict["verdict"], verdict["layer"]
         if change := scale_set(verdict, events):
+            done = SCALE_CHANGES[change["kind"]]
             scale = format_power(change["after"])
-            return (
-                f"the loss scale was {SCALE_CHANGES[change['kind']]} to {scale}"
-            )
+            return f"the loss scale was {done} to {scale}"
         if layer is None or not kind_of(kind).repaired_by:
             return None
         if is_repaired(kind, now.get(layer)):
@@ -174,12 +173,8 @@ def ranked(verdicts: Iterable, is_over: Callable) -> list:
         return bool(is_over(verdict)), kind.behind, LEVELS.index(kind.level)
 
     found = sorted(verdicts, key=order)
-    has_cause = any(kind_of(v["verdict"]).behind < _SYMPTOM for v in found)
-    return [
-        verdict
-        for verdict in found
-        if not has_cause or kind_of(verdict["verdict"]).behind < _SYMPTOM
-    ]
+    causes = [v for v in found if kind_of(v["verdict"]).behind < _SYMPTOM]
+    return causes or found
 
 
 # Of `Kind.behind`: what something else has brought about, and what nobody needs
@@ -218,11 +213,7 @@ class _Story:
         # What is normal, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = any(v["layer"] for v in self._causes[:1])
-        wide = self._last.get("no_16_bits", {})
-        self.why_wide, self._lost_policy = (
-            wide.get("message", ""),
-            wide.get("lost"),
-        )
+        self._wide = self._last.get("no_16_bits", {})
         others = self._last.keys() - _NO_FINDING
         self.quiet = not (verdicts or others or self._warned)
 
@@ -238,9 +229,8 @@ class _Story:
         """The most important finding, and how many more there are."""
         if not self._causes:
             count, event = self._nonfinite_losses()
-            if count and not {"weights_lost", "scale_collapsed"} & {
-                *self._first
-            }:
+            effects = {"weights_lost", "scale_collapsed"} & self._first.keys()
+            if count and not effects:
                 batches = f"{count:,} batch{'es' * (count > 1)}"
                 said = f"the loss itself was not finite in {batches}"
                 yield event, f"{said}, which no loss scale changes"
@@ -261,9 +251,8 @@ class _Story:
 
     def _nonfinite_losses(self):
         found = [e for e in self._events if e["kind"] == "nonfinite_losses"]
-        return sum(sum(e["counts"].values()) for e in found), (found or [None])[
-            -1
-        ]
+        count = sum(sum(event["counts"].values()) for event in found)
+        return count, self._last.get("nonfinite_losses")
 
     def _outcome(self):
         """What came of it."""
@@ -296,6 +285,10 @@ class _Story:
         if event := last.get("sign_off"):
             yield None if event["within"] else event, event["message"]
 
+    def why_wide(self):
+        """What is known of a run without layers in 16 bits."""
+        return self._wide.get("message", "")
+
     def interruption(self):
         """That somebody has ended it, which is no finding."""
         for event in self._interrupted[:1]:
@@ -326,7 +319,7 @@ class _Story:
             or {"undo", "no_loss_scaling"} & last.keys()
             or (self._nonfinite_losses()[0] and not self._causes)
             or not last.get("sign_off", {"within": True})["within"]
-            or self._lost_policy
+            or self._wide.get("lost")
         ):
             return "warning"
         if not self.quiet:

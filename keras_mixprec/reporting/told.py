@@ -143,13 +143,8 @@ def _row(group, places, run):
         # An event of somebody else's, or a damaged one, has any values.
         said = _in_json(event)
     about = event.get("verdict") or event.get("finding") or moment(event)
-    key = (
-        kind,
-        event["step"],
-        event.get("wall_time"),
-        about,
-        *said["layers"][:1],
-    )
+    date = event.get("wall_time")
+    key = kind, event["step"], date, about, *said["layers"][:1]
     return {
         "key": "|".join(map(str, key)),
         "events": [places[id(e)] for e in group],
@@ -157,7 +152,7 @@ def _row(group, places, run):
         "level": event["level"],
         "steps": [*dict.fromkeys(map(moment, group))],
         "noticed": event["step"],
-        "wall_time": event.get("wall_time"),
+        "wall_time": date,
         "lane": EVENTS.get(kind, Event()).lane,
         **said,
     }
@@ -309,11 +304,6 @@ def _changed(verb, dry=None):
     return write
 
 
-def _undo(group, run):
-    said = group[0].get("message")
-    return said or _changed("Undone: returned")(group, run)
-
-
 def _train_end(group, _):
     # Its first sentence, of which lines after the first are indented.
     summary = group[0].get("summary", "Training ended.")
@@ -334,7 +324,7 @@ _WRITE: dict[str, Callable] = {
     "shrink": _changed("Returned"),
     "promote": _changed("Returned"),
     "loss_scaling": _changed("Loss scaling:"),
-    "undo": _undo,
+    "undo": _changed("Undone: returned"),
     "train_end": _train_end,
     "loss_scale_low": _advised,
     "metric_not_finite": _advised,
@@ -346,32 +336,13 @@ _WRITE: dict[str, Callable] = {
 _NUMBERS = {
     "code": "line of your code",
     "error": "error against float32",
-    "error_of_change": "error of its change against float32",
-    "largest_input": "largest number that it received",
-    "largest_output_in_float32": "largest number that it returns, computed in "
-    "float32",
-    "largest_inside_in_float32": "largest number inside the layer, computed in "
-    "float32",
-    "smallest_inside_in_float32": "smallest number but 0 inside the layer, "
-    "computed in float32",
-    "largest_gradient_in_float32": "largest gradient, computed in float32",
-    "batch_rows": "rows of the batch in which it fails",
-    "batch_rows_in_all": "rows of the batch in which it fails, in all",
-    "nonfinite_outputs": "numbers that it returned infinite or NaN",
-    "nonfinite_gradients": "gradients that were infinite or NaN",
-    "loss_scale_bits": "loss scale",
-    "compared_at_bits": "loss scale of the comparison with float32",
-    "lowest_bits": "lowest loss scale that its gradients fit",
-    "highest_bits": "highest loss scale that its gradients fit",
-    "advised_bits": "loss scale that suits",
-    "needed_bits": "loss scale that gradients need",
-    "fell_from_bits": "loss scale before it fell",
-    "headroom_bits": "headroom",
+    "largest_inside_in_float32": "largest number inside the layer, in float32 "
+    "(float16 ends at 65,504)",
+    "smallest_inside_in_float32": "smallest number but 0 inside the layer, in "
+    "float32 (float16 ends at 6e-08)",
     "overflows_in_steps": "steps until an overflow is expected",
-}
-_LIMITS = {
-    "largest_inside_in_float32": "; float16 holds up to 65,504",
-    "smallest_inside_in_float32": "; float16 holds down to 6e-08",
+    "loss_scale_bits": "loss scale",
+    "headroom_bits": "bits of headroom",
 }
 # Where bad batches were, in their epochs: their steps are told.
 _PLACES = ("epoch", "batch", "batches")
@@ -419,17 +390,16 @@ def _numbers(verdict):
     for name, value in verdict.get("numbers", {}).items():
         if verdict["verdict"] == "bad_data" and name in _PLACES:
             continue
-        title, number = _NUMBERS.get(name, words(name)), _number(value)
+        number, stem = _number(value), name.removesuffix("_bits")
+        title = words(name) if stem == name else f"{words(stem)} loss scale"
         if number is None:
             listed = value if isinstance(value, list) else [value]
             text = ", ".join(map(str, listed))
-        elif name == "headroom_bits":
-            text = f"{format_digits(number)} bits"
-        elif name in _NUMBERS and name.endswith("_bits"):
+        elif stem not in (name, "headroom"):
             text = format_power(2.0**number)
         else:
-            text = _value(name, value) + _LIMITS.get(name, "")
+            text = _value(name, value)
         # Rows of a batch are beside its skipped step.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""
-        yield f"{title}{of}: {text}"
+        yield f"{_NUMBERS.get(name, title)}{of}: {text}"

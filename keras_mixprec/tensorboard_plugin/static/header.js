@@ -1,23 +1,9 @@
 import { bringEvent, bringLayer, chooseRun, compareWith, NOTHING_CHOSEN } from "./actions.js";
 import { copyButton } from "./copy.js";
 import { element, fillSelect } from "./dom.js";
-import { momentInWords, plural, readable } from "./format.js";
+import { momentInWords, readable } from "./format.js";
 import { rowOfEvent, STATES } from "./levels.js";
 import { callName, shortRun } from "./names.js";
-
-const URGENCY = { fine: 0, unknown: 0, warning: 1, bad: 2 };
-
-const urgencyOf = (row) => URGENCY[STATES[row?.headline?.state]?.level] ?? 0;
-
-// The gravest run of a folder that is more urgent than the one that is shown, and how many others are.
-function graverRun({ summaries, run }) {
-  const rows = summaries ?? [];
-  const own = urgencyOf(rows.find((row) => row.run === run));
-  const graver = rows.filter((row) => urgencyOf(row) > own);
-  if (!graver.length) return null;
-  const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
-  return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
-}
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -29,11 +15,6 @@ export function createHeader(store, { offline, copyLink }) {
   });
   const refreshed = element("span", { class: "refreshed", role: "status" });
   const sentences = element("div", { id: "headline", role: "status" });
-  const graver = element("button", {
-    type: "button", class: "graver", hidden: true,
-    title: "Show that run",
-    onclick: () => chooseRun(store, graverRun(store.state).run),
-  });
   const chips = element("div", { class: "figures" });
   const copy = copyLink ? element("button", {
     type: "button", class: "quiet",
@@ -92,18 +73,6 @@ export function createHeader(store, { offline, copyLink }) {
       code ? copyButton("Copy code", () => code) : null);
   });
 
-  // A sound run that is shown first would hide that another one of the folder is not.
-  function drawGraver() {
-    const found = graverRun(store.state);
-    // What it is compared with has its own sentence above.
-    graver.hidden = !found || found.run === store.state.compare;
-    if (graver.hidden) return;
-    const { glyph, word, level } = STATES[found.state];
-    graver.className = `graver ${level}`;
-    const more = found.others ? `, and ${plural(found.others, "more run")} with an open finding` : "";
-    graver.textContent = `${glyph} Another run needs attention: ${found.run} (${word.toLowerCase()})${more}`;
-  }
-
   function nameOf(data) {
     const { runData, compareData } = store.state;
     return shortRun(data.run, (data === runData ? compareData : runData)?.run);
@@ -151,7 +120,6 @@ export function createHeader(store, { offline, copyLink }) {
   store.on(["runs", "run", "compare"], fill);
   store.on(["runData", "compareData"], drawSentences);
   store.on(["runData", "compareData"], drawChips);
-  store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);
   store.on(["refreshed"], tellTime);
   tellTime();
@@ -160,7 +128,7 @@ export function createHeader(store, { offline, copyLink }) {
   const field = (label, control) => {
     return element("label", { class: "field" }, label, control);
   };
-  return element("header", {}, sentences, graver, element("div", { class: "bar-top" },
+  return element("header", {}, sentences, element("div", { class: "bar-top" },
     title, field("run", run), field("compare with", compare),
     element("span", { class: "gap" }), refreshed, copy), problem, chips);
 }
