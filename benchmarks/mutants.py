@@ -40,12 +40,11 @@ MODULES = """formats
     diagnosis.fault_kind diagnosis.forecasts diagnosis.headroom
     diagnosis.ranges diagnosis.scales
     diagnosis.smallest_set diagnosis.thresholds diagnosis.verdict
-    reporting.bad_input reporting.facts reporting.fixes reporting.flat_loss
-    reporting.format_limits reporting.headline reporting.layer_tables
-    reporting.lowered_scale reporting.passed_on reporting.performance
-    reporting.run_counts reporting.run_layers reporting.run_ranges
-    reporting.run_summary reporting.skipped_steps reporting.summaries
-    reporting.text_formats reporting.verdict_lines reporting.what_next"""
+    reporting.bad_input reporting.cards reporting.facts reporting.fixes
+    reporting.flat_loss reporting.format_limits reporting.headline
+    reporting.layer_tables reporting.layers reporting.lowered_scale
+    reporting.performance reporting.ranges reporting.run reporting.runs
+    reporting.summaries reporting.text_formats reporting.what_next"""
 ELSEWHERE = """cli compar compiler damaged doc everyday examples gpu inference
     keras largest lint memory minimize numerics package policies resume sixteen
     tuner types"""

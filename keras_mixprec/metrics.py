@@ -181,7 +181,7 @@ _PERFORMANCE = (
         "steps measured",
         "Plain steps that these figures are of: left out are compiling, "
         "measured and diagnosed steps, the one behind each, and an epoch's "
-        "last. To compare two runs each needs 20, in 5 readings.",
+        "last.",
     ),
     _of_run(
         "samples_per_second",

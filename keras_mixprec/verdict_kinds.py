@@ -37,7 +37,8 @@ class Kind:
         explains: Boolean. Whether it says why steps are bad although no layer
             is at fault.
         behind: Int. 0 of a cause, 1 of one that others come before, 2 of what
-            something else has brought about.
+            something else has brought about, 3 of a symptom that is not told
+            beside its cause.
     """
 
     name: str
@@ -155,6 +156,7 @@ _TABLE = (
         "{needed_bits}: LossScaleOptimizer(..., initial_scale=2.0**"
         "{needed_bits}). Or train with PrecisionTuner, which raises it.",
         level="warning",
+        clause="gradients vanished at too low a loss scale",
         explains=True,
     ),
     Kind(
@@ -162,13 +164,14 @@ _TABLE = (
         "16-bit variables lose small updates. Use the policy 'mixed_{dtype}', "
         "which keeps variables in float32.",
         level="warning",
+        clause="16-bit variables lose small updates",
         behind=1,
     ),
     Kind(
         "scale_collapsed",
         "No loss scale helps, so the scale is not the cause. Call "
         "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
-        behind=2,
+        behind=3,
     ),
     Kind(
         "scale_search",
@@ -176,7 +179,7 @@ _TABLE = (
         "until gradients fit.",
         level="info",
         explains=True,
-        behind=2,
+        behind=3,
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}

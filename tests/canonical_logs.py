@@ -22,14 +22,17 @@ from keras_mixprec.metrics import AUDITED, PROBED
 from keras_mixprec.monitoring.failing_batches import BadData
 from keras_mixprec.monitoring.low_scale import LowScales
 from keras_mixprec.monitoring.recorded_steps import ScalePoint
-from keras_mixprec.monitoring.summary import OptimizerSummary, TrainingSummary
+from keras_mixprec.monitoring.summary import (
+    OptimizerSummary,
+    TrainingSummary,
+    closing,
+)
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.facts import Facts
-from keras_mixprec.reporting.headline import headline
-from keras_mixprec.reporting.performance import Row
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.schema import Row
 
 SECONDS = 0.01
 BATCH = 8
@@ -310,10 +313,9 @@ class Fit:
             optimizers={name: self._optimizer(name) for name in self.scales},
             folder="",
             unscaled_float16="",
-            headline=headline(facts),
-            text=headline(facts, brief=True)["text"],
             bad_data=str(self.bad_data),
             nonfinite_losses=dict(self._losses),
+            **closing(facts),
         )
 
     def _optimizer(self, name):
@@ -531,11 +533,13 @@ OTHER_EVENTS = {
     "give_up": {"message": "gives up: limit", "on_limit": "continue"},
     "graph_rewrite": {"message": "converted 3"},
     "ignored_variable": {"message": "FLAG is ignored"},
+    "left_in_float16": {"message": "embed is"},
     "log_gap": {"from_step": 1, "reason": "disk full", "lost": 2},
     "loss_scale_kept": {"scale": 8.0},
     "loss_scale_not_known": {"first_step": 1, "last_step": 2},
     "loss_scale_recovered": {"scale": 8.0},
     "lower_scale": _SCALES | {"after": 2.0**10},
+    "metric_finite": {},
     "metric_not_finite": _WRONG,
     "no_loss_scaling": {"by": "train_step"},
     "plan_not_written": _FAILED,
@@ -555,6 +559,7 @@ OTHER_EVENTS = {
     "undo": _MADE,
     "validate": {"message": "held back"},
     "validation_failed": _FAILED,
+    "validation_finite": {},
     "validation_not_finite": _WRONG,
 }
 

@@ -23,11 +23,11 @@ import keras_mixprec as kmp
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
 from keras_mixprec.reporting.read_events import NEEDED
 from keras_mixprec.reporting.report import MixPrecReport
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.run_ranges import run_ranges
-from keras_mixprec.reporting.run_summary import summary
+from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.reporting.what_if import what_if_of
 from keras_mixprec.tuning.demotions import Repairs
 
 pytestmark = pytest.mark.one_backend
@@ -315,14 +315,14 @@ class Log:
 
 def told(report):
     """All that text and page say, but for the page itself, which is slow."""
-    (run,) = report._runs
+    (run,) = report._runs.values()
     (overview,) = report.to_dict().values()
-    sent = to_json([overview, summary(overview), run_ranges(run, 400)])
+    sent = to_json([overview, row_of(run), what_if_of(run)])
     return str(report), sent
 
 
 def report_of(layers, events):
-    return MixPrecReport([RunData("run", Log(layers, events))])
+    return MixPrecReport([Run("run", Log(layers, events))])
 
 
 LAYERS = small_model()

@@ -255,7 +255,7 @@ def test_a_number_may_stand_beside_arrays(number):
     bad[3] = np.nan
     (verdict,) = kmp.diagnose(model, {"a": bad, "number": number}, y)
     assert verdict.kind == "bad_data"
-    assert verdict.numbers["rows_of_x"] == [3]
+    assert verdict.numbers["rows_of_x['a']"] == [3]
 
 
 @only_tensorflow

@@ -336,7 +336,7 @@ def test_bad_rows_of_a_call():
     bad = np.where(np.arange(4)[:, None] == 2, np.nan, x)
     (verdict,) = kmp.diagnose_call(model, model, bad)
     assert verdict.kind == "bad_data"
-    assert verdict.numbers == {"rows_of_args": [2]}
+    assert verdict.numbers == {"rows_of_args[0]": [2]}
 
 
 def test_an_error_of_the_function_is_that_of_the_function():

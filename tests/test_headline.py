@@ -74,7 +74,7 @@ SMALL = [1e-4] * 24
         case("infinite loss", chain, GREAT + [1.0] * 9, "warning",
              "1 batch.*1 of 13 steps"),
         case("repaired", chain, GREAT + [1000.0] * 8, "repaired",
-             "'?big.*step 5.*at step 4.*1 more layer.*2 of 12 steps.*33%",
+             "'?big.*step 5.*at step 4.*'last'.*2 of 12 steps.*33%",
              {}),
         case("stuck", chain, [1000.0] * 40, "failing",
              "'?big.*step 5.*at step 1.*all 40 steps"),

@@ -67,7 +67,7 @@ def test_rows_of_a_stream_are_named(tmp_path):
     (event,) = done.told("bad_batches")
     places = [[b[k] for k in ("epoch", "batch")] for b in event["batches"]]
     assert places == [[0, 3], [0, 7]]
-    assert event["message"] in prose(done.watcher.report)
+    assert "epoch 0, batches 3, 7" in prose(done.watcher.report)
 
 
 @every_backend

@@ -22,7 +22,7 @@ from zoo.own_step import OwnStep
 
 import keras_mixprec as kmp
 from keras_mixprec.monitoring import audits
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 
 pytestmark = one_backend
@@ -107,9 +107,9 @@ def test_a_failing_run_is_diagnosed_on_any_machine(
 
 def compared(log_dir):
     """The steps that were compared with float32."""
-    log = RunData("run", RunFiles(str(log_dir / "mixprec")))
+    log = Run("run", RunFiles(str(log_dir / "mixprec")))
     name = "forward_error_against_float32"
-    if name not in [m["name"] for m in log.overview()["heat"]["metrics"]]:
+    if name not in [m["name"] for m in log.metrics]:
         return []
     return log.grid(name, 100).last.tolist()
 
@@ -312,9 +312,9 @@ def test_zero_gradients_that_nothing_was_compared_for_are_a_warning(tmp_path):
     assert event["paths"] == LOST
     finding = found["events"][found["finding"]["event"]]
     assert event["layer"] == finding["layer"] == "first"
-    assert "kmp.diagnose(model, x, y)" in finding["fix"]["diagnosis"]
+    assert "kmp.diagnose(model, x, y)" in found["cards"][1]["code"]
     # What is all zero is no share of what vanishes.
-    log = RunData("run", RunFiles(str(tmp_path / "mixprec")))
+    log = Run("run", RunFiles(str(tmp_path / "mixprec")))
     for metric in "weight_gradient_below", "weight_gradient_subnormal":
         grid = log.grid(metric, 100)
         rows = dict(zip(grid.layers, grid.worst, strict=True))

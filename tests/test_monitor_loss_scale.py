@@ -217,8 +217,8 @@ def test_a_low_scale_is_a_finding_with_a_fix(wrap, tmp_path):
     assert (event["at_step"], event["growth_interval"]) == (11, 2000)
     for said in found["text"], run.summary, run.watcher.report:
         assert "24,000 steps" in prose(said)
-    (event,) = (e for e in run.overview()["events"] if e["kind"] == LOW)
-    exec(event["fix"]["training"], {"model": run.model})
+    (row,) = (x for x in run.overview()["told"] if x["kind"] == LOW)
+    exec(row["fixes"]["Fix for training"], {"model": run.model})
     assert float(run.model.optimizer.loss_scale) == 2.0**15
 
 

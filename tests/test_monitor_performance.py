@@ -18,11 +18,8 @@ from monitor_models import (
 
 from keras_mixprec.monitoring.overhead import OverheadBudget
 from keras_mixprec.monitoring.step_clock import StepClock
-from keras_mixprec.reporting.performance import (
-    Row,
-    performance,
-    skipped_of_timed,
-)
+from keras_mixprec.reporting.performance import is_of_training, speed_values
+from keras_mixprec.reporting.schema import Row
 
 pytestmark = [
     one_backend,
@@ -54,7 +51,8 @@ def batches(count, last=ROWS):
 
 
 def figures(run):
-    return {f["name"]: f["value"] for f in run["performance"]["figures"]}
+    (card,) = (card for card in run["cards"] if card["name"] == "speed")
+    return {figure["name"]: figure["value"] for figure in card["figures"]}
 
 
 def near(expected, rel=1e-6):
@@ -152,11 +150,8 @@ def row(step, steps, median, p95):
     return Row(step, steps, steps * median, steps, median, p95, 1, 0, 0.1, 1)
 
 
-def found_in(rows, **arguments):
-    return {
-        f["name"]: f["value"]
-        for f in performance(rows, [], **arguments)["figures"]
-    }
+def found_in(rows):
+    return speed_values(rows, [])
 
 
 def test_percentiles_are_of_all_rows():
@@ -184,30 +179,12 @@ def test_samples_a_second_and_the_time_of_a_step_are_of_the_same_steps(times):
 
 
 @pytest.mark.parametrize(
-    ("steps", "readings", "skipped", "said"),
-    [
-        (9, 5, 0.5, None),
-        (9, 4, 0.0, "4 readings"),
-        (3, 6, 0.0, "18 steps"),
-        (9, 5, 1.0, "all of"),
-        (9, 5, 0.84, "84%"),
-    ],
+    ("steps", "skipped", "known"),
+    [(20, 0.5, True), (19, 0.0, False), (20, 0.84, False)],
 )
-def test_a_run_says_why_its_speed_is_not_compared(
-    steps, readings, skipped, said
-):
-    rows = [row(steps * n, steps, 1.0, 1.0) for n in range(1, readings + 1)]
-    lacks = performance(rows, [], skipped=skipped)["speed"]["lacks"]
-    assert lacks["text"].startswith(said) if said else lacks is None
-
-
-def test_steps_count_as_skipped_where_they_were_timed():
-    # The first ten were skipped, of which two were timed.
-    scale = [{"steps": [0, 10], "skipped": [0, 10]}]
-    rows = [row(10, 2, 1.0, 1.0), row(30, 6, 1.0, 1.0)]
-    assert skipped_of_timed(rows, scale, 0) == 0.25
-    assert skipped_of_timed(rows[1:], scale, 10) == 0.0
-    assert skipped_of_timed(rows, [], 0) == 0.0
+def test_a_speed_is_one_of_training(steps, skipped, known):
+    rows = [row(n, 1, 1.0, 1.0) for n in range(1, steps + 1)]
+    assert is_of_training(found_in(rows), skipped) == known
 
 
 # What may be spent is a share of the time that training itself took.

@@ -23,7 +23,7 @@ from tuner_models import chain, tuner
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring import audits, range_schedule
 from keras_mixprec.numerics import range_reading
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 
 pytestmark = one_backend
@@ -52,7 +52,7 @@ def measured(folder, data, model=None, *others, **arguments):
 
 
 def logged(log_dir):
-    return RunData("run", RunFiles(str(log_dir / "mixprec")))
+    return Run("run", RunFiles(str(log_dir / "mixprec")))
 
 
 def ranges(log_dir):

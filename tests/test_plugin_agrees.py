@@ -41,8 +41,8 @@ def test_what_is_told_of_the_run(opened):
     shares = {format_share(x) for x in run["share_of_flops"].values()}
     assert {*plain(figures["FLOPs in 16 bits"]).split(" → ")} == shares
     notes = " ".join(page.texts("#headline .note"))
-    for part in run["tuner"], run["flat_loss"], (run["next"] or {}).get("text"):
-        assert plain(part or "") in plain(notes)
+    for card in run["cards"]:
+        assert (plain(card["sentence"]) in plain(notes)) == card["is_on_top"]
     finding = figures["main finding"]
     if run["finding"]:
         verdict = run["events"][run["finding"]["event"]]

@@ -1,7 +1,6 @@
 """What Python makes of a log for the page: ranges, faults and their cause."""
 
 import math
-import types
 
 import ml_dtypes
 import numpy as np
@@ -9,15 +8,17 @@ import pytest
 from canonical_logs import layer
 from plugin_runs import verdict, write
 
-from keras_mixprec.reporting import passed_on
-from keras_mixprec.reporting.bad_input import mark_spoiled
-from keras_mixprec.reporting.facts import join_failing
+from keras_mixprec.reporting.bad_input import spoiled
 from keras_mixprec.reporting.format_limits import CHOICES
 from keras_mixprec.reporting.grid import Grid
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.layers import (
+    passed_cells,
+    passes_on,
+    read_layers,
+)
+from keras_mixprec.reporting.ranges import run_ranges, smallest_that_counts
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
-from keras_mixprec.reporting.run_layers import read_layers
-from keras_mixprec.reporting.run_ranges import run_ranges, smallest_that_counts
 
 HEADROOM, NONFINITE = "activation_headroom_bits", "activation_nonfinite"
 GRADIENTS = "gradient_headroom_bits"
@@ -30,7 +31,7 @@ FORMATS = {"float16": 2**15, "bfloat16": None}
 
 def data_of(folder):
     ((name, path),) = find_runs(str(folder)).items()
-    return RunData(name, RunFiles(path))
+    return Run(name, RunFiles(path))
 
 
 @pytest.fixture
@@ -122,13 +123,6 @@ def test_each_call_of_fit_is_measured_by_its_own_formats(
         assert found == pytest.approx(most - bits - off, abs=1e-2), part
 
 
-def test_only_where_it_began_a_layer_is_said_to_be_not_finite(canonical):
-    ranges = ranges_of(data_of(canonical["overflow"].log_dir))
-    blamed = {path for path, own in ranges.items() if "nonfinite" in own}
-    assert blamed == {"block/square"}
-    assert ranges["block/square"]["nonfinite"]["dtype"] == "float16"
-
-
 def test_a_demotion_is_of_its_step_though_the_table_is_of_later(written):
     wide = [layer("a", dtype="float32")]
     found = verdict("a", 0, numbers={"largest_output_in_float32": 8.0})
@@ -152,7 +146,7 @@ def test_a_verdict_holds_for_every_format_of_no_greater_range(written):
 )
 def test_no_loss_scale_is_to_blame_for_data_or_a_loss(written, more):
     data = written("a", skip(1, **more))
-    assert data.overview()["skipped"] == 1
+    assert data.skipped == 1
     assert run_ranges(data, 2000)["overflowing_scale"] is None
 
 
@@ -185,7 +179,7 @@ def test_a_verdict_uses_headroom_up_while_it_holds(
     tables = {step: [layer("a", dtype=t)] for step, t in tables.items()}
     found = verdict("a", 3, numbers=numbers)
     data = written("a", found, tables=tables, heat={9: {HEADROOM: [9.0]}})
-    (row,) = data.overview()["layers"]
+    (row,) = data.layers
     assert row["least_headroom"] == pytest.approx(left, abs=0.01)
 
 
@@ -213,7 +207,7 @@ def bad(written):
 
 
 def test_a_batch_that_is_not_finite_is_left_out(bad):
-    assert bad.overview()["bad_input"] == BAD_STEPS
+    assert bad.bad_input == BAD_STEPS
     for metric in HEADROOM, "gradient_nonfinite":
         grid = bad.grid(metric, 2000)
         (columns,) = np.nonzero(grid.lost.any(axis=0))
@@ -223,10 +217,8 @@ def test_a_batch_that_is_not_finite_is_left_out(bad):
     assert not np.isinf(bad.grid(HEADROOM, 5).worst).any()
 
 
-def test_bad_data_takes_no_headroom_and_is_no_reason_of_a_plan(bad):
-    layers = bad.overview()["layers"]
-    assert [x["least_headroom"] for x in layers] == [9, 4]
-    assert not any("nonfinite" in own for own in ranges_of(bad).values())
+def test_bad_data_takes_no_headroom(bad):
+    assert [x["least_headroom"] for x in bad.layers] == [9, 4]
 
 
 def test_an_overflow_without_bad_data_is_not_left_out(canonical):
@@ -236,7 +228,7 @@ def test_an_overflow_without_bad_data_is_not_left_out(canonical):
 
 
 @pytest.mark.parametrize(
-    ("bad_at", "skipped", "more", "spoiled"),
+    ("bad_at", "skipped", "more", "expected"),
     [
         # Until 30 each row is one reading; from then on of two, the worst.
         ([15, 20], [], [], [20]),
@@ -252,14 +244,12 @@ def test_an_overflow_without_bad_data_is_not_left_out(canonical):
     ],
 )  # fmt: skip
 def test_a_row_of_several_readings_is_left_out_if_nothing_else_failed(
-    bad_at, skipped, more, spoiled
+    bad_at, skipped, more, expected
 ):
     lines = [skip(n, bad_input={"x": 0}) for n in bad_at]
     lines += [skip(n) for n in skipped] + more
     steps = np.array([10, 20, 30, 50, 70, 90])
-    table = types.SimpleNamespace(steps=steps, spoiled=None)
-    mark_spoiled([table], lines)
-    assert steps[table.spoiled].tolist() == spoiled
+    assert steps[spoiled(steps, lines)].tolist() == expected
 
 
 # Whose fault it is.
@@ -286,8 +276,8 @@ def test_what_is_behind_a_layer_passes_on_what_it_made(
     for row in layers if fed_by else ():
         row["fed_by"] = fed_by.get(row["path"], [])
     found = [verdict(path, kind=kind) for path, kind in verdicts.items()]
-    passed_on.add_passed_on(layers, found)
-    found = {x["path"]: x["passes_on"].get("activation") for x in layers}
+    found = passes_on(layers, found)
+    found = {path: own.get("activation") for path, own in found.items()}
     assert {p: o for p, o in found.items() if o} == expected
 
 
@@ -312,15 +302,14 @@ NESTED = {
 )
 def test_what_is_called_inside_a_layer_is_fed_by_what_feeds_it(culprit, behind):
     layers = [{"path": p, "fed_by": own} for p, own in NESTED.items()]
-    passed_on.add_passed_on(layers, [verdict(culprit)])
-    found = {x["path"] for x in layers if "activation" in x["passes_on"]}
-    assert found == behind
+    found = passes_on(layers, [verdict(culprit)])
+    assert {p for p, own in found.items() if "activation" in own} == behind
 
 
 def test_what_flows_back_is_passed_on_the_other_way():
     layers = [{"path": path} for path in "abc"]
-    passed_on.add_passed_on(layers, [verdict("b", kind="backward_overflow")])
-    assert [x["passes_on"] for x in layers] == [{"gradient": "b"}, {}, {}]
+    found = passes_on(layers, [verdict("b", kind="backward_overflow")])
+    assert found == {"a": {"gradient": "b"}, "b": {}, "c": {}}
 
 
 def grid_of(worst, names=("b", "c")):
@@ -338,21 +327,19 @@ def grid_of(worst, names=("b", "c")):
         (2.0, -INF, None),
     ],
 )
-def test_who_made_it_is_told_alike_in_table_and_picture(made, received, origin):
-    layers = [
-        {"path": path, "compute_dtype": "float16", "inside": None}
-        | {"least_headroom": bits, "passes_on": passes}
-        for path, bits, passes in (
-            ("b", made, {}),
-            ("c", received, {"activation": "b"}),
-        )
-    ]
-    passed_on.add_origins(layers, "float16")
-    assert [x["passed_from"] for x in layers] == [None, origin]
+def test_who_made_it_is_told_alike_in_table_and_picture(
+    written, made, received, origin
+):
+    events = [verdict("b")]
+    rows = [layer("b"), layer("c", fed_by=["b"])]
+    data = written(rows, *events, heat={1: {HEADROOM: [made, received]}})
+    assert [x["passed_from"] for x in data.layers] == [None, origin]
     worst = np.array([[made], [received]], float)
-    found = passed_on.passed_cells(grid_of(worst), HEADROOM, layers, [])
-    assert found.cells.tolist() == [[-1], [-1 if origin is None else 0]]
-    assert [x["layer"] for x in found.origins] == [origin] * bool(origin)
+    origins, cells = passed_cells(grid_of(worst), HEADROOM, data.table, events)
+    assert cells.tolist() == [[-1], [-1 if origin is None else 0]]
+    assert [x["short"].endswith("from b") for x in origins] == (
+        [True] * bool(origin)
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,10 +352,11 @@ def test_who_made_it_is_told_alike_in_table_and_picture(made, received, origin):
     ],
 )
 def test_gradients_pass_on_what_is_not_finite(metric, value, is_passed):
-    layers = [{"path": "b"}, {"path": "c", "passes_on": {"gradient": "b"}}]
-    grid = grid_of(np.full((2, 1), value))
-    found = passed_on.passed_cells(grid, metric, layers, [])
-    assert (found.cells[1, 0] >= 0) == is_passed
+    layers = [{"path": path} for path in "cb"]
+    events = [verdict("b", kind="backward_overflow")]
+    grid = grid_of(np.full((2, 1), value), "cb")
+    _, cells = passed_cells(grid, metric, layers, events)
+    assert (cells[0, 0] >= 0) == is_passed
 
 
 @pytest.mark.parametrize(
@@ -385,29 +373,19 @@ def test_no_layer_is_to_blame_for_what_the_run_lost(kind, numbers, because):
     for events in [lost], [lost, verdict("c")]:
         alone = len(events) == 1
         grid = grid_of(worst)
-        found = passed_on.passed_cells(grid, HEADROOM, layers, events)
+        origins, cells = passed_cells(grid, HEADROOM, layers, events)
         expected = [[-1, 0, 0], [0, -1, 0] if alone else [-1] * 3]
-        assert found.cells.tolist() == expected
-        (origin,) = found.origins
-        assert because in origin["because"]
+        assert cells.tolist() == expected
+        (origin,) = origins
+        assert because in origin["long"]
     # A search for the loss scale comes before.
-    found = passed_on.passed_cells(grid_of(worst), GRADIENTS, layers, [lost])
-    assert found.cells.tolist() == [[-1, -1, 0]] * 2
-    (origin,) = found.in_words()
+    origins, cells = passed_cells(grid_of(worst), GRADIENTS, layers, [lost])
+    assert cells.tolist() == [[-1, -1, 0]] * 2
+    (origin,) = origins
     assert because in origin["short"]
 
 
 # Findings over several fits, and tables of layers.
-
-
-def test_a_fault_is_dated_back_over_several_fits():
-    def found(path, step, since):
-        return verdict(path, step, failing_since=since)
-
-    first, again = found("a", 4, 3), found("a", 6, 5)
-    other = found("b", 6, 5)  # Not what made the steps before it fail.
-    join_failing([*map(skip, (1, 3, 4, 5)), first, again, other])
-    assert [v["failing_since"] for v in (first, again, other)] == [3, 3, 5]
 
 
 def test_the_paths_alone_are_those_of_the_layers():

@@ -123,9 +123,9 @@ def test_the_headline_leads_to_the_event_that_matters_most(page):
 
 def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     page.click(MARK)
-    (found,) = (e for e in told["overflow"]["events"] if e["kind"] == "verdict")
+    (found,) = (e for e in told["overflow"]["told"] if e["kind"] == "verdict")
     codes = page.texts("#events li.chosen .fix code")
-    assert codes == [*found["fix"].values()]
+    assert codes == [*found["fixes"].values()]
     assert f"PrecisionRule('{SQUARE}'" in codes[0]
     page.click("#events .fix button")
     assert page.text("#events .fix button") == "Copied"
@@ -134,9 +134,10 @@ def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     first = "#events li.chosen .what > :not(wbr)"
     assert page.values(first, "className")[0] == "fix"
     details = page.texts("#events li.chosen .detail")
-    assert "received: 2.5" in details[2]
+    assert "largest input: 2.5" in details[2]
     page.click("#headline .next button")
-    assert page.copied() == told["overflow"]["next"]["code"]
+    _, card, *_ = told["overflow"]["cards"]
+    assert page.copied() == card["code"]
 
 
 def test_what_is_chosen_is_chosen_everywhere(page, told):

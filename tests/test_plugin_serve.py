@@ -10,12 +10,11 @@ from page_server import ask, interrupt, running
 from plugin_runs import write
 
 from keras_mixprec.cli import main
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.run_summary import summary
+from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.worth import with_partners
 from keras_mixprec.tensorboard_plugin import endpoints
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
@@ -37,7 +36,7 @@ def json_of(url, target, **query):
 
 
 def data_of(folder, run):
-    return RunData(run, RunFiles(folder / run))
+    return Run(run, RunFiles(folder / run))
 
 
 # What it answers.
@@ -60,7 +59,7 @@ def test_a_run_is_what_its_files_say(url, told, canonical):
     data = data_of(canonical["healthy"].log_dir.parent, RUN)
     query = {"run": RUN, "metric": METRIC, "columns": 7}
     _, headers, body = ask(url, "/data/heat", **query)
-    assert body == data.heat(METRIC, 7)
+    assert body == data.heat_bytes(METRIC, 7)
     assert headers["Content-Type"].startswith("application/octet-stream")
     query = {"run": RUN, "layer": "embed", "part": "gradient"}
     found = json_of(url, "/data/histogram", **query)
@@ -180,8 +179,8 @@ def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
         seen.append([row.get("unread", False) for row in rows])
     assert seen[0] == [False, True, True]
     assert seen[2] == seen[3] == [False] * 3
-    known = [data_of(tmp_path, f"{name}/mixprec").overview() for name in "abc"]
-    assert rows == json.loads(to_json(with_partners([*map(summary, known)])))
+    known = [data_of(tmp_path, f"{name}/mixprec") for name in "abc"]
+    assert rows == json.loads(to_json([*map(row_of, known)]))
 
 
 def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):

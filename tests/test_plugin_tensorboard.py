@@ -22,7 +22,8 @@ from selenium.webdriver.common.keys import Keys
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.cards import overview
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.text_formats import to_json
@@ -97,8 +98,8 @@ def test_the_tab_is_there_and_active(url):
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_is_what_its_files_say(url, logs, run):
     served = json.loads(ask(url, "data/run", run=run).body)
-    data = RunData(run, RunFiles(logs / run))
-    assert served == json.loads(to_json(data.overview()))
+    data = Run(run, RunFiles(logs / run))
+    assert served == json.loads(to_json(overview(data)))
 
 
 def test_a_run_is_served_while_it_goes_on(url, logs, request):

@@ -27,9 +27,8 @@ from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.grid import LEFT_OUT
 from keras_mixprec.reporting.headline import STATES
 from keras_mixprec.reporting.run_log import RunLog
-from keras_mixprec.reporting.run_summary import gravity, summary
+from keras_mixprec.reporting.runs import gravity
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.worth import with_partners
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
@@ -108,8 +107,6 @@ def test_page_tab_and_dict_agree(name, canonical, reports):
         if route == "heat":
             assert base64.b64decode(answer) == sent.body
             agrees_with(run["heat"], query["metric"], sent.body)
-        elif route == "summaries":
-            assert answer == json.loads(to_json(with_partners([summary(run)])))
         elif route == "runs":  # A report does not go by the files' own dates.
             (listed,) = json.loads(sent.body)
             assert answer == [listed | {"written": answer[0]["written"]}]
@@ -146,9 +143,7 @@ def agrees_with(heat, name, data):
 
 def test_runs_are_as_grave_as_their_state_and_then_as_their_finding():
     def rank(state, level=None):
-        finding = {"event": 0, "repaired": False, "level": level}
-        said = {"headline": {"state": state}, "finding": level and finding}
-        return gravity(said | {"events": [{"kind": "verdict"}]})
+        return gravity(state, level and {"repaired": False, "level": level})
 
     levels = ["bad", "warning", "info", None]
     found = [rank(state, level) for state in STATES for level in levels]

@@ -6,7 +6,7 @@ import pytest
 from plugin_runs import tiny_transformer
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting.fixes import add_fixes
+from keras_mixprec.reporting.fixes import fix_of as code_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -18,8 +18,7 @@ def fix_of(kind, layer=None, dtype_at_first="float16", **numbers):
     event = {"kind": "verdict", "step": 1, "verdict": kind, "layer": layer}
     event |= {"direction": "forward", "numbers": numbers}
     rows = [{"path": layer, "dtypes": [[0, dtype_at_first]]}] if layer else []
-    add_fixes([event], rows)
-    return event.get("fix", {})
+    return code_of(event, [event], rows)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +77,10 @@ def test_rows_that_are_not_finite_are_dropped():
 
 def test_gradients_of_zero_have_the_call_that_compares_them(capsys):
     zero = {"kind": "zero_gradients", "message": "all zero", "step": 1}
-    add_fixes([zero], [])
     model = tiny_transformer()
     kmp.apply_policy(model, "mixed_float16")
     names = {"model": compiled(model), "x": X[:8], "y": np.zeros(8)}
-    exec(zero["fix"]["diagnosis"], names)
+    exec(code_of(zero, [zero], [])["diagnosis"], names)
     assert "forward_overflow" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from reporting_readers import read_events, read_heat, read_rows, read_tag
 import keras_mixprec as kmp
 from keras_mixprec.reporting import append_file, schema
 from keras_mixprec.reporting.event_file import event_file_paths
-from keras_mixprec.reporting.run_data import RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.run_log import RunLog
 
@@ -28,7 +28,7 @@ def lines_of(folder, kind=None):
 
 
 def read(log):
-    return RunData("run", RunFiles(log.folder))
+    return Run("run", RunFiles(log.folder))
 
 
 def test_every_event_has_a_line(tmp_path):

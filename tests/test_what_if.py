@@ -54,9 +54,7 @@ def reading(largest, low=None):
 def asked(layers, own, dtype="float16", **more):
     """What is said of these layers, of which this was measured."""
     ranges = {"layers": own, "overflowing_scale": None, "needed_scale": None}
-    overview = {"run": "a", "layers": layers, "finding": None, "scale": []}
-    overview |= {"bad_input": [], "last_step": 9}
-    return what_if(overview, ranges | more)["formats"][dtype]
+    return what_if(layers, ranges | more)["formats"][dtype]
 
 
 def state(own, dtype="float16", **more):
@@ -91,15 +89,14 @@ def test_a_loss_scale_spares_the_gradients_of_weights_too():
 
 
 def test_what_became_infinite_is_not_known_in_a_wider_format():
-    lost = {"nonfinite": {"step": 4, "dtype": "float16"}}
-    own = lost | {"activation": reading(3)}
-    assert (state(own), state(own, "bfloat16")) == ("lost", "unknown")
-    assert state(lost | {"activation": reading(20)}, "bfloat16") == "fits"
-    # Whatever was measured before, if the layer is to blame.
-    measured, gone = {"activation": reading(6)}, {"least_headroom": -math.inf}
-    assert state(measured, **gone) == "lost"
-    assert state(measured, passed={"short": "b"}, **gone) == "fits"
-    assert state(lost, lost_because="it diverged", **gone) == "unknown"
+    gone = {"least_headroom": -math.inf}
+    own = {"activation": reading(3)}
+    assert state(own, **gone) == "lost"
+    assert state(own, "bfloat16", **gone) == "unknown"
+    assert state({"activation": reading(20)}, "bfloat16", **gone) == "fits"
+    # If the layer is to blame.
+    assert state(own, passed={"short": "b"}, **gone) == "fits"
+    assert state({}, lost_because="it diverged", **gone) == "unknown"
 
 
 def test_a_plan_holds_the_fewest_layers_in_float32_each_with_its_reason():
@@ -131,11 +128,11 @@ def test_layers_behind_one_at_fault_are_not_known_to_need_float32():
     behind = {"passed_from": "a", "passed": {"short": "a"}}
     behind["least_headroom"] = -math.inf
     chain = [
-        layer("a"),
+        layer("a", least_headroom=-math.inf),
         layer("b", fed_by=["a"], **behind),
         layer("c", fed_by=["b"], **behind),
     ]
-    lost = {"nonfinite": {"step": 1, "dtype": "float16"}, "refused": REFUSED}
+    lost = {"refused": REFUSED}
     assert "behind a: b, c." in plan(chain, {"a": lost})["text"]
     for more in {}, {"in_float32": 3.6}:
         assert [*wide(chain, {"a": lost | more})] == ["a"]

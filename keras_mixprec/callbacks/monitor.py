@@ -271,11 +271,12 @@ class MixPrecMonitor(CopiedCallback):
 
     def _sum_up(self):
         # Not needed before a `fit` ends.
-        from keras_mixprec.monitoring.summary import end_event, summarize
+        from keras_mixprec.monitoring.summary import end_events, summarize
 
         self.summary = summarize(self._session)
         step = self._session.step
-        self._session.log.event(step, end_event(self.summary))
+        for event in end_events(self.summary):
+            self._session.log.event(step, event)
 
     def abandoned(self) -> None:
         """Sums up a `fit` that an exception has ended."""

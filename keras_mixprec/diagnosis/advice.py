@@ -187,8 +187,9 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         **numbers: What the sentence mentions.
     """
     if kind == "bad_data":
-        parts = re.findall(r"(?:rows|samples)_of_(\w+)", " ".join(numbers))
-        return bad_data_advice(parts[0] if parts else "x")
+        parts = (re.match("(?:rows|samples)_of_(.+)", name) for name in numbers)
+        first = next(filter(None, parts), None)
+        return bad_data_advice(first[1] if first else "x")
     if "lost_constant" in numbers:
         return _CASES["lost_constant"].format(**numbers)
     if kind == "divergence" and "input" in numbers:
@@ -199,9 +200,7 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
     if "largest_weight_at_first" in numbers:
         case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
         numbers["evidence"] = _CASES[case].format(**numbers)
-        rate = numbers.get("learning_rate")
-        numbers["rate"] = "" if rate is None else f" (now {rate:.6g})"
-        return _CASES["diverged"].format(**numbers)
+        return _CASES["diverged"].format(rate=_rate(**numbers), **numbers)
     text = _CASES["in_training"]
     if kind != "forward_overflow":
         fell = "fell_from_bits" in numbers
@@ -216,6 +215,16 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         more = f" (and {others} more)" if others else ""
         text += _STANDS_STILL.format(layer=layer, more=more, **numbers)
     return text
+
+
+def _rate(learning_rate=None, learning_rate_at_first=None, **_):
+    """The learning rate in parentheses, as far as it is known."""
+    if learning_rate is None:
+        return ""
+    # A schedule may have changed it since.
+    first = learning_rate_at_first
+    before = "" if first is None else f"{first:.6g} at first, "
+    return f" ({before}now {learning_rate:.6g})"
 
 
 def scale_advice(case: str, numbers: dict) -> str:

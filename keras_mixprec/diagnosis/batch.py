@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -272,16 +273,29 @@ def nonfinite_rows(**parts) -> dict:
         **parts: Structures of tensors, by name.
 
     Returns:
-        `{"rows_of_x": [3, 5]}`, the first eight of each part that has any.
+        `{"rows_of_x['age']": [3, 5]}`, the first eight of each tensor that has
+        any.
     """
     found = {}
-    for name, part in parts.items():
-        for tensor in filter(is_float, tree.flatten(part)):
-            bad = np.atleast_1d(~np.isfinite(to_array(tensor)))
-            rows = bad.reshape(len(bad), -1).any(axis=1)
-            if rows.any():
-                found[f"rows_of_{name}"] = np.flatnonzero(rows)[:8].tolist()
+    for name, tensor in named_leaves(**parts):
+        if not is_float(tensor):
+            continue
+        bad = np.atleast_1d(~np.isfinite(to_array(tensor)))
+        rows = bad.reshape(len(bad), -1).any(axis=1)
+        if rows.any():
+            found[f"rows_of_{name}"] = np.flatnonzero(rows)[:8].tolist()
     return found
+
+
+def named_leaves(**parts) -> Iterator[tuple]:
+    """Yields each array of a batch with how it is reached: `"x['age']"`.
+
+    Args:
+        **parts: Structures of arrays, by name.
+    """
+    for name, part in parts.items():
+        for path, leaf in tree.flatten_with_path(part):
+            yield "".join([name, *(f"[{key!r}]" for key in path)]), leaf
 
 
 def large_inputs(x) -> dict:
@@ -298,7 +312,7 @@ def large_inputs(x) -> dict:
         the largest one, empty if all fit.
     """
     found: dict = {}
-    for path, leaf in tree.flatten_with_path(x):
+    for name, leaf in named_leaves(x=x):
         tensor = _to_tensor(leaf)
         values = to_array(tensor) if is_float(tensor) else np.zeros(0)
         values = values[np.isfinite(values)]
@@ -306,7 +320,7 @@ def large_inputs(x) -> dict:
         known = found.get("size", get_format("float16").maximum)
         if size > known:
             found = {
-                "input": "".join(["x", *(f"[{key!r}]" for key in path)]),
+                "input": name,
                 "smallest_input": float(values.min()),
                 "largest_input": float(values.max()),
                 "size": size,

@@ -13,16 +13,19 @@ class Course(NamedTuple):
     Attributes:
         loss: Float. The loss in float32.
         weight: Float. The largest magnitude among the weights.
+        rate: Float. The learning rate, `None` if it is not known.
     """
 
     loss: float
     weight: float
+    rate: float | None = None
 
     @classmethod
-    def of(cls, model, loss: float) -> "Course":
+    def of(cls, model, loss: float, rate: float | None = None) -> "Course":
         """Returns where a model is that has this loss."""
         weights = (to_array(v.value) for v in model.trainable_variables)
-        return cls(loss, max(map(largest_magnitude, weights), default=0.0))
+        largest = max(map(largest_magnitude, weights), default=0.0)
+        return cls(loss, largest, rate)
 
     def left(self, start: "Course") -> bool:
         """Whether training that began there has diverged.

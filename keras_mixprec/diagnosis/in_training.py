@@ -60,7 +60,7 @@ def _divergence(model, batch, found, first, step, schedule):
     loss = math.nan if kinds == ["divergence"] else found.exact_loss
     if loss is None:
         return None
-    now = Course.of(model, loss)
+    now = Course.of(model, loss, learning_rate(model))
     start = schedule.start or now
     if not math.isfinite(start.loss) and not now.left(start):
         start = start._replace(loss=loss)
@@ -120,6 +120,8 @@ def _diverged(now, start, step, rate, inputs):
         numbers["loss_at_first"] = start.loss
     if rate is not None:
         numbers["learning_rate"] = rate
+        if start.rate not in (None, rate):
+            numbers["learning_rate_at_first"] = start.rate
     numbers |= inputs
     kind = "divergence"
     text = advice(kind, **numbers)

@@ -7,9 +7,10 @@ import re
 
 import keras
 import numpy as np
-from keras import ops, tree
+from keras import ops
 
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.batch import named_leaves
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.formats import BATCHES
 from keras_mixprec.keras_internals import arrays_in_fit
@@ -317,20 +318,20 @@ def bad_samples(model) -> dict:
         model: The `keras.Model`, in `fit`.
 
     Returns:
-        Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, in
-        the order of the user's arrays, shuffled or not, and whether these are
-        all; empty if `fit` was given no arrays.
+        Dict from `"x"`, `"y"` and `"sample_weight"`, of several arrays each by
+        its key as `"x['age']"`, to an array of indices, in the order of the
+        user's arrays, shuffled or not, and whether these are all; empty if
+        `fit` was given no arrays.
     """
     arrays = arrays_in_fit(model)
     if arrays is None:
         return {}
     found = {}
     parts = keras.utils.unpack_x_y_sample_weight(arrays)
-    for name, part in zip(PARTS, parts, strict=True):
-        read = [_bad_rows(leaf) for leaf in tree.flatten(part)]
-        rows = sorted({row for own, _ in read for row in own})
+    for name, leaf in named_leaves(**dict(zip(PARTS, parts, strict=True))):
+        rows, are_all = _bad_rows(leaf)
         if rows:
-            found[name] = np.array(rows), all(known for _, known in read)
+            found[name] = np.array(rows), are_all
     return found
 
 

@@ -139,6 +139,7 @@ def _event(name, course, scale, rule):
         "advice": "At this scale, gradients below "
         f"{format_power(lost)} become 0 in float16. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
-        "the scale at once. With a growth_interval below "
-        f"{rule.growth_interval:,} it grows back sooner.",
+        "the scale at once. It grows back sooner with a growth_interval (the "
+        "steps without an overflow after which it grows) below "
+        f"{rule.growth_interval:,}.",
     }

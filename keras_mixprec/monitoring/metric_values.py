@@ -47,6 +47,9 @@ class MetricValues:
         if new and "float16" in _output_dtypes(model):
             self._told |= new.keys()
             self._log.event(step, _event(new))
+        elif self._told and numbers and not found:
+            self._told.clear()
+            self._log.event(step, {"kind": "metric_finite"})
 
 
 def validated(logs: Mapping | None) -> dict:
@@ -73,14 +76,16 @@ def _output_dtypes(model):
 
 
 def _event(metrics):
-    listed = " and ".join(f"{name} was {v}" for name, v in metrics.items())
-    which, its = ("metrics", "their") if len(metrics) > 1 else ("metric", "its")
+    several = len(metrics) > 1
+    which = "the metrics" if several else "the metric"
+    named, are = " and ".join(metrics), "are" if several else "is"
     return {
         "kind": "metric_not_finite",
         "metrics": {name: str(float(v)) for name, v in metrics.items()},
-        "message": f"the {which} {listed} although the loss was finite: Keras "
-        f"computes {its} value in float16, the dtype of the model's output, "
-        f"whose largest number is {get_format('float16').maximum:,.0f}",
+        "message": f"{which} {named} {are} not finite although the loss is: "
+        f"Keras computes {'them' if several else 'it'} in float16, the dtype "
+        "of the model's output, whose largest number is "
+        f"{get_format('float16').maximum:,.0f}",
         "advice": "Nothing is wrong with training. Give the last layer "
         "dtype='float32', as apply_policy does by default.",
     }

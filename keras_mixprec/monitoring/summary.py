@@ -10,17 +10,20 @@ from keras_mixprec.formats import (
     format_count,
     format_kinds,
     format_power,
-    format_share,
     printable,
 )
 from keras_mixprec.monitoring.counter_log import remedy
 from keras_mixprec.policies.apply import left_in_float16
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
-from keras_mixprec.reporting.headline import headline
+from keras_mixprec.reporting.headline import headline, main_finding
+from keras_mixprec.reporting.what_next import what_next
 
 _WIDTH = 100
 
+
+# Lines on the console, whatever was found.
+_MOST_LINES = 8
 
 # States in which there is nothing to look into.
 _WELL = ("healthy", "repaired", "not_compared", "not_measured")
@@ -29,7 +32,8 @@ _WELL = ("healthy", "repaired", "not_compared", "not_measured")
 class TrainingSummary(NamedTuple):
     """What a run comes down to. `str()` of it is what the monitor prints.
 
-    A healthy run takes two lines, what was found and where the log is. The
+    A healthy run takes two lines, what was found and where the log is; others
+    at most eight: the same, the loss scale and the loss, and what to do. The
     report has the rest: layers, headroom, speed, ranges.
 
     Attributes:
@@ -56,8 +60,8 @@ class TrainingSummary(NamedTuple):
         left_in_float16: String. Layers that compute in float16 although
             `apply_policy` keeps them in float32, and why it does; empty if
             there are none.
-        text: String. The same sentence for the console, where it does not say
-            what was not looked at; empty where it is the same.
+        to_do: String. What to do about the main finding; empty if nothing.
+        tells_data: Boolean. Whether the sentence has the bad data.
     """
 
     dtypes: dict
@@ -69,43 +73,54 @@ class TrainingSummary(NamedTuple):
     nonfinite_losses: dict | None = None
     graph_rewrite: str = ""
     left_in_float16: str = ""
-    text: str = ""
+    to_do: str = ""
+    tells_data: bool = False
 
     def __str__(self):
-        text = self.text or self.headline["text"]
-        lines = [f"Mixed precision: {text}"]
+        lines = [f"Mixed precision: {self.headline['text']}"]
         if self.graph_rewrite:
             lines.append(f"Graph rewrite: {self.graph_rewrite}.")
         # The sentence says it all of a run that needs nothing more.
         if self.headline["state"] not in _WELL:
-            lines += self._of_scales()
-            if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
-                lines.append(f"Non-finite loss: {losses}.")
-        if self.bad_data:
+            lines += self._figures()
+        if self.bad_data and not self.tells_data:
             lines.append(self.bad_data)
-        lines += filter(None, [self.unscaled_float16, self.left_in_float16])
-        wrapped = [
-            textwrap.fill(line, _WIDTH, subsequent_indent="    ")
-            for line in lines
-        ]
+        lines += filter(None, [self.left_in_float16])
+        shown = [row for line in lines for row in _wrapped(line)]
         # A path is copied, so it stays whole.
-        if self.folder:
-            wrapped.append(f"Log: {self.folder}")
-        return printable("\n".join(wrapped))
+        end = [f"Log: {self.folder}"] if self.folder else []
+        if to_do := self.to_do or self.unscaled_float16:
+            room = max(_MOST_LINES - len(shown) - len(end), 1)
+            shown += _cut(f"What to do: {to_do}", room)
+        return printable("\n".join([*shown, *end]))
 
-    def _of_scales(self):
-        if not any(o.skipped for o in self.optimizers.values()):
-            return
-        alone = len(self.optimizers) == 1
-        for name, optimizer in self.optimizers.items():
-            label = f"Loss scale of {name}" if name else "Loss scale"
-            if not alone:
-                yield f"{label}: {optimizer.scales()}; {optimizer.skips()}."
-            # The sentence before has the number of steps.
-            elif optimizer.first_scale != optimizer.last_scale:
-                yield f"{label}: {optimizer.scales()}."
-        worst = max(self.optimizers.values(), key=lambda o: o.skipped)
-        yield from worst.remarks()
+    def _figures(self):
+        """How the loss scale and the loss went, in a line."""
+        said = []
+        if any(o.skipped for o in self.optimizers.values()):
+            for name, optimizer in self.optimizers.items():
+                of = f" of {name}" if name else ""
+                if optimizer.first_scale != optimizer.last_scale:
+                    said.append(f"loss scale{of} {optimizer.scales()}")
+            worst = max(self.optimizers.values(), key=lambda o: o.skipped)
+            said += worst.remarks()
+        if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
+            said.append(f"loss {losses}")
+        text = "; ".join(said)
+        return [f"{text[:1].upper()}{text[1:]}."] if said else []
+
+
+def _wrapped(line):
+    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ")
+
+
+def _cut(text, room):
+    """The first sentences of a text, as many as there are lines for."""
+    lines = _wrapped(text)
+    while len(lines) > room and ". " in text:
+        text, _, _ = text.rpartition(". ")
+        lines = _wrapped(f"{text}. The report has more.")
+    return lines
 
 
 class OptimizerSummary(NamedTuple):
@@ -135,17 +150,10 @@ class OptimizerSummary(NamedTuple):
         first, last = map(format_power, (self.first_scale, self.last_scale))
         return f"{first} -> {last}"
 
-    def skips(self) -> str:
-        """Returns how many steps were skipped, and their share."""
-        share = format_share(self.skipped / max(self.steps, 1))
-        return f"{self.skipped} of {self.steps} steps skipped ({share})"
-
     def remarks(self) -> list:
         """Returns what else to print."""
         seen = {p: n for p, n in self.overflow_counts.items() if n}
-        if not seen:
-            return []
-        return [f"Non-finite gradients: {_most_often(seen)}."]
+        return [f"gradients not finite in {_most_often(seen)}"] if seen else []
 
 
 def _most_often(counts, shown=3):
@@ -190,7 +198,6 @@ def summarize(session) -> TrainingSummary:
     }
     steps = session.step - session.first_step
     lack = session.counter_log.lack
-    dtypes = [row["compute_dtype"] for row in rows]
     facts = Facts(
         events=session.log.story,
         layers=rows,
@@ -203,28 +210,46 @@ def summarize(session) -> TrainingSummary:
         examined=bool(session.examiner.schedule.errors),
     )
     return TrainingSummary(
-        dtypes=dict(Counter(dtypes)),
+        dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
         optimizers=optimizers,
         folder=session.log.folder,
         unscaled_float16=remedy(session.model, lack) if lack else "",
-        headline=headline(facts),
-        text=headline(facts, brief=True)["text"],
         bad_data=str(session.bad_data),
         nonfinite_losses=session.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
         left_in_float16=_left_in_float16(session.model),
+        **closing(facts),
     )
 
 
-def end_event(summary: TrainingSummary) -> dict:
-    """Returns the event for the log that a `fit` has ended.
+def closing(facts: Facts) -> dict:
+    """Returns what a summary has of the sentence on a run.
+
+    Args:
+        facts: `Facts`.
+    """
+    finding = main_finding(facts)
+    found = what_next(finding, facts.events, facts.layers)
+    kinds = {event.get("verdict") for event in facts.events}
+    return {
+        "headline": headline(facts),
+        "to_do": found["text"] if found else "",
+        "tells_data": "bad_data" in kinds,
+    }
+
+
+def end_events(summary: TrainingSummary) -> list[dict]:
+    """Returns the events for the log that a `fit` has ended.
 
     Args:
         summary: `TrainingSummary`.
     """
     # Of skipped steps that were not kept one by one nobody else knows it.
     stuck = _in_a_row(summary.optimizers)
-    return {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
+    end = {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
+    if not (left := summary.left_in_float16):
+        return [end]
+    return [{"kind": "left_in_float16", "message": left}, end]
 
 
 def _left_in_float16(model):

@@ -73,6 +73,9 @@ class ValidationWatch:
         bad = {k: v for k, v in logs.items() if not math.isfinite(v)}
         new = {k: v for k, v in bad.items() if k not in self._told}
         self._told |= new.keys()
+        if self._told and logs and not bad:
+            self._told.clear()
+            return [], [{"kind": "validation_finite"}], None
         first, self._has_looked = not self._has_looked, True
         if not (new or first and logs):
             return [], [], None

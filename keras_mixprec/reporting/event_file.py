@@ -30,10 +30,8 @@ _MASK_DELTA = 0xA282EAD8
 _ALL_ONES = 0xFFFFFFFF
 
 # Bytes looked up at once. A larger block has a larger table, 1 kB per byte;
-# 1024 already does the common record in two lookups. Of large records many
-# blocks are looked up together, 2 MB of indices.
+# 1024 already does the common record in two lookups.
 _BLOCK = 1024
-_AT_ONCE = 256 * _BLOCK
 
 
 def masked_crc32c(data: bytes) -> int:
@@ -49,33 +47,15 @@ def masked_crc32c(data: bytes) -> int:
         - [RFC 3720, B.4](https://www.rfc-editor.org/rfc/rfc3720#appendix-B.4)
         - [TFRecord](https://www.tensorflow.org/tutorials/load_data/tfrecord)
     """
-    register, whole = _ALL_ONES, len(data) // _BLOCK * _BLOCK
-    for start in range(0, whole, _AT_ONCE):
-        for block in _of_blocks(data[start : min(start + _AT_ONCE, whole)]):
-            register = _past_zeros(register) ^ block
-    register = _advance(register, data[whole:])
+    register = _ALL_ONES
+    for start in range(0, len(data), _BLOCK):
+        register = _advance(register, data[start : start + _BLOCK])
     crc = register ^ _ALL_ONES
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & _ALL_ONES
 
 
-def _of_blocks(data):
-    """The registers of whole blocks, each as if it were the first, from 0."""
-    indices = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK) + _ROW_STARTS
-    return np.bitwise_xor.reduce(_TABLE.take(indices), axis=1).tolist()
-
-
-def _past_zeros(register):
-    """The register after a block of zeros."""
-    return (
-        _PAST[0][register & 0xFF]
-        ^ _PAST[1][register >> 8 & 0xFF]
-        ^ _PAST[2][register >> 16 & 0xFF]
-        ^ _PAST[3][register >> 24]
-    )
-
-
 def _advance(register, block):
-    """The register after less than a block.
+    """The register after a block, the last one maybe a shorter one.
 
     The CRC is linear: each byte, followed by the zeros in place of the bytes
     behind it, gives its own register, and the sum (xor) of all is the block's.
@@ -106,8 +86,6 @@ def _make_table():
 
 _TABLE = _make_table().ravel()
 _ROW_STARTS = np.arange(_BLOCK - 1, -1, -1, dtype=np.intp) * 256
-# Rows of the first four bytes of a block, into which the register counts.
-_PAST = _TABLE.reshape(_BLOCK, 256)[:-5:-1].tolist()
 
 
 _LENGTH = struct.Struct("<Q")

@@ -47,8 +47,18 @@ EVENTS = {
         title="more skipped steps",
     ),
     "verdict": _story("", "verdict layer direction advice", lane="verdicts"),
-    "before_training": Event("", "finding level message", lane="verdicts"),
-    "trend": Event("", None, "warning", "verdicts"),
+    "before_training": Event(
+        "Before training: {at}{message} {advice}",
+        "finding level message",
+        lane="verdicts",
+    ),
+    "trend": Event(
+        "{layer}: {headroom_bits} bits left, overflow expected in "
+        "{overflows_in_steps} steps.",
+        None,
+        "warning",
+        "verdicts",
+    ),
     # What the tuner did.
     "start": Event(_TUNER, lane="changes"),
     "keep": Event(_TUNER),
@@ -76,19 +86,29 @@ EVENTS = {
         "Loss scale set by hand or not known at each step{span}.",
         level="warning",
     ),
-    "no_loss_scaling": _story(level="warning"),
-    "nonfinite_losses": _story("", "counts", "warning"),
-    "nonfinite_gradients": Event("", "counts"),
+    "no_loss_scaling": _story(
+        "Layers compute in float16, and their loss is not scaled.",
+        level="warning",
+    ),
+    "nonfinite_losses": _story(
+        "Non-finite loss: {counts}.", "counts", "warning"
+    ),
+    "nonfinite_gradients": Event(
+        "Non-finite gradients{of}: {counts}.", "counts"
+    ),
     "metric_not_finite": _story("", "message", "warning"),
+    "metric_finite": _story("The metric is finite again."),
     "validation_not_finite": _story("", "message", "warning"),
+    "validation_finite": _story("The validation is finite again."),
     # The data, and the precision.
-    "bad_batches": _story("", "count message", "warning"),
+    "bad_batches": _story("{message}", "count message", "warning"),
     "zero_gradients": _story(
         "Reading of ranges: {message}.", "message", "warning"
     ),
     "no_16_bits": _story("Precision: {message}.", "message"),
     "graph_rewrite": Event("Graph rewrite: {message}."),
     "ignored_variable": Event("{message}"),
+    "left_in_float16": Event("{message}", "message"),
     # What was measured.
     "ranges_measured": Event(
         "Ranges of all layers measured at {steps} beside training, in "
@@ -99,7 +119,7 @@ EVENTS = {
     # What ended, or failed.
     "stopped": _story("Training stopped: {reason}", level="bad"),
     "step_raised": _story(
-        "Step {at_step} raised {reason}", "at_step reason", "bad"
+        "Step {at_step} raised {reason}{again}", "at_step reason", "bad"
     ),
     "fit_raised": _story(
         "Training ended in step {at_step}: {reason}", "at_step reason", "bad"

@@ -1,15 +1,15 @@
-"""Facts taken from a log's events, for the headline.
+"""What events say of layers and loss scales, and what a sentence is made of.
 
 People may log events of their own, other versions of this package have others,
 and a log may be damaged: what has another form is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, Kind
 
 # What a tuner does to the loss scale, and how it is told.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
@@ -20,9 +20,26 @@ STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 # Where what is beyond 16 bits is no matter.
 WIDE = ("float32", "float64")
 
-
 # What a layer computes in that is in float16 on inputs times a power of two.
 _RESCALED = "rescaled float16"
+
+# The gravest first.
+LEVELS = ("bad", "warning", "info")
+
+
+def kind_of(name: str) -> Kind:
+    """Returns a kind of verdict; one that is not known is bad."""
+    return KINDS.get(name) or Kind(name, "")
+
+
+def moment(event: Mapping) -> int:
+    """Returns the step at which something was, not when it was noticed.
+
+    How far a loss scale fell is of the reading that says so.
+    """
+    if event["kind"] == "loss_scale_low":
+        return event["step"]
+    return event.get("at_step", event.get("first_step", event["step"]))
 
 
 def dtype_of(policy: str) -> str:
@@ -33,28 +50,38 @@ def dtype_of(policy: str) -> str:
 
 
 def dtype_now(layer: Mapping) -> str:
-    """Returns what a layer computes in.
-
-    Args:
-        layer: Dict, as a log has it.
-    """
+    """Returns what a layer computes in, a row of the table of layers."""
     return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
 
 
-def dtypes_now(events: list, layers: list) -> dict:
+def changes_of(events: Iterable, *kinds: str) -> dict:
+    """Returns the last change of each layer's policy, by path.
+
+    Args:
+        events: Dicts, by rising step.
+        *kinds: Strings, which changes count. All without any.
+
+    Returns:
+        Dict from paths to pairs of an event and the dtype since.
+    """
+    return {
+        path: (event, dtype_of(change["after"]))
+        for event in events
+        if event["kind"] in (kinds or PRECISION_CHANGES)
+        and not event.get("dry_run")
+        for path, change in event["layers"].items()
+    }
+
+
+def dtypes_now(events: Iterable, layers: list) -> dict:
     """Returns what each layer computes in, by path.
 
     Args:
-        events: List of dicts, by rising step: the table of layers has no row
-            of the model itself, whose own code may have been at fault.
+        events: Dicts, by rising step: the table of layers has no row of the
+            model itself, whose own code may have been at fault.
         layers: List of dicts, the table of layers.
     """
-    changed = {
-        path: dtype_of(change["after"])
-        for event in events
-        if event["kind"] in PRECISION_CHANGES and not event.get("dry_run")
-        for path, change in event["layers"].items()
-    }
+    changed = {p: dtype for p, (_, dtype) in changes_of(events).items()}
     return changed | {layer["path"]: dtype_now(layer) for layer in layers}
 
 
@@ -65,7 +92,7 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
         kind: String. The kind of a verdict.
         dtype: String, as `dtype_now` returns it, or `None` if not known.
     """
-    repairs = KINDS[kind].repaired_by if kind in KINDS else ()
+    repairs = kind_of(kind).repaired_by
     fits = "mixed_bfloat16" in repairs and dtype in ("bfloat16", _RESCALED)
     return bool(repairs) and (fits or dtype in WIDE)
 
@@ -83,41 +110,14 @@ def dtype_at(layer: Mapping, step: int) -> str:
     return before[-1] if before else layer["dtypes"][0][1]
 
 
-def last_change(layer: Mapping) -> int:
-    """Returns after which step a layer's dtype last changed, -1 if never.
-
-    A demotion before the first step has no dtype before it.
-
-    Args:
-        layer: Dict, a row of the table of layers with its demotion.
-    """
-    changes = [step for step, _ in layer["dtypes"][1:]][-1:]
-    demoted = layer["demoted_at"]
-    return max([-1, *changes] + ([] if demoted is None else [demoted]))
-
-
 def asks_for_scale(verdict: Mapping) -> bool:
-    """Whether another loss scale cures what a verdict says.
-
-    Args:
-        verdict: Dict, an event.
-    """
+    """Whether another loss scale cures what a verdict says."""
     advised = "advised_bits" in verdict.get("numbers", {})
-    return advised or verdict["verdict"] == "scale_too_low"
+    return advised or verdict.get("verdict") == "scale_too_low"
 
 
-def scale_set(verdict: Mapping, events: list) -> dict | None:
-    """Returns the event of a tuner that set the loss scale for a verdict.
-
-    Args:
-        verdict: Dict, an event.
-        events: List of dicts, by rising step.
-
-    Returns:
-        The last such event, `None` if there is none.
-    """
-    if not asks_for_scale(verdict):
-        return None
+def scale_set(verdict: Mapping, events: Iterable) -> dict | None:
+    """Returns the last event that set the loss scale for a verdict, if any."""
     found = [
         event
         for event in events
@@ -125,20 +125,11 @@ def scale_set(verdict: Mapping, events: list) -> dict | None:
         and not event.get("dry_run")
         and event["step"] >= verdict["step"]
     ]
-    return found[-1] if found else None
-
-
-# The gravest first.
-LEVELS = ("bad", "warning", "info")
+    return found[-1] if found and asks_for_scale(verdict) else None
 
 
 def level_of(event: Mapping) -> str:
     """Returns how grave an event is: the one place that decides it.
-
-    Text, page, picture and notebook show what this says.
-
-    Args:
-        event: Dict.
 
     Returns:
         One of `LEVELS`, or `"demote"`, `"promote"` or `"skip"`.
@@ -148,7 +139,7 @@ def level_of(event: Mapping) -> str:
     if any(event.get(x) for x in ("dry_run", "repaired", "interrupted")):
         return "info"
     if kind == "verdict":
-        return level_of_verdict(event.get("verdict", ""))
+        return kind_of(event.get("verdict", "")).level
     if kind == "before_training":
         level = event.get("level", "info")
         return level if level in LEVELS else "info"
@@ -166,62 +157,28 @@ def has_diverged(verdict: Mapping) -> bool:
     return bool(numbers) and "not_finite" not in numbers
 
 
-def level_of_verdict(kind: str) -> str:
-    """Returns how grave a kind of verdict is; one that is not known is bad."""
-    return KINDS[kind].level if kind in KINDS else "bad"
-
-
-def severity_of(kind: str) -> int:
-    """Returns how grave a verdict is, an int; 0 of an unknown kind."""
-    names = [*KINDS]
-    return len(names) - names.index(kind) if kind in KINDS else 0
-
-
-def low_scales(events: list) -> list[dict]:
-    """Returns what says of loss scales that they are low, as of the end.
+def still_said(events: Iterable, said: str, over: str) -> dict:
+    """Returns the last event of a kind by optimizer, unless another ends it.
 
     Args:
-        events: List of dicts, by rising step.
+        events: Dicts, by rising step.
+        said: String, a kind of event.
+        over: String, the kind that says that it is no longer so.
     """
-    low: dict = {}
+    found: dict = {}
     for event in events:
         name = event.get("optimizer", "")
-        if event["kind"] == "loss_scale_low":
-            low[name] = event
-        elif event["kind"] == "loss_scale_recovered":
-            low.pop(name, None)
-    return [*low.values()]
+        if event["kind"] == said:
+            found[name] = event
+        elif event["kind"] == over:
+            found.pop(name, None)
+    return found
 
 
-def last_of_falls(events: list) -> list:
-    """Returns events with the last one alone of each fall of a loss scale.
-
-    Each reading says again how far it fell since the step at which it began.
-
-    Args:
-        events: List of dicts, by rising step.
-    """
-
-    def fall(event):
-        low = event["kind"] == "loss_scale_low" and "at_step" in event
-        return (event.get("optimizer"), event["at_step"]) if low else id(event)
-
-    last = {fall(event): event for event in events}
-    return [event for event in events if last[fall(event)] is event]
-
-
-class Story(list):
-    """The events of a run that its one sentence is made of."""
-
-    def add(self, step: int, event: Mapping):
-        """Keeps an event if it is one of those.
-
-        Args:
-            step: Int.
-            event: Dict, as `RunLog.event` takes it.
-        """
-        if event.get("kind") in STORY:
-            self.append({**event, "step": step})
+def low_scales(events: Iterable) -> list[dict]:
+    """Returns what says of loss scales that they are low, as of the end."""
+    found = still_said(events, "loss_scale_low", "loss_scale_recovered")
+    return [*found.values()]
 
 
 class Facts(NamedTuple):
@@ -256,50 +213,28 @@ class Facts(NamedTuple):
     examined: bool = False
 
 
-_NONE: dict = {"metrics": []}
-
-
-def facts_of(overview: dict) -> Facts:
-    """Returns the facts of the last `fit` in a log.
-
-    Args:
-        overview: Dict, as `RunData.overview` returns it.
-    """
-    before, events = _last_fit(overview["events"])
+def facts_of(run) -> Facts:
+    """Returns the facts of the last `fit` in a log, a `Run`."""
+    events, begins = run.events, run.begins
+    start = events.index(begins[-1]) if begins else 0
+    before, events = events[:start], events[start:]
     first = events[0]["step"] if before else 0
-    fits = sum(event["kind"] == "train_begin" for event in before) + 1
-    skipped = {
-        course["optimizer"]: _skipped_since(first, course)
-        for course in overview["scale"]
-    }
-    steps = overview["last_step"] - first
     return Facts(
-        _still_true(before, overview) + events,
-        overview["layers"],
-        steps,
-        skipped,
-        _in_a_row(events, overview["last_step"]),
-        any(
-            layer["least_headroom"] is not None for layer in overview["layers"]
-        ),
-        fits,
+        _still_true(before, run) + events,
+        [*run.layers],
+        run.last_step - first,
+        {x["optimizer"]: _skipped_since(first, x) for x in run.scale},
+        _in_a_row(events, run.last_step),
+        any(layer["least_headroom"] is not None for layer in run.layers),
+        max(len(begins), 1),
         first + 1,
-        any(
-            m["kind"] == "error" for m in (overview["heat"] or _NONE)["metrics"]
-        ),
+        any(metric["kind"] == "error" for metric in run.metrics),
     )
 
 
-def _last_fit(events):
-    """Splits events into those of earlier fits and those of the last."""
-    starts = [i for i, e in enumerate(events) if e["kind"] == "train_begin"]
-    start = starts[-1] if starts else 0
-    return events[:start], events[start:]
-
-
-def _still_true(events, overview):
+def _still_true(events, run):
     """What was found in earlier fits of layers that are repaired by now."""
-    now = dtypes_now(overview["events"], overview["layers"])
+    now = dtypes_now(run.events, run.layers)
     repaired = [
         event
         for event in events
@@ -311,39 +246,33 @@ def _still_true(events, overview):
     return repaired + [event for event in events if event["kind"] in kinds]
 
 
+def growth(counts: list) -> int:
+    """Returns by how much a count rose, where it may begin again from 0.
+
+    An optimizer that counts from 0 again was made for another run.
+    """
+    pairs = zip(counts, counts[1:], strict=False)
+    return sum(now - old if now >= old else now for old, now in pairs)
+
+
 def _skipped_since(first, course):
     rows = list(zip(course["steps"], course["skipped"], strict=True))
     counts = [count for step, count in rows if step <= first][-1:] or [0]
-    counts += [count for step, count in rows if step > first]
-    # An optimizer that counts from 0 again was made for another run.
-    return sum(
-        now - before if now >= before else now
-        for before, now in zip(counts, counts[1:], strict=False)
-    )
+    return growth(counts + [count for step, count in rows if step > first])
 
 
-def join_failing(events: list):
-    """Dates faults that span several fits back to the first failing step.
+def last_of_falls(events: list) -> list:
+    """Returns events with the last one alone of each fall of a loss scale.
 
-    What trains knows of its own `fit` alone; the log has those before it.
-
-    Args:
-        events: List of dicts, by rising step; verdicts are changed in place.
+    Each reading says again how far it fell since the step at which it began.
     """
-    skipped, known = None, {}
-    for event in events:
-        if event["kind"] != "verdict":
-            continue
-        since = event.get("failing_since")
-        fault = event.get("verdict"), event.get("layer")
-        # Other faults may have made the steps before it fail.
-        if since is not None and fault in known:
-            skipped = _skipped_steps(events) if skipped is None else skipped
-            while since > known[fault] and since - 1 in skipped:
-                since -= 1
-            event["failing_since"] = since
-        first = event.get("at_step", event["step"]) if since is None else since
-        known[fault] = min(known.get(fault, first), first)
+
+    def fall(event):
+        low = event["kind"] == "loss_scale_low" and "at_step" in event
+        return (event.get("optimizer"), event["at_step"]) if low else id(event)
+
+    last = {fall(event): event for event in events}
+    return [event for event in events if last[fall(event)] is event]
 
 
 def _in_a_row(events, last_step):
@@ -351,27 +280,20 @@ def _in_a_row(events, last_step):
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
     # A run that goes on, or was killed: what is known of single steps.
-    skipped = _skipped_steps(events)
-    count = 0
+    skipped, count = _skipped_steps(events), 0
     while last_step - count in skipped:
         count += 1
     return count
 
 
 def _skipped_steps(events):
-    skipped = {
-        event["at_step"]
-        for event in events
-        if event["kind"] == "skipped_step" and "at_step" in event
-    }
+    skipped = set()
     for event in events:
-        if event["kind"] == "skipped_steps_not_kept" and _is_full(event):
-            skipped |= {*range(event["first_step"], event["last_step"] + 1)}
+        if event["kind"] == "skipped_step" and "at_step" in event:
+            skipped.add(event["at_step"])
+        elif event["kind"] == "skipped_steps_not_kept":
+            ends = event.get("first_step", 0), event.get("last_step", -1) + 1
+            # Unless an applied one is between.
+            if event["count"] == ends[1] - ends[0]:
+                skipped |= {*range(*ends)}
     return skipped
-
-
-def _is_full(block):
-    """Whether a block of skipped steps has none between that was applied."""
-    if "first_step" not in block:
-        return False
-    return block["count"] == block["last_step"] - block["first_step"] + 1

@@ -1,9 +1,11 @@
 """What repairs a finding, as code to be copied."""
 
 import glob
+import re
+from collections.abc import Iterable, Mapping
 
 from keras_mixprec.formats import format_power
-from keras_mixprec.verdict_kinds import KINDS, what_is_said
+from keras_mixprec.reporting.facts import kind_of
 
 _IMPORT = "import keras_mixprec as kmp\n\n"
 _PLAN = (
@@ -14,79 +16,68 @@ _PLAN = (
 _DROP = """import numpy as np
 
 keep = np.isfinite({part}).reshape(len({part}), -1).all(axis=1)
-x, y = x[keep], y[keep]
+{rest}
 """
 _DIAGNOSE = "for verdict in kmp.diagnose(model, x, y):\n    print(verdict)\n"
+_SCALED = "optimizer = kmp.LossScaleOptimizer(\n    optimizer, {}\n)\n"
 
 
-def add_fixes(events: list, layers: list):
-    """Adds `"fix"` to the findings that a call can repair.
-
-    A dict from `"training"`, `"plan"` where layers get another dtype,
-    `"inference"` where a forward pass fails, `"data"` where rows are bad and
-    `"diagnosis"` where nothing has been compared with float32, to the code, in
-    which `model` is the user's model, `optimizer` that of the loss, and `x` and
-    `y` arrays that it is trained on. Layers that were found together are
-    repaired together: one of them alone leaves the steps bad. A verdict that
-    says the same of another layer than one before it has the layer of that as
-    `"same_as"`.
+def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
+    """Returns the code that repairs what an event says, empty if none does.
 
     Args:
-        events: List of dicts, as `RunData.events` returns them.
-        layers: List of dicts, as `read_layers` returns them.
+        event: Dict, one of `events`.
+        events: Dicts.
+        layers: List of dicts, the table of layers.
+
+    Returns:
+        Dict from `"training"`, `"plan"` where layers get another dtype,
+        `"inference"` where a forward pass fails, `"data"` where rows are bad
+        and `"diagnosis"` where nothing has been compared with float32, to the
+        code, in which `model` is the user's model, `optimizer` that of the
+        loss, and `x` and `y` arrays that it is trained on. Layers that were
+        found together are repaired together: one of them alone leaves the steps
+        bad.
     """
-    found = [e for e in events if e["kind"] == "verdict"]
-    _add_same(found)
-    first = {x["path"]: x["dtypes"][0][1] for x in layers}
-    for event in found:
-        if _layer_of(event):
-            beside = [e for e in found if e["step"] == event["step"]]
-            names = [event, *beside]
-            paths = [*dict.fromkeys(p for e in names if (p := _layer_of(e)))]
-            event["fix"] = _rules(paths, first.get(event["layer"]), event)
-        elif code := _other(event):
-            event["fix"] = {"training": _IMPORT + code}
-        elif event["verdict"] == "bad_data" and (part := _bad_part(event)):
-            event["fix"] = {"data": _DROP.format(part=part)}
-    for event in events:
-        if event["kind"] == "loss_scale_low" and "held" in event:
-            event["fix"] = {"training": _set_scale(event)}
-        if event["kind"] == "zero_gradients":
-            event["fix"] = {"diagnosis": _IMPORT + _DIAGNOSE}
-
-
-def _add_same(verdicts):
-    first: dict = {}
-    for event in verdicts:
-        if layer := event["layer"]:
-            advice, way = event.get("advice", ""), event["direction"]
-            said = what_is_said(event["verdict"], layer, way, advice)
-            same = first.setdefault((event["step"], *said), layer)
-            if same != layer:
-                event["same_as"] = same
+    if event["kind"] == "loss_scale_low" and "held" in event:
+        return {"training": _set_scale(event)}
+    if event["kind"] == "zero_gradients":
+        return {"diagnosis": _IMPORT + _DIAGNOSE}
+    if event["kind"] != "verdict":
+        return {}
+    if _widened(event):
+        beside = (e for e in events if e["step"] == event["step"])
+        named = [event, *(e for e in beside if e["kind"] == "verdict")]
+        dtypes = {x["path"]: x["dtypes"][0][1] for x in layers if "dtypes" in x}
+        paths = dict.fromkeys(filter(None, map(_widened, named)))
+        return _rules(paths, dtypes.get(event["layer"]), event)
+    if code := _of_scale(event):
+        return {"training": _IMPORT + code}
+    part = _bad_part(event) if event["verdict"] == "bad_data" else None
+    if part is None:
+        return {}
+    rest = "x, y = x[keep], y[keep]"
+    if "[" in part:  # One of several arrays.
+        name, _, _ = part.partition("[")
+        rest = f"{name} = {{key: own[keep] for key, own in {name}.items()}}"
+    return {"data": _DROP.format(part=part, rest=rest)}
 
 
 def _bad_part(event):
     """Which of the arrays has rows that are not finite, `None` if not known."""
-    named = ("samples_of_", "rows_of_")
-    parts = [
-        name.partition("_of_")[2]
-        for name in event.get("numbers", {})
-        if name.startswith(named)
-    ]
-    return next((p for p in parts if p in ("x", "y")), None)
+    named = (
+        re.match("(?:samples|rows)_of_(.+)", n)
+        for n in event.get("numbers", {})
+    )
+    parts = (found[1] for found in named if found)
+    return next((p for p in parts if p.partition("[")[0] in ("x", "y")), None)
 
 
-def _layer_of(event):
+def _widened(event):
     """The layer that a wider dtype repairs, `None` if that is no repair."""
-    kind = KINDS.get(event["verdict"])
-    widened = kind and kind.repaired_by and _advised_bits(event) is None
-    return event["layer"] if widened else None
-
-
-def _advised_bits(event):
-    """The loss scale that repairs it, as a power of two, or `None`."""
-    return event.get("numbers", {}).get("advised_bits")
+    scale = "advised_bits" in event.get("numbers", {})
+    is_repair = kind_of(event["verdict"]).repaired_by and not scale
+    return event["layer"] if is_repair else None
 
 
 def _rules(paths, dtype, event):
@@ -116,23 +107,17 @@ def _set_scale(event):
     return f"model.{optimizer}.set_loss_scale({scale})\n"
 
 
-def _other(event):
+def _of_scale(event):
     numbers = event.get("numbers", {})
     if numbers.get("scaled", True) is False:
         # The advice says what a `train_step` of the user's own has to do.
         return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
-    if (bits := _advised_bits(event)) is not None:
-        return (
-            "optimizer = kmp.LossScaleOptimizer(\n    optimizer, "
-            f"loss_scale=2.0**{bits}\n)\n"
-        )
+    if "advised_bits" in numbers:
+        return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
     # One that fell by skipped steps would fall again.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:
-        return (
-            "optimizer = kmp.LossScaleOptimizer(\n    optimizer, "
-            f"initial_scale=2.0**{numbers['needed_bits']}\n)\n"
-        )
+        return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")
     if event["verdict"] == "policy" and "dtype" in numbers:
         return f"kmp.apply_policy(model, 'mixed_{numbers['dtype']}')\n"
     return None

@@ -1,13 +1,13 @@
 """Whether a loss stood still, which is observed and not explained."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from keras_mixprec.formats import format_digits
 from keras_mixprec.reporting.facts import SCALE_CHANGES
-from keras_mixprec.reporting.run_counts import is_low
+from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 
 # In fewer readings or steps a loss may stand still by chance.
@@ -30,62 +30,57 @@ _LEAST_FALL = 1e-3
 _CHANGES = {*PRECISION_CHANGES, *SCALE_CHANGES}
 
 
-def flat_loss(overview: Mapping) -> str | None:
-    """Returns that the loss did not fall, in a sentence; `None` if it did.
+def flat_loss(course: Mapping | None, events: Iterable, layers: list) -> str:
+    """Returns that the loss did not fall, in a sentence; empty if it did.
 
     Of a log with several fits all of them count, from the last change of a
-    precision on. Nothing is said of a run that fails or has skipped most steps,
-    which explains it, of a short one, or of a low loss.
+    precision on. Nothing is said of a short run, or of a low loss.
 
     Args:
-        overview: Dict, as `RunData.overview` returns it, with the headline.
+        course: Dict of the lists `"steps"` and `"values"`, or `None`.
+        events: Dicts, by rising step.
+        layers: List of dicts, the table of layers.
 
     Example:
     >>> from keras_mixprec.reporting.flat_loss import flat_loss
-    >>> steps, values = [*range(50, 401, 50)], [0.693] * 8
-    >>> layer = {"path": "a", "compute_dtype": "float16"}
-    >>> flat_loss({
-    ...     "loss": {"steps": steps, "values": values}, "events": [],
-    ...     "layers": [layer], "skipped": 0, "last_step": 400,
-    ...     "headline": {"state": "healthy"},
-    ... })
-    'The loss did not fall: 0.693 at step 50, 0.693 at step 400. Train in \
-float32 as well to see whether precision is the reason.'
+    >>> course = {"steps": [*range(50, 401, 50)], "values": [0.693] * 8}
+    >>> flat_loss(course, [], [{"path": "a", "compute_dtype": "float16"}])
+    'It did not fall: 0.693 at step 50, 0.693 at step 400. Train in float32 \
+as well to see whether precision is the reason.'
     """
-    explained = 2 * overview["skipped"] >= overview["last_step"]
-    if explained or overview["headline"]["state"] == "failing":
-        return None
-    steps, losses = _readings(overview, first=_last_change(overview))
+    steps, losses = _readings(course, first=_last_change(events))
     if len(steps) < _LEAST_READINGS or steps[-1] - steps[0] < _LEAST_STEPS:
-        return None
+        return ""
     parts = min(_PARTS, len(steps))
     means = np.array([x.mean() for x in np.array_split(losses, parts)])
     if not _is_flat(means):
-        return None
+        return ""
     first = np.array_split(steps, parts)[0][-1]
-    ends = (
-        f"{format_digits(mean)} at step {int(step):,}"
-        for mean, step in ((means[0], first), (means[-1], steps[-1]))
-    )
+    ends = _at(means[0], first), _at(means[-1], steps[-1])
     beside = (
         ". Train in float32 as well to see whether precision is the reason."
-        if is_low(overview["layers"])
+        if is_low(layers)
         else ", with no layer in 16 bits."
     )
-    return f"The loss did not fall: {', '.join(ends)}{beside}"
+    return f"It did not fall: {', '.join(ends)}{beside}"
 
 
-def standing_loss(overview: Mapping) -> str | None:
+def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
     """Returns that the loss has not fallen since a repair; `None` if it has.
 
+    Empty where no loss is known since, although one is known from before.
+
     Args:
-        overview: Dict, as `RunData.overview` returns it, with `"flat_loss"`.
+        course: Dict, as for `flat_loss`.
+        events: Dicts, as for `flat_loss`.
     """
-    changed = _last_change(overview)
-    _, before = _readings(overview, last=changed)
-    steps, after = _readings(overview, first=changed)
-    if not len(after) or not len(before) and len(after) < _LEAST_READINGS:
-        return overview["flat_loss"]
+    changed = _last_change(events)
+    _, before = _readings(course, last=changed)
+    steps, after = _readings(course, first=changed)
+    if not len(after):
+        return "" if len(before) else None
+    if not len(before) and len(after) < _LEAST_READINGS:
+        return None
     # Of three neighbours: a fall is no noise.
     bends = np.diff(after, 2)
     noise = math.sqrt(np.mean(bends**2) / 6) if bends.size else 0
@@ -94,33 +89,26 @@ def standing_loss(overview: Mapping) -> str | None:
     least = max(2 * noise, _LEAST_FALL * abs(start))
     if start - after[-1] > least or not after[-1]:
         return None
-    first = f"{format_digits(before[-1])} before it" if len(before) else ""
-    ends = f"{format_digits(after[-1])} at step {int(steps[-1]):,}"
-    first = first or f"{format_digits(after[0])} at step {int(steps[0]):,}"
-    return f"The loss has not fallen since the repair: {first}, {ends}."
+    first = _at(after[0], steps[0])
+    if len(before):
+        first = f"{format_digits(before[-1])} before it"
+    last = _at(after[-1], steps[-1])
+    return f"The loss has not fallen since the repair: {first}, {last}."
 
 
-def is_known_since_repair(overview: Mapping) -> bool:
-    """Whether a loss that is known before a repair is known after it as well.
-
-    Args:
-        overview: Dict, as `RunData.overview` returns it.
-    """
-    changed = _last_change(overview)
-    _, before = _readings(overview, last=changed)
-    _, after = _readings(overview, first=changed)
-    return bool(len(after)) or not len(before)
+def _at(loss, step):
+    return f"{format_digits(loss)} at step {int(step):,}"
 
 
-def _last_change(overview):
+def _last_change(events):
     """The step of the last change of a precision."""
-    changes = (e for e in overview["events"] if e["kind"] in _CHANGES)
+    changes = (e for e in events if e["kind"] in _CHANGES)
     return max((e["step"] for e in changes), default=0)
 
 
-def _readings(overview, first=-1, last=math.inf):
+def _readings(course, first=-1, last=math.inf):
     """Steps and finite losses of the steps behind `first`, up to `last`."""
-    course = overview["loss"] or {"steps": [], "values": []}
+    course = course or {"steps": [], "values": []}
     pairs = zip(course["steps"], course["values"], strict=True)
     found = [p for p in pairs if first < p[0] <= last and math.isfinite(p[1])]
     return np.reshape(found, (-1, 2)).T

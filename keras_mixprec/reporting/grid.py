@@ -1,11 +1,18 @@
 """A metric of every layer by steps, as the page is sent it."""
 
 import json
+import math
 import struct
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+from keras_mixprec.reporting.layer_tables import pool_groups
+
+# The page shows fewer columns than this at once, and a picture element that
+# wide would be most of what a screen has.
+MAX_COLUMNS = 2000
 
 # What the page is sent headroom in: to 1/128 of a bit, up to 16 bits.
 HEADROOM_DTYPE = "float16"
@@ -15,11 +22,7 @@ LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
-    """Returns headroom as the page is sent it, so that all say the same.
-
-    Args:
-        headroom: Float array.
-    """
+    """Returns headroom as the page is sent it, so that all say the same."""
     with np.errstate(over="ignore"):  # A damaged log has any numbers.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
@@ -79,8 +82,37 @@ class Grid(NamedTuple):
             body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
         # As float32: half of the bits are 0, which a report compresses.
-        numbers = body.astype("<f4").tobytes()
-        if is_marked:
-            marks = np.where(self.lost, LEFT_OUT, cells + 1)
-            numbers += marks.astype("<u2").tobytes()
-        return size + text + numbers
+        sent = size + text + body.astype("<f4").tobytes()
+        marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
+        return sent + marks.tobytes() * is_marked
+
+    def to_dict(self) -> dict:
+        """Returns the last step of each column, and the numbers by layer."""
+        rows = zip(self.layers, self.worst.tolist(), strict=True)
+        return {"steps": self.last.tolist(), "values": dict(rows)}
+
+
+def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
+    """Returns the worst of each column of a metric.
+
+    Args:
+        tables: List of `Table`, all with that metric.
+        metric: String.
+        layers: List of strings, the rows.
+        columns: Int >= 1. The most columns to return.
+    """
+    pool = tables[-1].metrics[metric]
+    steps = np.concatenate([table.steps for table in tables])
+    rows = np.concatenate([table.column(metric, layers) for table in tables])
+    size = math.ceil(len(rows) / min(columns, MAX_COLUMNS))
+    first = np.arange(0, len(rows), size)
+    last = np.minimum(first + size, len(rows)) - 1
+    worst = pool_groups(pool, rows, size).T
+    lost = np.zeros(worst.shape, bool)
+    if any(table.spoiled.any() for table in tables):  # As in few logs.
+        rows = np.concatenate([t.lost(metric, layers) for t in tables])
+        lost = np.logical_or.reduceat(rows, first).T
+    # Counts and magnitudes go beyond float16.
+    is_headroom = metric.endswith("headroom_bits")
+    dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
+    return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)

@@ -4,10 +4,16 @@ The console makes it from what it has in memory, the report and the tab from
 the log, all of them here, so that they say the same.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+
+from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import (
+    SIXTEEN_BITS,
     format_count,
     format_moment,
+    format_names,
     format_power,
+    format_share,
 )
 from keras_mixprec.reporting.bad_input import bad_data_clause
 from keras_mixprec.reporting.facts import (
@@ -16,20 +22,17 @@ from keras_mixprec.reporting.facts import (
     STORY,
     Facts,
     asks_for_scale,
+    changes_of,
     dtype_of,
     dtypes_now,
     has_diverged,
     is_repaired,
+    kind_of,
     level_of,
     low_scales,
+    moment,
     scale_set,
-)
-from keras_mixprec.reporting.run_counts import (
-    STUCK,
-    is_low,
-    not_known,
-    share_clause,
-    steps_clause,
+    still_said,
 )
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -44,9 +47,10 @@ STATES = (
     "healthy",
 )
 
-# The state of a run of which nothing but skipped steps is known.
-_UNKNOWN = "not_measured"
+# Skipped in a row, this many are no scale search any more.
+STUCK = 5
 
+# By whom the loss is not scaled.
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16",
@@ -54,14 +58,19 @@ _UNSCALED = {
     "scale does nothing",
 }
 
+# What is told in its own words, a warning, and what ends it.
+_ODD = {
+    "zero_gradients": "",
+    "metric_not_finite": "metric_finite",
+    "validation_not_finite": "validation_finite",
+}
 
-def headline(facts: Facts, brief: bool = False) -> dict:
+
+def headline(facts: Facts) -> dict:
     """Returns what a run comes down to.
 
     Args:
         facts: `Facts`.
-        brief: Boolean. Whether to leave out what was not looked at. Defaults to
-            `False`.
 
     Returns:
         Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
@@ -75,23 +84,20 @@ def headline(facts: Facts, brief: bool = False) -> dict:
     >>> from keras_mixprec.reporting.headline import headline
     >>> layer = {"path": "a", "compute_dtype": "float16"}
     >>> headline(Facts([], [layer], 9, {"": 0}, 0, measured=True))["text"]
-    '9 steps, none skipped, no findings; 100% of FLOPs in 16 bits; not \
-compared with float32 (call keras_mixprec.diagnose(model, x, y)).'
+    '9 steps, none skipped; 100% of FLOPs in 16 bits; not compared with \
+float32 yet.'
     """
     story = _Story(facts)
-    state = story.state()
-    clauses = [
-        *(clause for _, clause in story.clauses()),
-        steps_clause(facts, story.quiet, state != _UNKNOWN),
-        *story.interruption(),
-        *share_clause(facts.layers, story.demoted, story.why_wide),
-    ]
-    if not brief and story.quiet and is_low(facts.layers):
-        clauses += not_known(facts)
+    clauses = [clause for _, clause in story.clauses()]
+    clauses += [_steps(facts, story.quiet), *story.interruption()]
+    clauses += [*_share(facts.layers, bool(story.demoted), story.why_wide())]
+    if story.quiet and is_low(facts.layers) and not facts.examined:
+        clauses += [] if facts.measured else ["no range measured"]
+        clauses.append("not compared with float32 yet")
     text = "; ".join(clauses)
     if not story.names_layer:
         text = text[:1].upper() + text[1:]
-    return {"text": f"{text}.", "state": state}
+    return {"text": f"{text}.", "state": story.state()}
 
 
 def main_finding(facts: Facts) -> dict | None:
@@ -115,11 +121,65 @@ def main_finding(facts: Facts) -> dict | None:
     # be looked into.
     if event["kind"] != "verdict" and level != "bad":
         level = "warning"
-    return {"event": event, "repaired": story.is_over(event), "level": level}
+    is_over = event["kind"] == "verdict" and bool(story.is_over(event))
+    return {"event": event, "repaired": is_over, "level": level}
 
 
-# What is told in its own words, a warning.
-_ODD = ("zero_gradients", "metric_not_finite", "validation_not_finite")
+def is_low(layers: Iterable) -> bool:
+    """Whether any layer computes in 16 bits."""
+    return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
+
+
+def over_by(events: Iterable, layers: list) -> Callable:
+    """Returns a function from a verdict to what has repaired it, or `None`.
+
+    Args:
+        events: Dicts, by rising step.
+        layers: List of dicts, the table of layers as it is now.
+    """
+    events = [*events]
+    now, changed = dtypes_now(events, layers), changes_of(events)
+
+    def said(verdict):
+        kind, layer = verdict["verdict"], verdict["layer"]
+        if change := scale_set(verdict, events):
+            done = SCALE_CHANGES[change["kind"]]
+            scale = format_power(change["after"])
+            return f"the loss scale was {done} to {scale}"
+        if layer is None or not kind_of(kind).repaired_by:
+            return None
+        if is_repaired(kind, now.get(layer)):
+            return f"it is in {now[layer]}"
+        # It was demoted, and found sound in 16 bits since.
+        back = layer in changed and changed[layer][0]["kind"] in _BACK
+        return f"it has returned to {now.get(layer)}" if back else None
+
+    return said
+
+
+_BACK = ("promote", "shrink")
+
+
+def ranked(verdicts: Iterable, is_over: Callable) -> list:
+    """Returns verdicts, the most important first; no symptom beside a cause.
+
+    Args:
+        verdicts: Dicts.
+        is_over: Function from a verdict to whether it is repaired.
+    """
+
+    def order(verdict):
+        kind = kind_of(verdict["verdict"])
+        return bool(is_over(verdict)), kind.behind, LEVELS.index(kind.level)
+
+    found = sorted(verdicts, key=order)
+    causes = [v for v in found if kind_of(v["verdict"]).behind < _SYMPTOM]
+    return causes or found
+
+
+# Of `Kind.behind`: what something else has brought about, and what nobody needs
+# to hear of beside its cause.
+_EFFECT, _SYMPTOM = 2, 3
 
 
 class _Story:
@@ -127,44 +187,37 @@ class _Story:
 
     def __init__(self, facts):
         self._facts = facts
-        self._low_scales = low_scales(facts.events)
-        # What came of them: one that has grown back is no story.
-        told = STORY - {"loss_scale_low", "loss_scale_recovered"}
-        events = [e for e in facts.events if e["kind"] in told]
-        ends = [e for e in events if e.get("interrupted")]
-        self._interrupted = next(iter(ends), None)
+        events = [e for e in facts.events if e["kind"] in STORY]
+        self._interrupted = [e for e in events if e.get("interrupted")]
         events = [e for e in events if not e.get("interrupted")]
-        self._kinds = {event["kind"] for event in events}
         self._last = {event["kind"]: event for event in events}
+        self._warned = low_scales(events)
+        for kind, end in _ODD.items():
+            self._warned += still_said(events, kind, end).values()
         self._now = dtypes_now(events, facts.layers)
-        verdicts = [e for e in events if e["kind"] == "verdict"]
-        self._verdicts = {e["verdict"]: e for e in verdicts[::-1]}
-        self._nonfinite_losses = sum(
-            sum(event["counts"].values())
-            for event in events
-            if event["kind"] == "nonfinite_losses"
-        )
-        self._changes = [e for e in events if "layers" in e]
+        self.is_over = over_by(events, facts.layers)
+        self._events = events
         self.demoted = {
-            path: dtype_of(change["after"])
-            for event in self._changes
-            if event["kind"] == "demote" and not event.get("dry_run")
-            for path, change in event["layers"].items()
-            if dtype_of(change["after"]) == self._now.get(path)
+            path: (event, dtype)
+            for path, (event, dtype) in changes_of(events, "demote").items()
+            if dtype == self._now.get(path)
         }
-        causes = [v for v in verdicts if _is_cause(v["verdict"])]
-        causes.sort(key=self._order)
-        self._causes = causes
+        verdicts = [e for e in events if e["kind"] == "verdict"]
+        self._first = {e["verdict"]: e for e in verdicts[::-1]}
+        self._causes = [
+            verdict
+            for verdict in ranked(verdicts, self.is_over)
+            if verdict["verdict"] in KINDS
+            and KINDS[verdict["verdict"]].behind < _EFFECT
+        ]
         # What is normal, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
-        self.names_layer = bool(causes and causes[0]["layer"])
-        wide = self._last.get("no_16_bits", {})
-        self.why_wide = wide.get("message", "")
-        self._is_policy_lost = wide.get("lost", False)
-        found = verdicts or self._kinds - {"verdict", "sign_off", "no_16_bits"}
-        self.quiet = not (found or self._low_scales)
+        self.names_layer = any(v["layer"] for v in self._causes[:1])
+        self._wide = self._last.get("no_16_bits", {})
+        others = self._last.keys() - _NO_FINDING
+        self.quiet = not (verdicts or others or self._warned)
 
-    def clauses(self):
+    def clauses(self) -> Iterator:
         """What the sentence says of events, causes first, each with its event.
 
         `None` instead of one where it says what came of others.
@@ -172,76 +225,56 @@ class _Story:
         yield from self._cause()
         yield from self._outcome()
 
-    def is_over(self, event):
-        """Whether nothing is left to be done about a finding."""
-        return event["kind"] == "verdict" and self._is_over(event)
-
-    def _order(self, verdict):
-        kind = KINDS[verdict["verdict"]]
-        return self._is_over(verdict), kind.behind, LEVELS.index(kind.level)
-
     def _cause(self):
         """The most important finding, and how many more there are."""
         if not self._causes:
-            said = {"weights_lost", "scale_collapsed"} & self._verdicts.keys()
-            if self._nonfinite_losses and not said:
-                count = self._nonfinite_losses
-                yield (
-                    self._last["nonfinite_losses"],
-                    f"the loss itself was not finite in {count:,} "
-                    f"batch{'es' * (count > 1)}, which no loss scale changes",
-                )
-            if "no_loss_scaling" in self._kinds:
-                event = self._last["no_loss_scaling"]
-                yield (
-                    event,
-                    _UNSCALED.get(
-                        event.get("by"),
-                        "float16 without loss scaling: small gradients vanish",
-                    ),
-                )
+            count, event = self._nonfinite_losses()
+            effects = {"weights_lost", "scale_collapsed"} & self._first.keys()
+            if count and not effects:
+                batches = f"{count:,} batch{'es' * (count > 1)}"
+                said = f"the loss itself was not finite in {batches}"
+                yield event, f"{said}, which no loss scale changes"
+            if event := self._last.get("no_loss_scaling"):
+                usual = "float16 without loss scaling: small gradients vanish"
+                yield event, _UNSCALED.get(event.get("by"), usual)
             return
-        first = self._causes[0]
+        first, *_ = self._causes
         alike = [v for v in self._causes if self._is_like(v, first)]
-        yield first, self._describe(first, alike)
         others = [v for v in self._causes if not self._is_like(v, first)]
-        demoted = [v for v in others if v["layer"] in self.demoted]
-        demoted = [v for v in demoted if self._is_over(v)]
-        if demoted:
-            yield None, self._describe(demoted[0], demoted)
-        if (more := len(others) - len(demoted)) > 0:
-            yield None, f"{more} more finding{'s' if more > 1 else ''}"
+        yield first, self._describe(first, alike)
+        done = [v for v in others if v["layer"] in self.demoted]
+        done = [v for v in done if self.is_over(v)]
+        if done:
+            yield None, self._describe(done[0], done)
+        if (more := len(others) - len(done)) > 0:
+            yield None, format_count(more, "more finding")
+
+    def _nonfinite_losses(self):
+        found = [e for e in self._events if e["kind"] == "nonfinite_losses"]
+        count = sum(sum(event["counts"].values()) for event in found)
+        return count, self._last.get("nonfinite_losses")
 
     def _outcome(self):
         """What came of it."""
         last = self._last
-        if event := self._verdicts.get("weights_lost"):
-            yield event, f"weights not finite{_at(event)}"
-        elif self._is_collapsed():
-            event = self._verdicts["scale_collapsed"]
-            yield event, "the loss scale reached its minimum"
-        odd = [last[kind] for kind in _ODD if kind in last]
-        yield from ((e, e["message"]) for e in self._low_scales + odd)
+        if event := self._first.get("weights_lost"):
+            when = "" if self._causes else self._found(event)
+            yield event, f"weights are not finite{when}"
+        elif self._is_collapsed() and not self._causes:
+            yield (
+                self._first["scale_collapsed"],
+                "the loss scale reached its minimum",
+            )
+        yield from ((event, event["message"]) for event in self._warned)
         if event := last.get("undo"):
             made = "a demotion made training diverge and was undone"
-            yield event, f"{made}{_at(event)}"
+            yield event, f"{made} {format_moment(moment(event))}"
         if event := last.get("give_up"):
             reason = event.get("message", "").removeprefix("gives up: ")
             yield event, f"the tuner gave up: {reason.partition('. ')[0]}"
-        yield from self._end()
-        if event := last.get("sign_off"):
-            yield None if event["within"] else event, event["message"]
-
-    def interruption(self):
-        """That somebody has ended it, which is no finding."""
-        if event := self._interrupted:
-            yield f"interrupted in step {event['at_step']:,}"
-
-    def _end(self):
-        """What has ended it before its last epoch."""
-        last = self._last
         if event := last.get("stopped"):
-            yield event, f"the monitor stopped training{_at(event)}"
+            when = format_moment(moment(event))
+            yield event, f"the monitor stopped training {when}"
         if event := last.get("step_raised"):
             again = "taken again: " * bool(event.get("repaired"))
             raised = f"step {event['at_step']:,} raised {event['reason']}"
@@ -249,173 +282,154 @@ class _Story:
         if event := last.get("fit_raised"):
             at = f"training ended in step {event['at_step']:,}"
             yield event, f"{at}: {event['reason']}"
+        if event := last.get("sign_off"):
+            yield None if event["within"] else event, event["message"]
+
+    def why_wide(self):
+        """What is known of a run without layers in 16 bits."""
+        return self._wide.get("message", "")
+
+    def interruption(self):
+        """That somebody has ended it, which is no finding."""
+        for event in self._interrupted[:1]:
+            yield f"interrupted in step {event['at_step']:,}"
 
     def state(self):
         """The first of `STATES` that is true."""
-        dead = "weights_lost" in self._verdicts or self._has_diverged()
-        raised = self._last.get("step_raised", {"repaired": True})
-        ended = {"stopped", "fit_raised"} & self._kinds
-        if dead or ended or not raised.get("repaired"):
-            return "failing"
-        is_open = [v for v in self._causes if not self._is_over(v)]
-        stuck = self._is_stuck() or "give_up" in self._kinds
-        if self._is_collapsed() or is_open and stuck:
+        last, first, facts = self._last, self._first, self._facts
+        is_open = [v for v in self._causes if not self.is_over(v)]
+        is_stuck = facts.in_a_row >= STUCK
+        raised = last.get("step_raised", {"repaired": True})
+        if (
+            "weights_lost" in first
+            or has_diverged(first.get("divergence", {}))
+            or {"stopped", "fit_raised"} & last.keys()
+            or not raised.get("repaired")
+            or self._is_collapsed()
+            or (is_open and (is_stuck or "give_up" in last))
+        ):
             return "failing"
         # As grave as what is found: both stand side by side.
-        if any(KINDS[v["verdict"]].level == "bad" for v in is_open):
+        if any(kind_of(v["verdict"]).level == "bad" for v in is_open):
             return "severe"
-        if {"undo", *_ODD} & self._kinds or self._low_scales:
-            return "warning"
-        unexplained = self._nonfinite_losses and not self._causes
-        if is_open or self._is_stuck() or unexplained:
-            return "warning"
-        signed = self._last.get("sign_off", {"within": True})
-        if "no_loss_scaling" in self._kinds or not signed["within"]:
-            return "warning"
-        if self._is_policy_lost:
+        if (
+            is_open
+            or is_stuck
+            or self._warned
+            or {"undo", "no_loss_scaling"} & last.keys()
+            or (self._nonfinite_losses()[0] and not self._causes)
+            or not last.get("sign_off", {"within": True})["within"]
+            or self._wide.get("lost")
+        ):
             return "warning"
         if not self.quiet:
             return "repaired"
-        if not is_low(self._facts.layers) or self._facts.examined:
+        if not is_low(facts.layers) or facts.examined:
             return "healthy"
-        return "not_compared" if self._facts.measured else _UNKNOWN
-
-    def _is_stuck(self):
-        return self._facts.in_a_row >= STUCK
+        return "not_compared" if facts.measured else "not_measured"
 
     def _is_collapsed(self):
         # One that was followed by good steps is over.
-        return "scale_collapsed" in self._verdicts and self._facts.in_a_row > 0
-
-    def _has_diverged(self):
-        return has_diverged(self._verdicts.get("divergence", {}))
-
-    def _is_over(self, verdict):
-        """Whether the layer computes in what it needs by now."""
-        kind, layer = verdict["verdict"], verdict["layer"]
-        if self._scale_set(verdict):
-            return True
-        if not KINDS[kind].repaired_by or layer is None:
-            return False
-        return is_repaired(kind, self._now.get(layer)) or self._is_returned(
-            layer
-        )
-
-    def _scale_set(self, verdict):
-        return scale_set(verdict, self._facts.events)
-
-    def _is_returned(self, layer):
-        """Whether it was demoted, and found sound in 16 bits since."""
-        kinds = [e["kind"] for e in self._changes if layer in e["layers"]]
-        return kinds[-1:] in (["promote"], ["shrink"])
-
-    def _demoted_at(self, layer):
-        demotions = [
-            event["step"]
-            for event in self._changes
-            if event["kind"] == "demote"
-            and not event.get("dry_run")
-            and layer in event["layers"]
-        ]
-        return demotions[-1]
+        return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):
         """Whether two findings are counted as one."""
-        if self._is_over(first):
-            return self._is_over(verdict)
-        alike = verdict["verdict"] == first["verdict"]
-        return alike and not self._is_over(verdict)
+        if self.is_over(first) or self.is_over(verdict):
+            return bool(self.is_over(first)) and bool(self.is_over(verdict))
+        return verdict["verdict"] == first["verdict"]
 
     def _describe(self, first, alike):
-        kind, over = first["verdict"], self._is_over(first)
-        if kind == "bad_data":
+        name, numbers = first["verdict"], first.get("numbers", {})
+        kind = kind_of(name)
+        if name == "bad_data":
             return bad_data_clause(first, self._facts.events)
-        if kind == "divergence":
-            part = first.get("numbers", {}).get("not_finite", "loss")
-            what = "training diverged, and float32 would not help"
-            if not self._has_diverged():
-                verb = "are" if part == "gradients" else "is"
-                what = f"the {part} {verb} not finite in float32 either"
+        if name == "divergence":
+            part = numbers.get("not_finite", "loss")
+            verb = "are" if part == "gradients" else "is"
+            what = f"the {part} {verb} not finite in float32 either"
+            if has_diverged(first):
+                what = "training diverged, and float32 would not help"
             return f"{what}{self._found(first)}"
-        if clause := KINDS[kind].clause:
-            said = clause.format(**first.get("numbers", {}))
-            return f"{said}{self._found(first)}"
-        if kind == "policy":
-            return "16-bit variables lose small updates"
-        if kind == "scale_too_low":
-            return (
-                "gradients vanished at too low a loss scale"
-                f"{self._found(first)}{self._fate(first)}"
-            )
-        others = 0 if over else len(alike) - 1
-        more = f" and {format_count(others, 'more layer')}" if others else ""
-        at = self._found(first, "first " if others else "")
-        names = _named(first) + more
-        what = KINDS[kind].phrase
-        if "overflows_in_steps" in first.get("numbers", {}):
+        if kind.clause:
+            said = kind.clause.format(**numbers)
+            return f"{said}{self._found(first)}{self._fate(first)}"
+        more = 0 if self.is_over(first) else len(alike) - 1
+        names = _named(first)
+        names += f" and {format_count(more, 'more layer')}" if more else ""
+        what = kind.phrase
+        if "overflows_in_steps" in numbers:
             what = "was about to overflow"
-        return f"{names} {what}{at}{self._fate(first, bool(others))}"
+        code = numbers.get("code")
+        line = f" at {code}" if code and not self.is_over(first) else ""
+        at = self._found(first, "first " if more else "")
+        return f"{names} {what}{line}{at}{self._fate(first, bool(more))}"
 
     def _found(self, verdict, first=""):
         """When it was found, and since when steps have failed if that is known.
 
         It may have begun before, but not before the first step.
         """
-        at, since = _at(verdict), verdict.get("failing_since")
-        # Steps count on over all fits of a log.
-        if at and _step(verdict) < self._facts.first - 1:
-            at += " in an earlier fit"
-        if since is not None:
-            # Said once, if it was found there as well.
-            begun = since < self._facts.first and "earlier fit" not in at
-            earlier = " of an earlier fit" * begun
-            failed = f"steps began to fail at step {since:,}{earlier}"
-            return f" ({first}found{at}; {failed})"
-        return f" ({first}found{at})" if at else ""
-
-    def _fate_of_scale(self):
-        found = filter(None, map(self._scale_set, self._causes))
-        if (event := next(found, None)) is None:
+        if "step" not in verdict:
             return ""
-        done = SCALE_CHANGES[event["kind"]]
-        return (
-            f", and the loss scale was {done} to {format_power(event['after'])}"
-        )
+        at, since = format_moment(moment(verdict)), verdict.get("failing_since")
+        # Steps count on over all fits of a log.
+        is_old = moment(verdict) < self._facts.first - 1
+        found = f"{first}found {at}{' in an earlier fit' * is_old}"
+        if since is None:
+            return f" ({found})"
+        earlier = since < self._facts.first and not is_old
+        of = " of an earlier fit" * earlier
+        return f" ({found}; steps began to fail at step {since:,}{of})"
 
     def _fate(self, first, several=False):
         """What has become of it, to end the sentence about it."""
-        layer = first["layer"]
+        layer, over = first["layer"], self.is_over(first)
+        changed = next(filter(None, map(self._scale_set, self._causes)), None)
+        scale = f", and {self.is_over(changed)}" if changed else ""
         if self._scale_set(first):
-            fate = self._fate_of_scale()
-            if self.demoted:
-                count = format_count(len(self.demoted), "layer")
-                dtypes = " and ".join(sorted({*self.demoted.values()}))
-                fate += f" and {count} demoted to {dtypes}"
-            return fate
-        if asks_for_scale(first):
-            return ""
-        if self._is_over(first):
-            if layer not in self.demoted:
-                now = self._now.get(layer)
-                back = self._is_returned(layer)
-                return f" and {'has returned to' if back else 'is in'} {now}"
-            others = len(self.demoted) - 1
-            beside = (
-                f" together with {format_count(others, 'more layer')}"
-                if others
-                else ""
+            dtypes = {dtype for _, dtype in self.demoted.values()}
+            if not dtypes:
+                return scale
+            count = format_count(len(self.demoted), "layer")
+            return (
+                f"{scale} and {count} demoted to {' and '.join(sorted(dtypes))}"
             )
-            done = self._demoted_at(layer)
-            at = "" if done == _step(first) else f" {format_moment(done)}"
-            fate = f" and was demoted to {self.demoted[layer]}{at}{beside}"
-            return fate + self._fate_of_scale()
-        for event in self._changes:
-            if event.get("dry_run") and layer in event["layers"]:
+        if asks_for_scale(first) or layer is None:
+            return ""
+        if layer in self.demoted and over:
+            event, dtype = self.demoted[layer]
+            done, others = (
+                event["step"],
+                [p for p in self.demoted if p != layer],
+            )
+            at = "" if done == moment(first) else f" {format_moment(done)}"
+            beside = format_names(map(repr, others), 2, "layer")
+            with_ = f" together with {beside}" if others else ""
+            return f" and was demoted to {dtype}{at}{with_}{scale}"
+        if over:
+            return f" and {over.removeprefix('it ')}"
+        for event in self._events:
+            if event.get("dry_run") and layer in event.get("layers", {}):
                 after = dtype_of(event["layers"][layer]["after"])
                 return f" and would be demoted to {after} (dry run)"
         now = self._now.get(layer)
-        are = "are" if several else "is"
-        return f" and {are} still in {now}" if now else ""
+        return (
+            f" and {'are' if several else 'is'} still in {now}" if now else ""
+        )
+
+    def _scale_set(self, verdict):
+        return verdict if scale_set(verdict, self._facts.events) else None
+
+
+# Alone they are no finding, or have words of their own.
+_NO_FINDING = {
+    "sign_off",
+    "no_16_bits",
+    "loss_scale_low",
+    "loss_scale_recovered",
+    *_ODD.values(),
+    *_ODD,
+}
 
 
 def _named(verdict):
@@ -424,15 +438,52 @@ def _named(verdict):
     return f"the own call of {model} after {layer}" if model else layer
 
 
-def _step(event):
-    return event.get("at_step", event.get("step"))
+def _steps(facts, quiet):
+    """How many steps there were, and how many of them were skipped."""
+    steps, taken = facts.steps, format_count(facts.steps, "step")
+    of = ""
+    if facts.fits > 1:
+        fit = f"fit {facts.fits} of {facts.fits}"
+        of = f"in {fit} (from step {facts.first:,}): "
+    total = max(facts.skipped.values(), default=0)
+    if not total:
+        none = ", none skipped" if facts.skipped and steps else ""
+        known = facts.examined or not is_low(facts.layers)
+        return f"{of}{taken}{none}{', no findings' * (quiet and known)}"
+    last = ""
+    if STUCK <= facts.in_a_row < min(steps, total):
+        last = f", including the last {facts.in_a_row:,}"
+    if len(facts.skipped) > 1:
+        own = (
+            f"optimizer {name!r} skipped {f'{n:,}' if n else 'none'} of {taken}"
+            f"{last * (n == total)}"
+            for name, n in sorted(facts.skipped.items())
+        )
+        return of + "; ".join(own)
+    why = ""
+    if quiet:
+        falling = ", with the loss scale still falling"
+        settled = " while the loss scale settled"
+        why = falling if facts.in_a_row else settled
+    count = (
+        f"{total:,} of {taken}"
+        if total < steps or not steps
+        else f"all {taken}"
+    )
+    return f"{of}{count} skipped{why}{last}"
 
 
-def _at(event):
-    step = _step(event)
-    return "" if step is None else f" {format_moment(step)}"
-
-
-def _is_cause(kind):
-    """Whether a kind of verdict is not brought about by another."""
-    return kind in KINDS and KINDS[kind].behind < 2
+def _share(layers, was_demoted, why):
+    """The share of FLOPs in 16 bits, nothing where it is not known."""
+    share = share_in_16_bits(layers)
+    if share is None:
+        return
+    if not is_low(layers):
+        yield why or "no layer in 16 bits"
+        return
+    # Layers without products in wider dtypes take few.
+    wide = any(x["compute_dtype"] not in SIXTEEN_BITS for x in layers)
+    shown = f"{format_share(share)} of"
+    if wide and shown == "100% of":
+        shown = "nearly all"
+    yield f"{shown} FLOPs {'still ' * was_demoted}in 16 bits"

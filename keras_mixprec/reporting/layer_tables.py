@@ -1,6 +1,9 @@
 """Tables of what was measured of each layer, by step, of bounded size."""
 
+import dataclasses
+import functools
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -140,24 +143,26 @@ _LOGITS = "attention_logits_largest"
 _SECOND_CALL = re.compile(r"#\d+$")
 
 
+@dataclasses.dataclass(frozen=True)
 class Table:
     """Measurements of layers by step, with the same layers and metrics.
 
-    Args:
+    Attributes:
         layers: List of strings, the names of calls of layers.
         metrics: Dict from names to `"min"` or `"max"`, whichever is the worse.
         records: Array of `schema.record_dtype`.
-
-    Attributes:
         spoiled: Boolean array. Of which steps the batch was not finite.
     """
 
-    def __init__(self, layers: list, metrics: dict, records: np.ndarray):
-        self.layers = layers
-        self.metrics = metrics
-        self.steps = np.array(records["step"])
-        self.spoiled = np.zeros(len(records), bool)
-        self._records = records
+    layers: list
+    metrics: dict
+    records: np.ndarray
+    spoiled: np.ndarray
+
+    @functools.cached_property
+    def steps(self) -> np.ndarray:
+        """The steps of its rows."""
+        return np.array(self.records["step"])
 
     def column(self, metric: str, layers: list) -> np.ndarray:
         """Returns one metric of these layers.
@@ -226,7 +231,24 @@ class Table:
         return result
 
     def _values(self, metric):
-        return self._records["values"][:, list(self.metrics).index(metric)]
+        return self.records["values"][:, list(self.metrics).index(metric)]
+
+
+def split_rows(tables: list, spoiled: Callable) -> list:
+    """Returns tables that know which of their rows are of a bad batch.
+
+    Args:
+        tables: List of `Table`, those of a family by rising step.
+        spoiled: Function from the steps of all of them to a boolean array.
+    """
+    if not tables:
+        return []
+    marks = spoiled(np.concatenate([table.steps for table in tables]))
+    ends = np.cumsum([len(table.steps) for table in tables])[:-1]
+    return [
+        dataclasses.replace(table, spoiled=rows)
+        for table, rows in zip(tables, np.split(marks, ends), strict=True)
+    ]
 
 
 def rows_in_order(tables: list, paths: list) -> list:

@@ -4,8 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
 from keras_mixprec.formats import (
     SIXTEEN_BITS,
@@ -16,34 +14,21 @@ from keras_mixprec.formats import (
 )
 from keras_mixprec.metrics import PERFORMANCE
 from keras_mixprec.reporting.schema import Row
-from keras_mixprec.reporting.skipped_steps import share_skipped
 
-# Fewer steps, or readings of their time, say nothing of the next ones.
+# Fewer steps say nothing of the next ones.
 _ENOUGH_STEPS = 20
-_ENOUGH_READINGS = 5
 
 # A step that is skipped updates nothing and takes less time: where more of them
-# than this are, the median is theirs.
+# than this are, the time is theirs.
 _MOST_SKIPPED = 0.5
-
-# A median is within so many quartile ranges, over the root of their number, in
-# 95 of 100 samples: the notch of a box plot (McGill, Tukey and Larsen, 1978).
-_NOTCH = 1.57
 
 # A mean that is so many times what half of the steps take at most is that of a
 # few slow ones.
 _FEW_SLOW = 1.1
 
-# What runs are compared by: the first of these that both have.
-COMPARED = "samples_per_second", "step_time"
-
 
 def rates_of(row: Row) -> dict:
-    """Returns the figures of one row by name, `None` where not known.
-
-    Args:
-        row: `Row`.
-    """
+    """Returns the figures of one row by name, `None` where not known."""
     found = {
         "step_time": row.seconds / row.steps,
         "step_time_median": row.step_time_median,
@@ -56,187 +41,110 @@ def rates_of(row: Row) -> dict:
     return {n: None if math.isnan(v) else v for n, v in found.items()}
 
 
-def performance(
-    rows: Sequence[Row],
-    layers: list,
-    tuner: bool = True,
-    skipped: float = 0.0,
-) -> dict | None:
-    """Returns how fast a run was, ready for JSON; `None` without rows.
+def speed_values(rows: Sequence[Row], layers: list) -> dict:
+    """Returns the figures of a run by name, `None` where not known.
 
     Args:
-        rows: List of `Row`, of one `fit`.
+        rows: List of `Row`, of one `fit`, not empty.
         layers: List of dicts, the table of layers as it is now.
-        tuner: Boolean. Whether a tuner, or nobody knows that none, was beside
-            the monitor. Defaults to `True`.
-        skipped: Float. Share of skipped steps among those timed. Defaults to
-            `0`.
-
-    Returns:
-        Dict with `"figures"`, a list of dicts: what `metrics.PERFORMANCE` says
-        of each, with its `"value"`, and the same as `"text"`; `"speed"`, what
-        the run is compared by, as `speed` returns it; and `"notes"`, sentences
-        on what is to be known of the figures.
     """
-    if not rows:
-        return None
-    rows = _with_samples(rows)
-    rates = [rates_of(row) for row in rows]
-    weights = [row.steps for row in rows]
+    rates, weights = (
+        [rates_of(row) for row in rows],
+        [row.steps for row in rows],
+    )
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
-    value = {name: _weighted(values[name], weights) for name in values}
-    value["samples_per_second"] = _sample_rate(values, weights)
-    value["step_time_p95"] = _percentile_95(rows)
-    value["measured_steps"] = int(sum(weights))
-    for name in "overhead_share", "output_bytes_saved":
-        value[name] = values[name][-1]
-    compared = speed(rows, values, skipped)
+    found = {name: _weighted(own, weights) for name, own in values.items()}
+    # TensorFlow's first batch is looked at late.
+    counted = [row for row in rows if not math.isnan(row.samples)]
+    steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
-    value["peak_memory"] = max(peaks, default=None)
-    value["once_seconds"] = rows[-1].once_seconds
-    value |= _of_layers(layers)
-    who = "monitor and tuner" if tuner else "monitor"
-    figures = [
+    total = sum(map(parameters, layers))
+    narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
+    saved = sum(map(parameters, narrow)) / 2
+    share = share_in_16_bits(layers) if knows_flops(layers) else None
+    return found | {
+        "samples_per_second": samples / steps / found["step_time"]
+        if steps
+        else None,
+        "step_time_p95": _percentile_95(rows),
+        "measured_steps": int(sum(weights)),
+        "overhead_share": values["overhead_share"][-1],
+        "output_bytes_saved": values["output_bytes_saved"][-1],
+        "peak_memory": max(peaks, default=None),
+        "once_seconds": rows[-1].once_seconds,
+        "flops_in_16_bits": share,
+        "weight_bytes_saved": saved / total if total else None,
+    }
+
+
+def figures(values: dict, watchers: str) -> list[dict]:
+    """Returns the figures as a card has them: title, text, value, meaning.
+
+    Args:
+        values: Dict, as `speed_values` returns it.
+        watchers: String. Who took the time that is called overhead.
+    """
+    return [
         {
             "name": name,
-            "title": metric.title.replace("monitor and tuner", who),
+            "title": metric.title.replace("monitor and tuner", watchers),
             "explanation": metric.explanation,
-            "value": value[name],
-            "text": "–"
-            if value[name] is None
-            else _WRITE[metric.unit](value[name]),
+            "value": values[name],
+            "text": _WRITE[metric.unit](values[name]),
         }
         for name, metric in PERFORMANCE.items()
+        if values[name] is not None
     ]
-    return {
-        "figures": figures,
-        "speed": compared,
-        "notes": [*_notes(value, compared["lacks"])],
-    }
 
 
-def speed_notes(overview: dict) -> list[str]:
-    """Returns what is to be known of the speed of a run, in sentences.
+def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
+    """Returns the figures in a line, and what is to be known of them.
 
     Args:
-        overview: Dict, as `RunData.overview` returns it.
+        values: Dict, as `speed_values` returns it.
+        watchers: String, as for `figures`.
+        skipped: Float. The share of skipped steps.
+
+    Example:
+    >>> from keras_mixprec.reporting.performance import (
+    ...     speed_in_words, speed_values
+    ... )
+    >>> from keras_mixprec.reporting.schema import Row
+    >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
+    >>> speed_in_words(speed_values([row], []), "monitor", 0.0)
+    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \
+1.86 GiB; monitor: 0.4% of the time, and 1.5 s once.'
     """
-    begins = [e for e in overview["events"] if e["kind"] == "train_begin"]
-    found = overview["performance"]
-    if found is None:
-        return [_NOT_TIMED] if begins else []
-    if len(begins) < 2:
-        return found["notes"]
-    first, last = begins[-1]["step"] + 1, overview["last_step"]
-    count = len(begins)
-    of = f"Of fit {count} of {count}, steps {first:,} to {last:,}."
-    return [of, *found["notes"]]
-
-
-_NOT_TIMED = (
-    "No step of this run was timed: it had too few steps without a probe or a "
-    "diagnosis (more steps, or a larger probe_every, leave some)."
-)
-
-
-def _notes(value, lacks):
-    """What is to be known of figures before they are taken for the speed."""
-    if lacks and lacks["what"] == "trained":
-        yield (
-            f"This run has {lacks['text']}, since a step that updates no "
-            "weights takes less time."
-        )
-    mean, half = value["step_time"], value["step_time_median"]
-    if half is not None and mean > _FEW_SLOW * half:
-        yield (
-            "The step time is the mean, which a few slow steps raise: half of "
-            f"the steps took at most {_time(half)}."
-        )
-
-
-def skipped_of_timed(rows: Sequence[Row], scale: list, first: int) -> float:
-    """Returns the share of skipped steps among those timed.
-
-    Args:
-        rows: List of `Row`, of one `fit`.
-        scale: List of dicts, the loss scale of each optimizer by step.
-        first: Int. The step after which that `fit` began.
-    """
-    ends = [first, *(row.step for row in rows)]
-    timed = [row.steps for row in rows]
-    return share_skipped(scale, [*zip(ends, ends[1:], timed, strict=False)])
-
-
-def speed(rows: Sequence[Row], values: dict, skipped: float) -> dict:
-    """Returns what two runs are compared by, and whether they may be.
-
-    Args:
-        rows: List of `Row`.
-        values: Dict from the names of figures to their values by row.
-        skipped: Float. Share of skipped steps among those timed.
-
-    Returns:
-        Dict with `"skipped"`, that share; `"lacks"`, `None` if the run may be
-        compared, or a dict of `"what"` it has too little of (`"trained"`:
-        steps that were not skipped, `"steps"` or `"readings"`) and of `"text"`,
-        the same in words; and `"medians"`, by figure a dict of `"median"` and
-        `"off"`, how far off that may be.
-    """
-    steps = sum(row.steps for row in rows)
-    known = {n: [v for v in values[n] if v and v > 0] for n in COMPARED}
-    return {
-        "skipped": skipped,
-        "lacks": _lacks(steps, len(rows), skipped),
-        "medians": {name: _median(v) for name, v in known.items() if v},
-    }
-
-
-def _lacks(steps, readings, skipped):
-    timed = format_count(int(steps), "step")
+    time, half = values["step_time"], values["step_time_median"]
+    pace = f"{_time(time)} a step"
+    if values["measured_steps"] < _ENOUGH_STEPS:
+        steps = format_count(values["measured_steps"], "step")
+        pace += f" (measured on {steps} only)"
+    elif values["step_time_p95"] is not None:
+        pace += f" (95th percentile {_time(values['step_time_p95'])})"
+    if values["samples_per_second"] is not None:
+        pace += f", {format_digits(values['samples_per_second'])} samples/s"
+    parts = [pace]
+    if half is not None and time > _FEW_SLOW * half:
+        parts.append(f"a few steps are slow: half took at most {_time(half)}")
     if skipped > _MOST_SKIPPED:
-        share = "all" if skipped == 1 else format_share(skipped)
-        text = f"{share} of the timed steps skipped: no speed of training"
-        return {"what": "trained", "text": text}
-    if steps < _ENOUGH_STEPS:
-        text = f"{timed} measured, {_ENOUGH_STEPS} are needed"
-        return {"what": "steps", "text": text}
-    if readings < _ENOUGH_READINGS:
-        has = format_count(readings, "reading")
-        text = f"{has} of the time of a step, {_ENOUGH_READINGS} are needed"
-        return {"what": "readings", "text": text}
-    return None
+        share = format_share(skipped)
+        parts.append(
+            f"{share} of the steps were skipped, which takes less time"
+        )
+    if values["peak_memory"] is not None:
+        parts.append(f"peak memory {format_bytes(values['peak_memory'])}")
+    overhead = (
+        f"{watchers}: {format_share(values['overhead_share'])} of the time"
+    )
+    parts.append(f"{overhead}, and {_time(values['once_seconds'])} once")
+    return f"{'; '.join(parts)}."
 
 
-def _median(values):
-    first, median, third = np.percentile(values, [25, 50, 75]).tolist()
-    off = _NOTCH * (third - first) / len(values) ** 0.5
-    return {"median": median, "off": off}
-
-
-def _with_samples(rows):
-    """Rows from before TensorFlow's first batch was looked at have them too.
-
-    Otherwise samples a second would be of other rows than the time of a step.
-    """
-    known = [row for row in rows if not math.isnan(row.samples)]
-    steps = sum(row.steps for row in known)
-    if not steps:
-        return rows
-    per_step = sum(row.samples for row in known) / steps
-    return [
-        row._replace(samples=row.steps * per_step)
-        if math.isnan(row.samples)
-        else row
-        for row in rows
-    ]
-
-
-def _sample_rate(values, weights):
-    """Of two rows, that of which the time of a step is told as well."""
-    rates = values["samples_per_second"]
-    slowness = [None if rate is None else -rate for rate in rates]
-    found = _weighted(slowness, weights)
-    return None if found is None else -found
+def is_of_training(values: dict, skipped: float) -> bool:
+    """Whether enough steps were timed that were not skipped."""
+    enough = values["measured_steps"] >= _ENOUGH_STEPS
+    return enough and skipped <= _MOST_SKIPPED
 
 
 def _percentile_95(rows):
@@ -254,65 +162,12 @@ def _percentile_95(rows):
 
 def _weighted(values, weights, share=0.5):
     """The value that this share of the weight is at most."""
-    known = [
-        (value, weight)
-        for value, weight in zip(values, weights, strict=True)
-        if value is not None
-    ]
-    known.sort()
+    pairs = zip(values, weights, strict=True)
+    known = sorted(pair for pair in pairs if pair[0] is not None)
     wanted = share * sum(weight for _, weight in known)
     sums = itertools.accumulate(weight for _, weight in known)
-    pairs = zip(known, sums, strict=True)
-    return next((value for (value, _), total in pairs if total >= wanted), None)
-
-
-def _of_layers(layers):
-    total = sum(map(parameters, layers))
-    narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
-    saved = sum(map(parameters, narrow)) / 2
-    return {
-        "flops_in_16_bits": share_in_16_bits(layers)
-        if knows_flops(layers)
-        else None,
-        "weight_bytes_saved": saved / total if total else None,
-    }
-
-
-def sentence(found: dict) -> str:
-    """Returns the figures in a line.
-
-    Args:
-        found: Dict, as `performance` returns it.
-
-    Example:
-    >>> from keras_mixprec.reporting.performance import performance, sentence
-    >>> from keras_mixprec.reporting.schema import Row
-    >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
-    >>> sentence(performance([row], []))
-    '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \
-1.86 GiB; monitor and tuner take 0.4% of the time, and 1.5 s once.'
-    """
-    value = {f["name"]: f["value"] for f in found["figures"]}
-    title = {f["name"]: f["title"] for f in found["figures"]}
-    pace = f"{_time(value['step_time'])} a step"
-    if value["measured_steps"] < _ENOUGH_STEPS:
-        steps = format_count(value["measured_steps"], "step")
-        pace += f" (measured on {steps} only)"
-    elif value["step_time_p95"] is not None:
-        pace += f" (95th percentile {_time(value['step_time_p95'])})"
-    if value["samples_per_second"] is not None:
-        pace += f", {format_digits(value['samples_per_second'])} samples/s"
-    if (lacks := found["speed"]["lacks"]) and lacks["what"] == "trained":
-        pace += f", with {lacks['text']}"
-    parts = [pace]
-    if value["peak_memory"] is not None:
-        parts.append(f"peak memory {format_bytes(value['peak_memory'])}")
-    who, _, _ = title["overhead_share"].partition(",")
-    took = "take" if " and " in who else "takes"
-    overhead = f"{who} {took} {format_share(value['overhead_share'])}"
-    once = f"{_time(value['once_seconds'])} once"
-    parts.append(f"{overhead} of the time, and {once}")
-    return f"{'; '.join(parts)}."
+    reached = zip(known, sums, strict=True)
+    return next((v for (v, _), total in reached if total >= wanted), None)
 
 
 def _time(seconds):

@@ -13,7 +13,6 @@ from keras_mixprec.reporting.schema import EXPONENTS
 # What stands in for what could not be read.
 UNREADABLE = "unreadable"
 
-_NAME = str | None
 _NUMBER = int | float
 
 # The keys without which an event of a kind says nothing.
@@ -25,39 +24,19 @@ NEEDED = {
 # Of a range of steps: one alone says nothing.
 _ENDS = {"first_step", "last_step"}
 _TYPES = {
-    "at_step": int,
-    "failing_since": int | None,
-    "first_step": int,
-    "last_step": int,
-    "in_a_row": int,
-    "fit": int,
-    "layers": dict,
-    "because": dict,
-    "numbers": dict,
-    "settings": dict,
-    "counts": dict,
-    "kinds": dict,
-    "message": str,
-    "finding": str,
-    "level": str,
-    "reason": str,
-    "optimizer": str,
-    "verdict": str,
-    "advice": str,
-    "details": str,
-    "summary": str,
-    "variables": list,
-    "loss": list,
-    "paths": list,
-    "steps": list,
-    "batches": list,
-    "layer": _NAME,
-    "direction": _NAME,
-    "count": int,
-    "within": bool,
-    "lost": bool,
-    "held": _NUMBER,
-    "seconds": _NUMBER,
+    name: kind
+    for kind, names in (
+        (int, "at_step first_step last_step in_a_row fit count"),
+        (int | None, "failing_since"),
+        (dict, "layers because numbers settings counts kinds"),
+        (str, "message finding level reason optimizer verdict advice details"),
+        (str, "summary"),
+        (list, "variables loss paths steps batches"),
+        (str | None, "layer direction"),
+        (bool, "within lost"),
+        (int | float, "held seconds"),
+    )
+    for name in names.split()
 }
 
 

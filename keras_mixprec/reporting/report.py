@@ -1,285 +1,25 @@
-"""The report: a run's whole story, without TensorBoard, and its text."""
+"""The report: a run's whole story, without TensorBoard."""
 
 import contextlib
 import io
-import math
 import os
 import textwrap
-from collections import Counter, defaultdict
+
+import numpy as np
 
 from keras_mixprec._files import write_bytes
 from keras_mixprec._html import HtmlReport, element
-from keras_mixprec.formats import (
-    BATCHES,
-    STEPS,
-    format_bits,
-    format_count,
-    format_digits,
-    format_kinds,
-    format_moment,
-    format_names,
-    format_power,
-    format_share,
-    printable,
-)
-from keras_mixprec.reporting.event_rows import with_advice
-from keras_mixprec.reporting.facts import dtype_now, low_scales
+from keras_mixprec.formats import printable
+from keras_mixprec.reporting.cards import overview, text
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.performance import sentence
-from keras_mixprec.reporting.read_events import UNREADABLE
+from keras_mixprec.reporting.grid import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import page
-from keras_mixprec.reporting.report_plot import plot
-from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
+from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
-from keras_mixprec.reporting.run_ranges import run_ranges
-from keras_mixprec.reporting.run_summary import gravity, summary
-from keras_mixprec.reporting.runs_table import runs_table
-from keras_mixprec.reporting.verdict_lines import (
-    MOST_LAYERS,
-    MOST_VERDICTS,
-    verdict_lines,
-)
-from keras_mixprec.reporting.what_if import what_if
+from keras_mixprec.reporting.runs import row_of, runs_table
+from keras_mixprec.reporting.what_if import what_if_of
 
 _WIDTH = 100
-
-
-def text(overview: dict) -> str:
-    """Returns a run's story, the most important first.
-
-    Args:
-        overview: Dict, as `RunData.overview` returns it.
-    """
-    lines = [
-        f"{overview['run']} ({_state(overview)}): "
-        f"{overview['headline']['text']}",
-        _steps(overview),
-        *_loss(overview["loss"]),
-        *filter(None, [overview["flat_loss"], overview["tuner"]]),
-        *_next(overview["next"]),
-        _dtypes(overview["layers"]),
-        *_matmul_precision(overview["matmul_precision"]),
-        *_performance(overview),
-        *_messages(overview["events"]),
-        *map(_scale, overview["scale"]),
-        *_low_scales(overview["events"]),
-        *_nonfinite(overview["events"]),
-        *_before_training(overview["events"]),
-        *_demoted(overview["layers"]),
-        *verdict_lines(overview["events"], overview["layers"]),
-        *_headroom(overview["layers"], overview["format"]["name"]),
-        *_passed_on(overview["layers"]),
-        *_all_zero(overview["layers"]),
-        *filter(None, [overview["withheld"]]),
-    ]
-    return "\n".join(
-        textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines
-    )
-
-
-def _next(found):
-    # What is open has its advice with the verdict, below.
-    if found and not found["text"].startswith("What to do"):
-        yield found["text"]
-
-
-def _state(overview):
-    return overview["headline"]["state"].replace("_", " ")
-
-
-def _loss(course):
-    """The first, the lowest and the last loss."""
-    if course is None:
-        return
-    values, steps = course["values"], course["steps"]
-    found = list(zip(values, steps, [0, *steps], strict=False))
-    line = f"Loss: {_mean_over(*found[-1])}"
-    finite = [row for row in found if math.isfinite(row[0])]
-    if len(found) > 1 and finite:
-        line = f"Loss: {_mean_over(*found[0])} (first)"
-        least = min(finite)
-        if least not in (found[0], found[-1]):
-            line += f", {_mean_over(*least)} (lowest)"
-        line += f", {_mean_over(*found[-1])} (last)"
-    yield f"{line}."
-
-
-def _mean_over(value, last, before):
-    """A point of the curve is the mean of the steps since the one before."""
-    first = before + 1
-    if last == first:
-        return f"{format_digits(value)} at step {last:,}"
-    return f"{format_digits(value)} over steps {first:,} to {last:,}"
-
-
-def _steps(overview):
-    count = overview["last_step"]
-    fits = _fits(overview)
-    several = f" in {fits} calls of fit" if fits > 1 else ""
-    skipped = overview["skipped"]
-    share = (
-        f" ({format_share(skipped / count)})" if 0 < skipped <= count else ""
-    )
-    return f"Steps: {count:,}{several}, {skipped or 'none'} skipped{share}."
-
-
-def _fits(overview):
-    return sum(e["kind"] == "train_begin" for e in overview["events"])
-
-
-def _dtypes(layers):
-    counts = Counter(layer["compute_dtype"] for layer in layers)
-    shown = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
-    return f"Layers: {shown or 'none'}."
-
-
-def _matmul_precision(text):
-    said = f"Matrix products of float32 layers: {text}."
-    return [said] if text else []
-
-
-def _performance(overview):
-    if found := overview["performance"]:
-        fits = _fits(overview)
-        of = f" of fit {fits} alone" if fits > 1 else ""
-        yield f"Speed{of}: {sentence(found)}"
-
-
-def _messages(events):
-    """The last event of each kind that is about the run as a whole."""
-    last = {event["kind"]: event.get("message") for event in events}
-    if rewrite := last.get("graph_rewrite"):
-        yield f"Graph rewrite: {rewrite}."
-    for kind in ("ignored_variable", "bad_batches", UNREADABLE):
-        if message := last.get(kind):
-            yield str(message)
-
-
-def _scale(course):
-    name = course["optimizer"]
-    label = f"Loss scale of {name}" if name else "Loss scale"
-    first, *_, last = course["scale"] * 2
-    if min(course["scale"]) == max(course["scale"]):
-        return f"{label}: {format_power(first)}."
-    between = {"lowest": min(course["scale"]), "highest": max(course["scale"])}
-    beyond = ", ".join(
-        f"{which} {format_power(scale)}"
-        for which, scale in between.items()
-        if scale not in (first, last)
-    )
-    beyond = f" ({beyond})" if beyond else ""
-    return f"{label}: {format_power(first)} -> {format_power(last)}{beyond}."
-
-
-def _low_scales(events):
-    for event in low_scales(events):
-        yield with_advice(event)
-
-
-def _nonfinite(events):
-    counts = defaultdict(Counter)
-    for event in events:
-        if event["kind"] == "nonfinite_losses":
-            counts["loss", "", BATCHES].update(event["counts"])
-        elif event["kind"] == "nonfinite_gradients":
-            name = event.get("optimizer", "")
-            counts["gradients", name, STEPS].update(event["counts"])
-    for (what, name, units), found in counts.items():
-        of = f" of {name}" if name else ""
-        yield f"Non-finite {what}{of}: {format_kinds(found, units)}."
-
-
-def _before_training(events):
-    # Of the last call of `fit`, each logs them again.
-    found = {
-        (event["finding"], event.get("layer")): event
-        for event in events
-        if event["kind"] == "before_training" and event["level"] == "bad"
-    }
-    for event in [*found.values()][:MOST_VERDICTS]:
-        where = f" in {event['layer']}" if event.get("layer") else ""
-        yield (
-            f"Before training: {event['finding']}{where}. {event['message']} "
-            f"{event.get('advice', '')}"
-        ).rstrip()
-
-
-def _demoted(layers):
-    for layer in layers:
-        if layer["demoted_at"] is not None:
-            yield (
-                f"Demoted to {dtype_now(layer)} "
-                f"{format_moment(layer['demoted_at'])}: "
-                f"{layer['path']!r}{_because(layer)}."
-            )
-
-
-def _because(layer):
-    reason = layer["demoted_because"]
-    return f" ({reason})" if reason else ""
-
-
-def _headroom(layers, limit):
-    # What a wider layer holds would be no matter for it.
-    low = [x for x in layers if x["compute_dtype"] != "float32"]
-    # Of what a layer passes on another has the finding.
-    own = [x for x in low if not (x["passed_from"] or x["lost_because"])]
-    shown = [x for x in own if _is_range(x["least_headroom"])]
-    shown.sort(key=lambda layer: layer["least_headroom"])
-    if shown:
-        least = ", ".join(
-            f"{x['path']!r} {_left(x, limit)} "
-            f"({format_moment(x['worst_step'], 'after')})"
-            for x in shown[:MOST_LAYERS]
-        )
-        yield (
-            f"Outputs nearest to overflow (each bit is a factor of 2): {least}."
-        )
-
-
-def _passed_on(layers):
-    behind = defaultdict(list)
-    for layer in layers:
-        if layer["passed_from"] is not None:
-            zero = layer["least_headroom"] == math.inf
-            behind[layer["passed_from"], zero].append(layer["path"])
-    for (origin, zero), paths in [*behind.items()][:MOST_LAYERS]:
-        what = "all zero" if zero else "infinite or NaN"
-        yield (
-            f"Not at fault: {_named(paths)}. What {origin} returns is {what}."
-        )
-    if more := sum(map(len, [*behind.values()][MOST_LAYERS:])):
-        yield f"Nor are {format_count(more, 'more layer')}."
-    if lost := [x for x in layers if x["lost_because"] is not None]:
-        because = lost[0]["lost_because"]
-        yield (
-            f"Not at fault: {_named([x['path'] for x in lost])}. They return "
-            f"infinity or NaN because {because}."
-        )
-
-
-def _named(paths):
-    return format_names(paths, MOST_LAYERS, "layer")
-
-
-def _all_zero(layers):
-    # No headroom is short there, and yet nothing gets through.
-    zero = [x for x in layers if x["least_headroom"] == math.inf]
-    paths = [x["path"] for x in zero if x["passed_from"] is None]
-    if paths:
-        yield f"Activations all zero in every reading: {_named(paths)}."
-
-
-def _left(layer, limit):
-    bits, dtype = layer["least_headroom"], layer["compute_dtype"]
-    if -math.inf < bits < 0 and dtype != limit:
-        return f"beyond {limit}, computed in {dtype},"
-    return format_bits(bits)
-
-
-def _is_range(bits):
-    # Infinite if all numbers were zero.
-    return bits is not None and bits < math.inf
 
 
 def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
@@ -307,11 +47,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     ... )
     >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
     mixprec (healthy): 1 step, none skipped, no findings; no layer computes ...
-    Steps: 1, none skipped.
     Loss: ... step 1.
-    Layers: 1 in float32.
-    Matrix products of float32 layers: float32...
     Loss scale: 2**15.
+    Layers: 1 in float32.
     """
     found = find_runs(os.fspath(log_dir))
     if not found:
@@ -319,7 +57,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
             "There is no log of `MixPrecMonitor` in that folder. "
             f"Received: log_dir={os.fspath(log_dir)!r}"
         )
-    runs = [RunData(name, RunFiles(path)) for name, path in found.items()]
+    runs = [Run(name, RunFiles(path)) for name, path in found.items()]
     for run in runs:
         if run.listed["newer_schema"]:
             raise ValueError(
@@ -338,30 +76,33 @@ class MixPrecReport(HtmlReport):
     tab.
 
     Args:
-        runs: List of `RunData`.
+        runs: List of `Run`.
     """
 
-    def __init__(self, runs: list[RunData]):
-        self._runs = runs
-        self._overviews = {run.name: run.overview() for run in runs}
-        self._by_gravity = sorted(self._overviews.values(), key=gravity)
+    def __init__(self, runs: list[Run]):
+        self._runs = {run.name: run for run in runs}
+        # All of them is read now: a report outlives its log.
+        self._overviews = {run.name: overview(run) for run in runs}
+        self._rows = sorted(map(row_of, runs), key=lambda row: row["gravity"])
 
     def to_dict(self) -> dict:
-        """Returns, by run, the layers, the loss scale and all events.
+        """Returns, by run, its cards, layers, loss scale and all events.
 
         And of each metric in `"heat"` what was measured: the last step of each
         column as `"steps"`, and the worst number in it by layer as `"values"`,
         NaN where there is none.
         """
-        return {run.name: self._dict_of(run) for run in self._runs}
+        return {name: self._dict_of(run) for name, run in self._runs.items()}
 
     def _dict_of(self, run):
-        overview = self._overviews[run.name]
-        heat = overview["heat"]
-        if heat:
-            metrics = [m | run.measured(m["name"]) for m in heat["metrics"]]
-            heat = heat | {"metrics": metrics}
-        return overview | {"heat": heat}
+        found = self._overviews[run.name]
+        if not found["heat"]:
+            return found
+        metrics = [
+            metric | run.grid(metric["name"], MAX_COLUMNS).to_dict()
+            for metric in run.metrics
+        ]
+        return found | {"heat": found["heat"] | {"metrics": metrics}}
 
     def what_if(
         self, layers=None, format: str = "float16", run: str | None = None
@@ -413,27 +154,24 @@ class MixPrecReport(HtmlReport):
         return self._what_if(format, run)["plan"]
 
     def _what_if(self, dtype, name):
-        if dtype not in CHOICES:
-            raise ValueError(
-                f"`format` must be one of {', '.join(CHOICES)}. "
-                f"Received: format={dtype!r}"
-            )
-        name = self._by_gravity[0]["run"] if name is None else name
-        if name not in self._overviews:
-            raise ValueError(
-                f"`run` must be one of {', '.join(self._overviews)}. "
-                f"Received: run={name!r}"
-            )
-        (data,) = (run for run in self._runs if run.name == name)
-        found = what_if(self._overviews[name], run_ranges(data, MAX_COLUMNS))
-        return found["formats"][dtype]
+        name = self._rows[0]["run"] if name is None else name
+        for argument, value, known in (
+            ("format", dtype, CHOICES),
+            ("run", name, self._runs),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"`{argument}` must be one of {', '.join(known)}. "
+                    f"Received: {argument}={value!r}"
+                )
+        return what_if_of(self._runs[name])["formats"][dtype]
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
-        return page(self._runs, self._overviews)
+        return page([*self._runs.values()], self._overviews)
 
     def plot(self, ax=None):
-        """Draws the loss scale of each run by step, and where events were.
+        """Draws the loss scale of each run by step, and severe findings.
 
         Args:
             ax: Matplotlib's `Axes`. Defaults to `None`, those of a new figure.
@@ -444,7 +182,26 @@ class MixPrecReport(HtmlReport):
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
         """
-        return plot(self._overviews.values(), ax)
+        # Not pyplot: it would touch the figures of the user.
+        from matplotlib.figure import Figure
+
+        if ax is None:
+            ax = Figure(figsize=(10, 3.5), layout="constrained").subplots()
+        for found in self._overviews.values():
+            for course in found["scale"]:
+                name = f"{found['run']} {course['optimizer']}".rstrip()
+                steps = [*course["steps"], found["last_step"]]
+                scales = np.log2([*course["scale"], course["scale"][-1]])
+                label = printable(name).replace("$", r"\$")
+                ax.step(steps, scales, where="post", label=label)
+            for row in found["told"]:
+                if row["level"] == "bad":
+                    ax.axvline(row["steps"][0], color="red", linestyle=":")
+        ax.set_xlabel("step")
+        ax.set_ylabel("loss scale, as a power of two")
+        if ax.get_legend_handles_labels()[1]:
+            ax.legend(fontsize="small")
+        return ax
 
     def save_png(self, path: str | os.PathLike) -> None:
         """Writes what `plot` draws.
@@ -465,10 +222,9 @@ class MixPrecReport(HtmlReport):
         return file.getvalue()
 
     def __str__(self):
-        table = [runs_table([*map(summary, self._by_gravity)])]
-        several = len(self._runs) > 1
-        texts = table * several + [*map(text, self._by_gravity)]
-        return printable("\n\n".join(texts))
+        table = [runs_table(self._rows)] * (len(self._runs) > 1)
+        texts = (text(self._runs[row["run"]]) for row in self._rows)
+        return printable("\n\n".join([*table, *map(_filled, texts)]))
 
     __repr__ = __str__
 
@@ -489,3 +245,10 @@ class MixPrecReport(HtmlReport):
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self._png()
         return bundle
+
+
+def _filled(text):
+    return "\n".join(
+        textwrap.fill(line, _WIDTH, subsequent_indent="    ")
+        for line in text.split("\n")
+    )

@@ -1,27 +1,19 @@
-"""The page of the tab as one file with its data in it, and its colours."""
+"""The page of the tab as one file with its data in it."""
 
 import base64
-import itertools
-import json
 import re
 import zlib
 from importlib import resources
 from urllib.parse import urlencode
 
 from keras_mixprec._html import joined
-from keras_mixprec.reporting.run_ranges import run_ranges
-from keras_mixprec.reporting.run_summary import summary
-from keras_mixprec.reporting.schema import EXPONENTS
+from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import what_if
-from keras_mixprec.reporting.worth import comparison, with_partners
+from keras_mixprec.reporting.what_if import what_if_of
 
 # Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
-
-# Runs of which a page has what any two tell of each other.
-_MOST_COMPARED = 60
 
 # Steps of a layer's histogram: as many as a reader compares.
 _MOST_HISTOGRAMS = 32
@@ -57,8 +49,8 @@ def page(runs: list, overviews: dict) -> str:
     """Returns the page.
 
     Args:
-        runs: List of `RunData`.
-        overviews: Dict from their names to what `RunData.overview` returns.
+        runs: List of `Run`.
+        overviews: Dict from their names to what `cards.overview` returns.
     """
     answers = _answers(runs, overviews)
     packed = zlib.compress(to_json(answers).encode(), 9)
@@ -93,29 +85,24 @@ def bundle() -> str:
 
 def _answers(runs, overviews):
     """What the server would answer to each question of the page."""
-    rows = [summary(overviews[run.name]) for run in runs]
     answers = {
         "./data/runs": [run.listed for run in runs],
-        "./data/summaries": with_partners(rows),
+        "./data/summaries": [*map(row_of, runs)],
     }
-    for row, other in itertools.permutations(rows[:_MOST_COMPARED], 2):
-        url = _url("comparison", run=row["run"], other=other["run"])
-        answers[url] = comparison(row, other)
     low, high = _COLUMNS
     for run in runs:
         overview = overviews[run.name]
         answers[_url("run", run=run.name)] = overview
-        found = what_if(overview, run_ranges(run, high))
-        answers[_url("what_if", run=run.name)] = found
+        answers[_url("what_if", run=run.name)] = what_if_of(run, high)
         heat = overview["heat"] or {"metrics": [], "layers": []}
         cells = len(heat["layers"]) * len(heat["metrics"]) * len(runs)
         columns = min(max(_MOST_CELLS // max(cells, 1), low), high)
         for metric in heat["metrics"]:
             url = _url("heat", run=run.name, metric=metric["name"])
-            numbers = run.heat(metric["name"], columns)
+            numbers = run.heat_bytes(metric["name"], columns)
             answers[url] = base64.b64encode(numbers).decode()
-        for part in EXPONENTS:
-            for layer in overview["histograms"][part]:
+        for part, layers in overview["histograms"].items():
+            for layer in layers:
                 url = _url("histogram", run=run.name, layer=layer, part=part)
                 found = run.histogram(layer, part)
                 every = -(-len(found["steps"]) // _MOST_HISTOGRAMS)
@@ -133,8 +120,3 @@ def static(name: str) -> str:
     """Returns a file of the page's source."""
     folder = resources.files("keras_mixprec.tensorboard_plugin") / "static"
     return (folder / name).read_text(encoding="utf-8")
-
-
-COLOURS = json.loads(
-    static("colors.js").partition("=")[2].strip().removesuffix(";")
-)

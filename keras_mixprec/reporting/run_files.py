@@ -101,7 +101,9 @@ class RunFiles:
             if count := self._sizes[name] // dtype.itemsize:
                 path = os.path.join(self._folder, name)
                 records = np.memmap(path, dtype, "r", shape=(count,))
-                found.append(Table(layers, metrics, records))
+                found.append(
+                    Table(layers, metrics, records, np.zeros(count, bool))
+                )
         return found
 
     def last_step(self) -> int:

@@ -22,7 +22,7 @@ from keras_mixprec.reporting.append_file import (
     open_lines,
 )
 from keras_mixprec.reporting.event_file import EventFile, find_end
-from keras_mixprec.reporting.facts import Story
+from keras_mixprec.reporting.facts import STORY
 from keras_mixprec.reporting.layer_tables import LayerTables
 from keras_mixprec.reporting.run_files import RunFiles
 from keras_mixprec.reporting.text_formats import markdown_table, to_json
@@ -61,7 +61,7 @@ class RunLog:
         counts: Dict from the tags of counters to what earlier runs in the
             folder had counted in the end.
         fits: Int. How many calls of `fit` the folder has already.
-        story: `Story` of this run, for the closing sentence.
+        story: List of dicts, the events that the closing sentence is made of.
         writes: Boolean. Whether it is a log at all, `True`.
 
     Example:
@@ -79,7 +79,7 @@ class RunLog:
 
     def __init__(self, log_dir: str | os.PathLike):
         self._log_dir = log_dir = check_local(log_dir)
-        self.story = Story()
+        self.story: list[dict] = []
         try:
             self.folder, events = claim_folder(log_dir)
             next_step, self.counts = find_end(self.folder)
@@ -239,7 +239,7 @@ class RunLog:
         Raises:
             TypeError: If JSON has no form for a value.
         """
-        self.story.add(step, event)
+        _tell(self.story, step, event)
         if event.get("kind") in schema.PRECISION_CHANGES:
             # What was measured of other dtypes is not pooled with the rest.
             self._write_waiting()
@@ -394,6 +394,12 @@ def _lines(rows):
     return "".join(f"{to_json(row)}\n" for row in rows).encode()
 
 
+def _tell(story, step, event):
+    """Keeps an event that the closing sentence is made of."""
+    if event.get("kind") in STORY:
+        story.append({**event, "step": step})
+
+
 class NoLog:
     """A `RunLog` that discards everything."""
 
@@ -403,11 +409,11 @@ class NoLog:
     folder = ""
 
     def __init__(self):
-        self.story = Story()
+        self.story = []
 
     def event(self, step, event):
         """Keeps what the closing sentence is made of."""
-        self.story.add(step, event)
+        _tell(self.story, step, event)
 
     def _ignore(self, *args, **options):
         pass

@@ -4,10 +4,12 @@ Of the range of each layer's numbers over the run alone: ranges are of what
 layers return, and do not say where digits are lost.
 """
 
+import collections
 import math
-from collections import defaultdict
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from keras_mixprec.flop_shares import flops
 from keras_mixprec.formats import (
     format_count,
     format_digits,
@@ -15,19 +17,22 @@ from keras_mixprec.formats import (
     format_names,
     format_share,
 )
-from keras_mixprec.reporting.event_rows import words
+from keras_mixprec.reporting.bad_input import left_out
 from keras_mixprec.reporting.facts import dtype_at
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     SPARE_BITS,
     format_limits,
 )
+from keras_mixprec.reporting.grid import MAX_COLUMNS
+from keras_mixprec.reporting.ranges import run_ranges
+from keras_mixprec.reporting.told import words
 
 # What a plan can hold; the others are set by Keras' `quantize`.
 _PLANNED = ("float16", "bfloat16")
 
 # The loss scales to choose from, as powers of two, and what Keras starts at.
-_SCALES = (-14, 126)
+_SCALES = range(-14, 127)
 _USUAL_SCALE = 15
 
 # The states of a layer, the gravest first, with how grave and what is said.
@@ -58,18 +63,16 @@ _NO_MATTER = {
 class _Part(NamedTuple):
     """What the numbers of a part of a layer would do in a format.
 
-    `bits` is the headroom that is left, `lost` the dtype in which they were
-    not finite.
+    `asks` says whether a plan has the layer in float32 for that.
     """
 
     state: str
-    bits: float = math.nan
-    step: int | None = None
-    lost: str | None = None
+    text: str
+    asks: bool = False
 
 
 class _Judged(NamedTuple):
-    """The parts of a layer in a format, the gravest of them, and verdicts.
+    """The parts of a layer in a format, the gravest state, and verdicts.
 
     `window` are the lowest and the highest loss scale, as powers of two, at
     which gradients neither vanish nor overflow.
@@ -79,106 +82,144 @@ class _Judged(NamedTuple):
     activation: _Part
     weight: _Part
     window: tuple[float, int] | None
-    refused: list
+    refused: str
 
 
-def what_if(overview: dict, ranges: dict) -> dict:
+def what_if_of(run, columns: int = MAX_COLUMNS) -> dict:
+    """Returns what each layer of a `Run` would do, as `what_if` does."""
+    is_open = run.finding and not run.finding["repaired"]
+    verdict = run.main.get("verdict", "") if is_open else ""
+    ranges = run_ranges(run, columns)
+    found = what_if(run.layers, ranges, run.bad_input, verdict)
+    return {"run": run.name} | found
+
+
+def what_if(
+    layers: list, ranges: dict, bad_input: Iterable = (), verdict: str = ""
+) -> dict:
     """Returns what each layer would do in each format, and the smallest plan.
 
     Args:
-        overview: Dict, as `RunData.overview` returns it.
+        layers: List of dicts, the layers of a `Run`.
         ranges: Dict, as `run_ranges` returns it.
+        bad_input: Steps whose batch was not finite. Defaults to none.
+        verdict: String. The kind of the main finding, if that is open.
 
     Returns:
-        Dict with `"run"`; `"measured"`, whether there are any ranges; and
-        `"formats"`, by name a dict of `"layers"` and `"plan"`. Layers are a
-        list of dicts, the gravest first, with `"path"`, `"state"`, the same in
-        words as `"said"`, and `"activations"`, `"gradients"` and `"weights"`,
-        each in words with its level. A plan is a dict of `"text"` and of
-        `"file"`, what `PrecisionPlan.load` reads, `None` if there is no plan.
+        Dict with `"measured"`, whether there are any ranges; and `"formats"`,
+        by name a dict of `"layers"` and `"plan"`. Layers are a list of dicts,
+        the gravest first, with `"path"`, `"state"`, the same in words as
+        `"said"`, and `"activations"`, `"gradients"` and `"weights"`, each in
+        words with its level. A plan is a dict of `"text"` and of `"file"`, what
+        `PrecisionPlan.load` reads, `None` if there is no plan.
     """
     formats = {}
     for dtype in CHOICES:
-        rows = [_row(x, ranges, dtype) for x in overview["layers"]]
+        own = ranges["layers"]
+        judged = {
+            x["path"]: _judged(x, own.get(x["path"], {}), dtype) for x in layers
+        }
+        rows = [_row(layer, judged[layer["path"]]) for layer in layers]
         rows.sort(key=lambda row: _ORDER.index(row["state"]))
-        plan = _plan(overview, ranges, dtype)
+        plan = {"text": _NO_MATTER.get(verdict, ""), "file": None}
+        if dtype not in _PLANNED:
+            set_by = "is set by Keras' quantize"
+            how = "needs none" if dtype == "float32" else set_by
+            plan["text"] = (
+                f"A plan holds {' and '.join(_PLANNED)}: {dtype} {how}."
+            )
+        elif not plan["text"]:
+            plan = _plan(layers, judged, ranges, dtype, [*bad_input])
         formats[dtype] = {"layers": rows, "plan": plan}
-    measured = bool(ranges["layers"])
-    return {"run": overview["run"], "measured": measured, "formats": formats}
+    return {"measured": bool(ranges["layers"]), "formats": formats}
 
 
-def _row(layer, ranges, dtype):
-    path, name = layer["path"], dtype
-    own = _with_lost(ranges["layers"].get(path, {}), layer)
-    found = _judged(own, dtype)
-    state, activation = found.state, found.activation
-    if activation.state == "unknown":
-        zero, passed = layer["least_headroom"] == math.inf, layer["passed"]
-        why = "zero" if zero else "passed" if passed else None
-        activation = activation._replace(state=why or "unknown")
-        state = why or state if state == "unknown" else state
-    texts = {
-        "activations": _part_in_words(activation, name, layer["passed"]),
-        "gradients": _window_in_words(found.window),
-        "weights": _part_in_words(found.weight, name)
-        if layer.get("parameters") != 0
-        else "none",
+def _row(layer, found):
+    level, said = _STATES[found.state]
+    is_empty = _is_empty(found.window)
+    cells = {
+        "activations": {
+            "text": found.activation.text,
+            "level": _STATES[found.activation.state][0],
+        },
+        "gradients": {
+            "text": _window_in_words(found.window),
+            "level": "bad" if is_empty else None,
+        },
+        "weights": {
+            "text": found.weight.text
+            if layer.get("parameters") != 0
+            else "none",
+            "level": _STATES[found.weight.state][0],
+        },
     }
-    levels = {
-        "activations": _STATES[activation.state][0],
-        "gradients": "bad" if _is_empty(found.window) else None,
-        "weights": _STATES[found.weight.state][0],
-    }
-    if found.refused and levels["activations"] != "bad":
-        texts["activations"] = _found_in_words(found.refused)
-        levels["activations"] = "bad"
-    if state == "overflows" and activation.lost:
-        state = "lost"
-    level, said = _STATES[state]
-    cells = {n: {"text": texts[n], "level": levels[n]} for n in texts}
-    return {"path": path, "state": state, "said": said, "level": level} | cells
+    if found.refused and cells["activations"]["level"] != "bad":
+        cells["activations"] = {"text": found.refused, "level": "bad"}
+    about = {"path": layer["path"], "state": found.state}
+    return about | {"said": said, "level": level} | cells
 
 
-def _with_lost(own, layer):
-    """With what a layer's row says of one that was not finite by itself."""
-    if layer["lost_because"]:
-        return own | {"nonfinite": None}
-    is_lost = layer["least_headroom"] == -math.inf and not layer["passed"]
-    if not is_lost or own.get("nonfinite"):
-        return own
-    step = layer["worst_step"]
-    return own | {"nonfinite": {"step": step, "dtype": dtype_at(layer, step)}}
-
-
-def _judged(own, dtype):
+def _judged(layer, own, dtype):
     limits = format_limits(dtype)
-    activation = _judged_part(own.get("activation"), limits)
-    if lost := own.get("nonfinite"):
+    activation = _part(own.get("activation"), limits)
+    if lost := _lost(layer):
         most = format_limits(lost["dtype"])["maximum_bits"]
         largest = (own.get("activation") or {}).get("largest")
         # How large what became infinite was only a wider dtype says.
         if largest is None or largest <= most:
-            state = "overflows" if limits["maximum_bits"] <= most else "unknown"
-            activation = _Part(state, math.nan, lost["step"], lost["dtype"])
-    weight = _judged_part(own.get("weight"), limits)
+            text = f"not finite in {lost['dtype']}{_at(lost['step'])}"
+            activation = _Part("lost", text, True)
+            if limits["maximum_bits"] > most:
+                text += ": how large is not known"
+                activation = _Part("unknown", text, True)
+    elif activation.state == "unknown":
+        if layer["least_headroom"] == math.inf:
+            activation = _Part("zero", "all values are zero")
+        if passed := layer["passed"]:
+            activation = _Part("passed", f"{passed['short']}: not known")
+    weight = _part(own.get("weight"), limits)
     window = _window(own.get("gradient"), limits, own.get("weight_gradient"))
-    refused = own.get("refused", {}).get(dtype, [])
+    kinds = own.get("refused", {}).get(dtype, [])
+    # A layer may overflow on the way to an output that does not.
+    said = (
+        f"the run found {', '.join(map(words, kinds))} in it" if kinds else ""
+    )
     states = {activation.state, weight.state}
-    states |= {"refused"} if refused else set()
+    states |= {"refused"} if kinds else set()
     states |= {"no scale"} if _is_empty(window) else set()
     grave = [x for x in _ORDER[: _ORDER.index("passed")] if x in states]
     state = grave[0] if grave else activation.state
-    return _Judged(state, activation, weight, window, refused)
+    return _Judged(state, activation, weight, window, said)
 
 
-def _judged_part(reading, limits):
+def _lost(layer):
+    """Where a layer was not finite by itself, as far as is known."""
+    is_lost = layer["least_headroom"] == -math.inf
+    if not is_lost or layer["passed"] or layer["lost_because"]:
+        return None
+    step = layer["worst_step"]
+    return {"step": step, "dtype": dtype_at(layer, step)}
+
+
+def _part(reading, limits):
     if not reading or reading["largest"] is None:
-        return _Part("unknown")
+        return _Part("unknown", "not measured")
     bits, low = limits["maximum_bits"] - reading["largest"], reading["low"]
-    vanishes = low is not None and low < limits["subnormal_exponent"]
-    state = "fits" if bits >= SPARE_BITS else "close"
-    state = "overflows" if bits < 0 else "vanishes" if vanishes else state
-    return _Part(state, bits, reading["largest_step"])
+    at = _at(reading["largest_step"])
+    number = format_digits(round(abs(bits), 1))
+    if bits < 0:
+        beyond = f"{number} bits beyond {limits['name']}"
+        return _Part("overflows", f"overflow: {beyond}{at}", True)
+    if low is not None and low < limits["subnormal_exponent"]:
+        small = "small ones that count become 0"
+        return _Part("vanishes", f"{number} bits left{at}; {small}", True)
+    is_close = bits < SPARE_BITS
+    text = f"{number} bits left{at}"
+    return _Part("close" if is_close else "fits", text, is_close)
+
+
+def _at(step):
+    return "" if step is None else f", {format_moment(step, 'after')}"
 
 
 def _window(reading, limits, of_weights):
@@ -200,24 +241,6 @@ def _is_empty(window):
     return window is not None and window[0] > window[1]
 
 
-def _part_in_words(part, name, passed=None):
-    state, bits, step, lost = part
-    at = "" if step is None else f", {format_moment(step, 'after')}"
-    if state in ("passed", "zero"):
-        known = passed["short"] if passed else "all values are zero"
-        return known + ": not known" * (state == "passed")
-    if lost:
-        unknown = f"not finite in {lost}{at}: not known"
-        return f"not finite{at}" if state == "overflows" else unknown
-    if state == "unknown":
-        return "not measured"
-    number = format_digits(round(abs(bits), 1))
-    if state == "overflows":
-        return f"overflow: {number} bits beyond {name}{at}"
-    more = "; small ones that count become 0" * (state == "vanishes")
-    return f"{number} bits left{at}{more}"
-
-
 def _window_in_words(window):
     if window is None:
         return "not measured"
@@ -228,227 +251,130 @@ def _window_in_words(window):
     return f"{start} 2**{highest}"
 
 
-def _found_in_words(kinds):
-    # A layer may overflow on the way to an output that does not.
-    return f"the run found {', '.join(map(words, kinds))} in it"
-
-
-def _plan(overview, ranges, dtype):
+def _plan(layers, judged, ranges, dtype, bad_input):
     """The fewest layers in float32 with which nothing leaves a format."""
-    finding = overview["finding"]
-    if dtype not in _PLANNED:
-        set_by = "is set by Keras' quantize"
-        how = "needs none" if dtype == "float32" else set_by
-        text = f"A plan holds {' and '.join(_PLANNED)}: {dtype} {how}."
-        return {"text": text, "file": None}
-    if finding and not finding["repaired"]:
-        kind = overview["events"][finding["event"]].get("verdict")
-        if kind in _NO_MATTER:
-            return {"text": _NO_MATTER[kind], "file": None}
-    search = _Search(overview, ranges, dtype)
-    return {"text": search.text(), "file": search.file()}
-
-
-class _Search:
-    """Which layers need float32, each with why, and the loss scale."""
-
-    def __init__(self, overview, ranges, dtype):
-        self._dtype = dtype
-        self._layers = layers = overview["layers"]
-        self._left_out = overview["bad_input"]
-        self._own = ranges["layers"]
-        self._judged = {
-            x["path"]: _judged(self._own.get(x["path"], {}), dtype)
-            for x in layers
-        }
-        self._reasons: dict[str, str] = {}
-        self._unmeasured: list[str] = []
-        # Layers that pass on what another made infinite, by that one.
-        self._behind: dict[str, list] = defaultdict(list)
-        self._find_reasons()
-        self._find_scale(ranges)
-
-    def _find_reasons(self):
-        mixed = any(not _began_wide(layer) for layer in self._layers)
-        refused = [bool(x.refused) for x in self._judged.values()]
-        cause = refused.index(True) if any(refused) else math.inf
-        for place, layer in enumerate(self._layers):
-            path = layer["path"]
-            own = self._judged[path]
-            feeders = layer.get("fed_by") or []
-            feeder = next((x for x in feeders if self._is_beyond(x)), None)
-            known = own.activation.state != "unknown" or own.activation.lost
-            # Zeros behind a layer that a verdict names may be its doing.
-            zero = layer["least_headroom"] == math.inf and place <= cause
-            if mixed and _began_wide(layer):
-                why = "it was in float32 from the beginning of the run"
-            elif why := self._reason_of(own):
-                pass
-            elif own.refused:
-                why = _found_in_words(own.refused)
-            elif feeder:
-                why = (
-                    f"it receives what {feeder} computes, beyond {self._dtype}"
-                )
-            elif known:
-                continue
-            elif layer["passed_from"]:
-                self._behind[layer["passed_from"]].append(path)
-                continue
-            elif zero:
-                why = "its activations were all zero, which have no range"
-            else:
-                self._unmeasured.append(path)
-                if mixed:
-                    continue
-                why = "nothing was measured of it"
-            self._reasons[path] = why
-
-    def _is_beyond(self, path):
-        """Whether what a layer returns is beyond the format in float32."""
-        if path not in self._judged:
-            return False
-        state, *_, lost = self._judged[path].activation
-        if not lost:
-            return state == "overflows"
-        # A verdict may say how large it is.
-        largest = self._own[path].get("in_float32", -math.inf)
-        return largest > format_limits(self._dtype)["maximum_bits"]
-
-    def _reason_of(self, own):
-        name = self._dtype
-        for what, part in (
-            ("activations", own.activation),
-            ("weights", own.weight),
-        ):
-            state, bits, step, lost = part
-            at = "" if step is None else f" {format_moment(step, 'after')}"
-            if lost:
-                unknown = ": how large is not known" * (state == "unknown")
-                return f"its {what} were not finite in {lost}{at}{unknown}"
-            if state == "overflows":
-                by = format_digits(-bits)
-                return f"its {what} exceed {name} by {by} bits{at}"
-            if state == "close":
-                left = format_digits(bits)
-                return f"its {what} have {left} bits left in {name}{at}"
-            if state == "vanishes":
-                return f"small {what} that count become 0 in {name}"
-        return None
-
-    def _find_scale(self, ranges):
-        """The loss scale that suits the layers with the most FLOPs."""
-        self._overflowing = ranges["overflowing_scale"]
-        windows = {
-            x["path"]: window
-            for x in self._layers
-            if x["path"] not in self._reasons
-            and (window := self._judged[x["path"]].window)
-        }
-        # What is in float32 by this plan may have skipped those steps, unless
-        # it was already: steps are those since dtypes last changed.
-        self._is_blamed = any(
-            self._judged[x["path"]].refused
-            and x["path"] in self._reasons
-            and not x["repaired"]
-            for x in self._layers
-        )
-        costs = {x["path"]: x["share_of_flops"] or 0 for x in self._layers}
-        usual = ranges["needed_scale"]
-        usual = _USUAL_SCALE if usual is None else usual
-
-        def score(bits):
-            held = [p for p, (low, high) in windows.items()
-                    if low <= bits <= high]  # fmt: skip
-            return sum(costs[p] for p in held), len(held), -abs(bits - usual)
-
-        self._scale = scale = max(self._possible_scales(), key=score)
-        for path, (low, high) in windows.items():
-            if not low <= scale <= high:
-                do = "overflow" if high < scale else "vanish"
-                self._reasons[path] = (
-                    f"at the loss scale 2**{scale} its gradients {do} in "
-                    f"{self._dtype}"
-                )
-        held = sum(c for p, c in costs.items() if p not in self._reasons)
-        total = sum(costs.values())
-        self._share = held / total if total else None
-
-    def _possible_scales(self):
-        # A format as wide as float32 needs no loss scale.
-        if self._dtype != "float16":
-            return [0]
-        first, last = _SCALES
-        # A plan stays below where gradients overflowed in the run without a
-        # layer that is to blame.
-        if self._overflowing is not None and not self._is_blamed:
-            last = min(last, math.ceil(self._overflowing) - 1)
-        return range(first, max(first, last) + 1)
-
-    def text(self):
-        wide = [f"{p} ({why})" for p, why in self._reasons.items()]
-        count = format_count(len(wide), "layer")
-        said = [
-            f"{count} in float32: {format_names(wide, 4)}."
-            if wide
-            else "No layer in float32."
-        ]
-        if self._share is not None:
-            said.append(
-                f"{format_share(self._share)} of FLOPs in {self._dtype}."
-            )
-        said.append(self._scale_in_words())
-        for path, own in self._behind.items():
-            said.append(f"Not known, behind {path}: {format_names(own, 4)}.")
-        if self._unmeasured:
-            named = format_names(self._unmeasured, 4)
-            said.append(f"Without a finite reading: {named}.")
-        said.append(left_out(self._left_out))
-        return " ".join(filter(None, said))
-
-    def _scale_in_words(self):
-        if self._dtype != "float16":
-            return ""
-        advised = f"Loss scale 2**{self._scale}"
-        if self._overflowing is None:
-            return f"{advised}."
-        start = f"2**{math.ceil(self._overflowing)}"
-        if self._is_blamed:
-            return (
-                f"{advised}; the run skipped steps from {start} on, which may "
-                "be due to the layers with a verdict."
-            )
-        if self._scale < self._overflowing:
-            return f"{advised}: from {start} on the run skipped steps."
-        return f"No loss scale is known: the run skipped steps even at {start}."
-
-    def file(self):
-        """As `PrecisionPlan.load` reads it."""
-        low = f"mixed_{self._dtype}"
-        layers: list[dict[str, Any]] = []
-        for layer in self._layers:
-            path = layer["path"]
-            why = self._reasons.get(path)
-            wide = {"policy": "float32", "reason": why}
-            layers.append({"path": path} | (wide if why else {"policy": low}))
-        about = {"format": "keras_mixprec.plan", "version": 1, "default": low}
-        return about | {"layers": layers}
-
-
-def left_out(steps: list) -> str:
-    """Returns which readings are left out, empty if none are.
-
-    Args:
-        steps: List of ints, at which the input was not finite.
-    """
-    if not steps:
-        return ""
-    of = "steps" if steps[1:] else "step"
-    named = format_names((f"{step:,}" for step in steps), 4)
-    return (
-        f"The input was not finite at {of} {named} (bad data): what it made "
-        "infinite or NaN is not counted, since no format mends it."
+    reasons, unmeasured, behind = _reasons(layers, judged, ranges, dtype)
+    costs = {x["path"]: flops(x) for x in layers}
+    # What is in float32 by this plan may have skipped those steps, unless it
+    # was already: steps are those since dtypes last changed.
+    is_blamed = any(
+        judged[x["path"]].refused and x["path"] in reasons and not x["repaired"]
+        for x in layers
     )
+    windows = {
+        path: found.window
+        for path, found in judged.items()
+        if found.window and path not in reasons
+    }
+    scale = _best_scale(windows, costs, ranges, dtype, is_blamed)
+    for path, (low, high) in windows.items():
+        if not low <= scale <= high:
+            do = "overflow" if high < scale else "vanish"
+            at = f"at the loss scale 2**{scale}"
+            reasons[path] = f"{at} its gradients {do} in {dtype}"
+    wide = [f"{path} ({why})" for path, why in reasons.items()]
+    count = format_count(len(wide), "layer")
+    said = [f"{count} in float32: {format_names(wide, 4)}."]
+    said = said if wide else ["No layer in float32."]
+    if total := sum(costs.values()):
+        held = sum(cost for path, cost in costs.items() if path not in reasons)
+        said.append(f"{format_share(held / total)} of FLOPs in {dtype}.")
+    if dtype == "float16":
+        skipped = ranges["overflowing_scale"]
+        said.append(_scale_in_words(scale, skipped, is_blamed))
+    for path, own in behind.items():
+        said.append(f"Not known, behind {path}: {format_names(own, 4)}.")
+    if unmeasured:
+        said.append(f"Without a finite reading: {format_names(unmeasured, 4)}.")
+    text = " ".join(filter(None, [*said, left_out(bad_input)]))
+    low, rows = f"mixed_{dtype}", []
+    for path in costs:
+        why = reasons.get(path)
+        wide = {"policy": "float32", "reason": why}
+        rows.append({"path": path} | (wide if why else {"policy": low}))
+    about = {"format": "keras_mixprec.plan", "version": 1, "default": low}
+    return {"text": text, "file": about | {"layers": rows}}
+
+
+def _reasons(layers, judged, ranges, dtype):
+    """Why layers need float32, and of which that is not known.
+
+    Also by path the layers that pass on what that one made infinite.
+    """
+    reasons: dict[str, str] = {}
+    unmeasured, behind = [], collections.defaultdict(list)
+    mixed = any(not _began_wide(layer) for layer in layers)
+    has_cause = False
+    for layer in layers:
+        path = layer["path"]
+        own = judged[path]
+        parts = {"activations": own.activation, "weights": own.weight}
+        grave = [f"its {n}: {p.text}" for n, p in parts.items() if p.asks]
+        feeders = layer.get("fed_by") or []
+        over = (x for x in feeders if _is_beyond(judged, ranges, x, dtype))
+        feeder, state = next(over, None), own.activation.state
+        # Zeros behind a layer that a verdict names may be its doing.
+        is_cause, has_cause = not has_cause, has_cause or bool(own.refused)
+        if mixed and _began_wide(layer):
+            reasons[path] = "it was in float32 from the beginning of the run"
+        elif grave or own.refused:
+            reasons[path] = grave[0] if grave else own.refused
+        elif feeder:
+            beyond = f"beyond {dtype}"
+            reasons[path] = f"it receives what {feeder} computes, {beyond}"
+        elif state == "passed" and layer["passed_from"]:
+            behind[layer["passed_from"]].append(path)
+        elif state == "zero" and is_cause:
+            reasons[path] = "its activations were all zero, which have no range"
+        elif state in ("passed", "zero", "unknown"):
+            unmeasured.append(path)
+            if not mixed:
+                reasons[path] = "nothing was measured of it"
+    return reasons, unmeasured, behind
+
+
+def _is_beyond(judged, ranges, path, dtype):
+    """Whether what a layer returns is beyond the format in float32."""
+    state = judged[path].activation.state if path in judged else ""
+    # A verdict may say how large what became infinite is.
+    largest = ranges["layers"].get(path, {}).get("in_float32", -math.inf)
+    beyond = largest > format_limits(dtype)["maximum_bits"]
+    return state == "overflows" or (state in ("lost", "unknown") and beyond)
+
+
+def _best_scale(windows, costs, ranges, dtype, is_blamed):
+    """The loss scale that suits the layers with the most FLOPs."""
+    # A format as wide as float32 needs none.
+    if dtype != "float16":
+        return 0
+    possible, skipped = _SCALES, ranges["overflowing_scale"]
+    # A plan stays below where gradients overflowed in the run without a layer
+    # that is to blame.
+    if skipped is not None and not is_blamed:
+        below = [bits for bits in possible if bits < skipped]
+        possible = below or possible[:1]
+    needed = ranges["needed_scale"]
+    usual = _USUAL_SCALE if needed is None else needed
+
+    def score(bits):
+        held = [p for p, (low, high) in windows.items() if low <= bits <= high]
+        return sum(costs[path] for path in held), len(held), -abs(bits - usual)
+
+    return max(possible, key=score)
+
+
+def _scale_in_words(scale, skipped, is_blamed):
+    if skipped is None:
+        return f"Loss scale 2**{scale}."
+    start = f"2**{math.ceil(skipped)}"
+    if is_blamed:
+        return (
+            f"Loss scale 2**{scale}; the run skipped steps from {start} on, "
+            "which may be due to the layers with a verdict."
+        )
+    if scale < skipped:
+        return f"Loss scale 2**{scale}: from {start} on the run skipped steps."
+    return f"No loss scale is known: the run skipped steps even at {start}."
 
 
 def _began_wide(layer):

@@ -1,21 +1,19 @@
-"""What a tuner did in a run, and what is left to do, in a sentence each."""
+"""What is left to do, and what a tuner did that no finding tells."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from keras_mixprec.formats import format_count, format_moment, format_power
+from keras_mixprec.formats import format_count, format_names, format_power
 from keras_mixprec.reporting.facts import (
-    SCALE_CHANGES,
     asks_for_scale,
-    dtype_of,
     dtypes_now,
     is_repaired,
+    kind_of,
     low_scales,
 )
-from keras_mixprec.reporting.flat_loss import (
-    is_known_since_repair,
-    standing_loss,
-)
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.reporting.fixes import fix_of
+from keras_mixprec.reporting.flat_loss import standing_loss
+from keras_mixprec.reporting.headline import over_by
+from keras_mixprec.reporting.told import said_alike
 
 # Why nothing is changed although something was found.
 _NO_REPAIR = {
@@ -27,73 +25,57 @@ _NO_REPAIR = {
 }
 
 
-def tuner_did(events: list) -> str | None:
-    """Returns what a tuner did in the last `fit`; `None` if there was none.
+def tuner_did(events: list, layers: list) -> str:
+    """Returns what a tuner did in the last `fit`, or would have done.
+
+    Not what it demoted or found, which the sentence on the run tells.
 
     Args:
         events: List of dicts, by rising step.
+        layers: List of dicts, the table of layers.
 
     Example:
     >>> from keras_mixprec.reporting.what_next import tuner_did
-    >>> tuner_did([{"kind": "train_begin", "step": 0, "tuner": True}])
-    'The tuner watched and changed nothing: no layer was at fault.'
+    >>> tuner_did([{"kind": "train_begin", "step": 0, "tuner": True}], [])
+    'It watched and changed nothing: no layer was at fault.'
     """
     begins = [n for n, e in enumerate(events) if e["kind"] == "train_begin"]
-    if not begins or not events[begins[-1]].get("tuner"):
-        return None
+    if not begins:
+        return ""
     own = events[begins[-1] :]
-    who = "The tuner"
-    if len(begins) > 1:
-        who = f"In the last of {len(begins)} fits the tuner"
-    would = any(event.get("dry_run") for event in own)
-    done = [
-        text for kind, told in _DONE.items() if (text := told(_of(own, kind)))
-    ]
-    if done:
-        return f"{who} {', and '.join(done)}."
-    if would:
-        return f"{who} changed nothing: it only advises (dry_run=True)."
+    if not own[0].get("tuner", True):
+        return _would(events, layers)
+    if not own[0].get("tuner"):
+        return ""
+    done = [event for event in own if not event.get("dry_run")]
+    texts = (_SAYS[e["kind"]](e) for e in done if e["kind"] in _SAYS)
+    if said := dict.fromkeys(filter(None, texts)):
+        return f"It {', and '.join(said)}."
+    if done != own or any(event["kind"] in _TOLD for event in done):
+        return ""
     kept = any(event["kind"] == "loss_scale_kept" for event in own)
     scale = "; the loss scale that they lowered is restored" if kept else ""
-    return f"{who} watched and changed nothing{_why_nothing(own)}{scale}."
+    return f"It watched and changed nothing{_why_nothing(own)}{scale}."
 
 
-def tuner_would(overview: Mapping) -> str | None:
-    """Returns that no tuner was there, and what one would have done.
-
-    Args:
-        overview: Dict, as `RunData.overview` returns it.
-
-    Returns:
-        String; `None` where there was one, or none would have helped.
-    """
-    events = overview["events"]
-    begins = [e for e in events if e["kind"] == "train_begin"]
-    if not begins or begins[-1].get("tuner", True):
-        return None
-    now = dtypes_now(events, overview["layers"])
+def _would(events, layers):
+    """What a tuner would have done, empty if nothing."""
+    now, is_over = dtypes_now(events, layers), over_by(events, layers)
     paths = dict.fromkeys(
         event["layer"]
         for event in events
         if event["kind"] == "verdict"
         and event["layer"] in now
-        and event["verdict"] in KINDS
-        and not asks_for_scale(event)
-        and KINDS[event["verdict"]].repaired_by
-        and not is_repaired(event["verdict"], now[event["layer"]])
+        and kind_of(event["verdict"]).repaired_by
+        and not (asks_for_scale(event) or is_over(event))
     )
     would = []
     if paths:
-        first, *others = paths
-        more = f" and {format_count(len(others), 'more layer')}" * bool(others)
-        would.append(f"repair {first}{more}")
+        would.append(f"repair {format_names(paths, 1, 'layer')}")
     if _lowered_by_data(events):
         would.append("restore the loss scale that bad data lowered")
-    if not would:
-        return None
-    return (
-        f"No tuner in this run: PrecisionTuner() would {' and '.join(would)}."
-    )
+    said = " and ".join(would)
+    return f"PrecisionTuner() would {said}." if would else ""
 
 
 def _lowered_by_data(events):
@@ -101,62 +83,29 @@ def _lowered_by_data(events):
     return [e for e in low_scales(events) if e.get("cause") == "bad_data"]
 
 
-def _of(events, kind):
-    return [e for e in events if e["kind"] == kind and not e.get("dry_run")]
+def _returned(event):
+    return f"returned {format_names(event['layers'], 2, 'layer')} to 16 bits"
 
 
-def _moved(events):
-    changes = {p: c for event in events for p, c in event["layers"].items()}
-    if not changes:
-        return None
-    dtypes = sorted({dtype_of(c["after"]) for c in changes.values()})
-    steps = sorted({event["step"] for event in events})
-    at = format_moment(steps[0])
-    if steps[1:]:
-        at = f"from step {steps[0]:,} to step {steps[-1]:,}"
-    moved = format_count(len(changes), "layer")
-    return f"demoted {moved} to {' and '.join(dtypes)} {at}"
+def _scale(verb):
+    def said(event):
+        if "after" not in event:
+            return ""
+        scale = format_power(event["after"])
+        return f"{verb} {scale} at step {event['step']:,}"
+
+    return said
 
 
-def _returned(events):
-    paths = {path for event in events for path in event["layers"]}
-    count = format_count(len(paths), "layer")
-    return f"returned {count} to 16 bits" if paths else None
-
-
-def _scale_set(events):
-    if not events or "after" not in events[-1]:
-        return None
-    scale, kind = format_power(events[-1]["after"]), events[-1]["kind"]
-    done = SCALE_CHANGES[kind]
-    return f"{done} the loss scale to {scale} at step {events[-1]['step']:,}"
-
-
-def _advised(events):
-    if not events or "after" not in events[-1]:
-        return None
-    scale = format_power(events[-1]["after"])
-    return f"changed nothing for want of a loss scale of {scale}"
-
-
-def _undone(events):
-    return "undid a demotion that made training diverge" if events else None
-
-
-def _gave_up(events):
-    return "gave up" if events else None
-
-
-_DONE = {
-    "demote": _moved,
+_SAYS = {
     "promote": _returned,
     "shrink": _returned,
-    "undo": _undone,
-    "raise_scale": _scale_set,
-    "lower_scale": _scale_set,
-    "advise_scale": _advised,
-    "give_up": _gave_up,
+    "advise_scale": _scale("changed nothing for want of a loss scale of"),
+    "raise_scale": _scale("raised the loss scale to"),
+    "lower_scale": _scale("lowered the loss scale to"),
 }
+# What the sentence on the run has.
+_TOLD = ("demote", "undo", "give_up")
 
 
 def _why_nothing(events):
@@ -164,111 +113,94 @@ def _why_nothing(events):
     if not kinds:
         return ": no layer was at fault"
     # What is left of those that it repairs has reasons of its own.
-    if any(KINDS[kind].repaired_by for kind in kinds if kind in KINDS):
+    if any(kind_of(kind).repaired_by for kind in kinds):
         return ""
     known = [_NO_REPAIR[kind] for kind in kinds if kind in _NO_REPAIR]
     return f": {known[0]}" if known else ""
 
 
-def what_next(overview: Mapping) -> dict | None:
+def what_next(
+    finding: Mapping | None,
+    events: list,
+    layers: list,
+    course: Mapping | None = None,
+) -> dict | None:
     """Returns what is left to do about the main finding of a run.
 
     Args:
-        overview: Dict, as `RunData.overview` returns it, with `"finding"`.
+        finding: Dict, as `main_finding` returns it.
+        events: List of dicts, by rising step.
+        layers: List of dicts, the table of layers.
+        course: Dict, the loss by step. Defaults to `None`.
 
     Returns:
         Dict with `"text"`, a sentence or two, and `"code"`, what is to be
-        copied for that, `None` if there is none. `None` where nothing was
-        found.
+        copied for that, empty if there is none. `None` where nothing is left.
     """
-    finding = overview["finding"]
     if finding is None:
         return None
-    event = overview["events"][finding["event"]]
-    fix = event.get("fix", {})
-    if not finding["repaired"]:
-        if not event.get("advice"):
-            return None
-        code = next(
-            (fix[use] for use in ("training", "data") if use in fix), None
-        )
-        text = f"What to do: {event['advice']}"
-        if same := _say_the_same(overview["events"], event):
-            text += f" The same in {format_count(same, 'more layer')}."
-        if event.get("verdict") == "bad_data":
-            return _with_scale({"text": text, "code": code}, overview["events"])
-        return {"text": text, "code": code}
-    done = _done(overview, "Nothing else is left to do.")
+    event = finding["event"]
+    fix = fix_of(event, events, layers)
+    if finding["repaired"]:
+        return _after_repair(event, fix, events, layers, course)
+    code = next(
+        (fix[x] for x in ("training", "data", "diagnosis") if x in fix), ""
+    )
+    text = event.get("advice") or "This code finds the cause." * bool(code)
+    if not text:
+        return None
+    if event["kind"] == "verdict":
+        alike = [v for v in events if v["kind"] == "verdict"]
+        alike = [v for v in alike if said_alike(v) == said_alike(event)]
+        if alike[1:]:
+            more = format_count(len(alike) - 1, "more layer")
+            text += f" The same in {more}."
+    is_data = event.get("verdict") == "bad_data"
+    lowered = _lowered_by_data(events) if is_data else []
+    calls = [fix_of(e, events, layers).get("training", "") for e in lowered]
+    if then := "".join(calls):
+        call = ", ".join(then.split())
+        text += f" Then restore the loss scale that they lowered: {call}."
+    return {"text": text, "code": code + then}
+
+
+def _after_repair(event, fix, events, layers, course):
+    done = _whether_done(event, events, course)
     if asks_for_scale(event):
-        text = (
-            "Start the next run with that loss scale, or it starts without the "
-            f"repair. {done}"
-        )
-        return {"text": text, "code": fix.get("training")}
-    now = dtypes_now(overview["events"], overview["layers"])
+        text = "Start the next run with that loss scale, or it is not repaired."
+        return {"text": f"{text}{done}", "code": fix.get("training", "")}
+    now = dtypes_now(events, layers)
     if not is_repaired(event["verdict"], now.get(event["layer"])):
-        return {"text": f"{done} The layer is back in 16 bits.", "code": None}
-    if plan := _plan_with(event["layer"], overview["events"]):
-        done = _done(overview, "Every finding of this run is repaired.")
-        text = (
-            f"{done} The next run starts with the repair in place, from {plan}."
-        )
-        return {"text": text, "code": None}
+        return {"text": done.strip(), "code": ""} if done else None
+    if plan := _plan_with(event["layer"], events):
+        text = f"The next run starts with the repair in place, from {plan}."
+        return {"text": f"{text}{done}", "code": ""}
     return {
-        "text": "The repair is not saved. With "
-        "PrecisionTuner(plan='plan.json') a run writes its repairs to that "
-        "file, and the next run starts from them. You can also give the layers "
-        f"a PrecisionRule. {done}",
-        "code": fix.get("plan"),
+        "text": "The repair is not saved. PrecisionTuner(plan='plan.json') "
+        f"saves it for the next run.{done}",
+        "code": fix.get("plan", ""),
     }
 
 
-def _done(overview, nothing):
-    """Whether anything is left to do in a run whose finding is repaired."""
-    stands = standing_loss(overview)
-    if not is_known_since_repair(overview):
-        return (
-            "What was found is repaired, and no loss is known from after the "
-            "repair: train on to see that it falls."
-        )
+def _whether_done(event, events, course):
+    """What the loss says of a repair, empty if that is all well."""
+    stands = standing_loss(course, events)
     if stands is None:
-        return nothing
+        return ""
+    if not stands:
+        return " No loss is known since the repair: train on to see it fall."
     return (
-        f"What was found is repaired. {stands} Look for another cause, such as "
-        "the learning rate or the data."
+        f" {stands} Look for another cause, such as the learning rate or the "
+        "data."
     )
 
 
-def _plan_with(layer, events):
+def _plan_with(layer, events: Iterable):
     """The file that has the demotion of a layer, `None` if there is none."""
     own = [
         e for e in events if layer in e.get("layers", {}) and "plan_file" in e
     ]
     failed = [e for e in events if e["kind"] == "plan_not_written"]
-    if not own or failed and failed[-1]["step"] >= own[-1]["step"]:
+    if not own or (failed and failed[-1]["step"] >= own[-1]["step"]):
         return None
     return own[-1]["plan_file"]
-
-
-def _with_scale(found, events):
-    """What to do about bad data, and about the loss scale that they lowered."""
-    lowered = _lowered_by_data(events)
-    calls = [e["fix"]["training"] for e in lowered if "fix" in e]
-    if not calls:
-        return found
-    then = "".join(calls)
-    return {
-        "text": f"{found['text']} Then restore the loss scale that they "
-        f"lowered: {', '.join(then.split())}.",
-        "code": f"{found['code'] or ''}{then}",
-    }
-
-
-def _say_the_same(events, verdict):
-    """How many verdicts there are beside one that say the same of others."""
-    about = ("verdict", "step", "direction")
-    return sum(
-        event.get("same_as", "") == verdict.get("layer")
-        and all(event[name] == verdict[name] for name in about)
-        for event in events
-    )

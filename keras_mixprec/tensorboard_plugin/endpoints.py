@@ -4,7 +4,6 @@
 |---|---|
 | `data/runs` | the runs |
 | `data/summaries` | a row for each run, `unread` if it is to be read |
-| `data/comparison?run=&other=` | what two runs tell of each other |
 | `data/run?run=` | all of a run but its measurements by step |
 | `data/heat?run=&metric=&columns=` | one metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
@@ -18,13 +17,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from keras_mixprec import _clock
+from keras_mixprec.reporting.cards import overview
+from keras_mixprec.reporting.grid import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import bundle, static
-from keras_mixprec.reporting.run_data import MAX_COLUMNS, RunData
-from keras_mixprec.reporting.run_ranges import run_ranges
-from keras_mixprec.reporting.run_summary import summary
+from keras_mixprec.reporting.run import Run
+from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.reporting.what_if import what_if
-from keras_mixprec.reporting.worth import comparison, with_partners
+from keras_mixprec.reporting.what_if import what_if_of
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 # No name of a run or a layer is longer.
@@ -111,12 +110,6 @@ class Endpoints:
             return Answer(to_json(runs.listed()).encode(), _JSON)
         if name == "summaries":
             return self._summaries(runs)
-        if name == "comparison":
-            pair = (
-                self._row(runs, _argument(query, which))
-                for which in ("run", "other")
-            )
-            return Answer(json.dumps(comparison(*pair)).encode(), _JSON)
         if name not in _ANSWERS:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
@@ -146,14 +139,14 @@ class Endpoints:
                     continue
                 known = written
             rows.append(row if known == written else row | {"unread": True})
-        return Answer(json.dumps(with_partners(rows)).encode(), _JSON)
+        return Answer(json.dumps(rows).encode(), _JSON)
 
     def _row(self, runs, run):
         """The row of a run, as JSON has it."""
         log = _opened(runs, run)
         known, row = self._rows.get(run, (None, {}))
         if known != log.written:
-            row = json.loads(to_json(summary(RunData(run, log).outline())))
+            row = json.loads(to_json(row_of(Run(run, log))))
             self._rows[run] = log.written, row
         return row
 
@@ -172,19 +165,19 @@ def _opened(runs, run):
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    data = (_data if name == "heat" else RunData)(run, log)
-    return _ANSWERS[name](data, dict(query))
+    # Who looks at one metric looks at others: what they have in common is kept.
+    read = _kept if name == "heat" else Run
+    return _ANSWERS[name](read(run, log), dict(query))
 
 
-def _overview(data, query):
-    return Answer(to_json(data.overview()).encode(), _JSON)
+_kept = functools.lru_cache(2)(Run)
 
 
-# Who looks at one metric looks at others: what they have in common is kept.
-_data = functools.lru_cache(2)(RunData)
+def _overview(run, query):
+    return Answer(to_json(overview(run)).encode(), _JSON)
 
 
-def _heat(data, query):
+def _heat(run, query):
     columns = _argument(query, "columns")
     if not columns.isdecimal() or not 0 < int(columns[:9]) <= MAX_COLUMNS:
         raise RefusedError(
@@ -193,18 +186,17 @@ def _heat(data, query):
             f"Received: columns={columns[:80]!r}",
         )
     metric = _argument(query, "metric")
-    return Answer(_found(data.heat, metric, int(columns)), _BINARY)
+    return Answer(_found(run.heat_bytes, metric, int(columns)), _BINARY)
 
 
-def _histogram(data, query):
+def _histogram(run, query):
     layer, part = _argument(query, "layer"), _argument(query, "part")
-    found = _found(data.histogram, layer, part)
+    found = _found(run.histogram, layer, part)
     return Answer(to_json(found).encode(), _JSON)
 
 
-def _what_if(data, query):
-    found = what_if(data.overview(), run_ranges(data, MAX_COLUMNS))
-    return Answer(to_json(found).encode(), _JSON)
+def _what_if(run, query):
+    return Answer(to_json(what_if_of(run)).encode(), _JSON)
 
 
 _ANSWERS = {

@@ -37,8 +37,7 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
 
     def get_plugin_apps(self):
         """The routes; what they answer is in `endpoints.py`."""
-        names = ("runs", "summaries", "comparison", "run", "heat")
-        names += ("histogram", "what_if")
+        names = ("runs", "summaries", "run", "heat", "histogram", "what_if")
         data = {f"/data/{name}": self._app(self._data, name) for name in names}
         return {"/static/*": self._app(self._static), **data}
 

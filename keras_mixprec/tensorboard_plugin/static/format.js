@@ -47,13 +47,6 @@ export function formatShare(share) {
   return `${share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2))}%`;
 }
 
-export function formatSeconds(seconds) {
-  if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
-  const [factor, unit] = seconds >= 60 ? [1 / 60, "min"] : seconds >= 1 ? [1, "s"] :
-    seconds >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
-  return `${formatNumber(Number((seconds * factor).toPrecision(3)))} ${unit}`;
-}
-
 /** When something was found or read: steps count from 1, and 0 is before the first. */
 export function momentInWords(step, at = "at") {
   return step === 0 ? "before the first step" : `${at} step ${formatInteger(step)}`.trim();

@@ -1,23 +1,9 @@
 import { bringEvent, bringLayer, chooseRun, compareWith, NOTHING_CHOSEN } from "./actions.js";
 import { copyButton } from "./copy.js";
-import { breakable, element, fillSelect } from "./dom.js";
-import { momentInWords, plural, readable } from "./format.js";
+import { element, fillSelect } from "./dom.js";
+import { momentInWords, readable } from "./format.js";
 import { rowOfEvent, STATES } from "./levels.js";
 import { callName, shortRun } from "./names.js";
-
-const URGENCY = { fine: 0, unknown: 0, warning: 1, bad: 2 };
-
-const urgencyOf = (row) => URGENCY[STATES[row?.headline?.state]?.level] ?? 0;
-
-// The gravest run of a folder that is more urgent than the one that is shown, and how many others are.
-function graverRun({ summaries, run }) {
-  const rows = summaries ?? [];
-  const own = urgencyOf(rows.find((row) => row.run === run));
-  const graver = rows.filter((row) => urgencyOf(row) > own);
-  if (!graver.length) return null;
-  const worst = graver.reduce((one, two) => (two.gravity < one.gravity ? two : one));
-  return { run: worst.run, state: worst.headline.state, others: graver.length - 1 };
-}
 
 export function createHeader(store, { offline, copyLink }) {
   const run = element("select", {
@@ -29,11 +15,6 @@ export function createHeader(store, { offline, copyLink }) {
   });
   const refreshed = element("span", { class: "refreshed", role: "status" });
   const sentences = element("div", { id: "headline", role: "status" });
-  const graver = element("button", {
-    type: "button", class: "graver", hidden: true,
-    title: "Show that run",
-    onclick: () => chooseRun(store, graverRun(store.state).run),
-  });
   const chips = element("div", { class: "figures" });
   const copy = copyLink ? element("button", {
     type: "button", class: "quiet",
@@ -82,44 +63,15 @@ export function createHeader(store, { offline, copyLink }) {
       element("strong", {}, `${glyph} ${word}`),
       compareData && element("em", { title: data.run }, nameOf(data)),
       element("span", {}, readable(data.headline.text)));
-      const notes = data === runData && compareData ? comparedNotes() : [];
-      return [sentence, ...notes, ...notesOf(data)];
+      return [sentence, ...notesOf(data)];
     }));
   }
 
-  // What two runs tell of each other, and what else than the precision makes them differ.
-  function comparedNotes() {
-    const { text, setup } = store.state.comparison ?? {};
-    return [text, setup].filter(Boolean)
-      .map((said) => element("p", { class: "note setup" }, ...breakable(readable(said))));
-  }
-
-  // What a tuner did, an observation of a run that may be sound, and what is left to do.
-  function notesOf(data) {
-    const { tuner, flat_loss: flat, next } = data;
-    // Of two runs that are compared, the first line says it.
-    const { compareData, summaries } = store.state;
-    const worth = compareData ? null : summaries?.find(({ run }) => run === data.run)?.worth;
-    const texts = [worth, tuner, flat].filter(Boolean).map(readable);
-    const code = next?.code;
-    return [
-      ...texts.map((text) => element("p", { class: "note" }, text)),
-      ...next ? [element("p", { class: "note next" }, readable(next.text), " ",
-        code ? copyButton("Copy code", () => code) : null)] : [],
-    ];
-  }
-
-  // A sound run that is shown first would hide that another one of the folder is not.
-  function drawGraver() {
-    const found = graverRun(store.state);
-    // What it is compared with has its own sentence above.
-    graver.hidden = !found || found.run === store.state.compare;
-    if (graver.hidden) return;
-    const { glyph, word, level } = STATES[found.state];
-    graver.className = `graver ${level}`;
-    const more = found.others ? `, and ${plural(found.others, "more run")} with an open finding` : "";
-    graver.textContent = `${glyph} Another run needs attention: ${found.run} (${word.toLowerCase()})${more}`;
-  }
+  /** The cards that stand above all pictures, below the sentence. */
+  const notesOf = (data) => data.cards.filter((card) => card.is_on_top).map(({ name, title, sentence, code }) => {
+    return element("p", { class: `note ${name}` }, element("strong", {}, `${title}: `), readable(sentence), " ",
+      code ? copyButton("Copy code", () => code) : null);
+  });
 
   function nameOf(data) {
     const { runData, compareData } = store.state;
@@ -128,8 +80,8 @@ export function createHeader(store, { offline, copyLink }) {
 
   function drawChips() {
     const { runData, compareData } = store.state;
-    const others = compareData?.figures ?? [];
-    const entries = runData?.figures ?? [];
+    const others = compareData?.cards[0].figures ?? [];
+    const entries = runData?.cards[0].figures ?? [];
     chips.replaceChildren(...entries.map((entry) => {
       const action = actionOf(runData, entry);
       const same = others.find((other) => other.name === entry.name);
@@ -166,9 +118,8 @@ export function createHeader(store, { offline, copyLink }) {
   }
 
   store.on(["runs", "run", "compare"], fill);
-  store.on(["runData", "compareData", "summaries", "comparison"], drawSentences);
+  store.on(["runData", "compareData"], drawSentences);
   store.on(["runData", "compareData"], drawChips);
-  store.on(["summaries", "run", "compare"], drawGraver);
   store.on(["runs", "run", "failures", "missing"], announce);
   store.on(["refreshed"], tellTime);
   tellTime();
@@ -177,7 +128,7 @@ export function createHeader(store, { offline, copyLink }) {
   const field = (label, control) => {
     return element("label", { class: "field" }, label, control);
   };
-  return element("header", {}, sentences, graver, element("div", { class: "bar-top" },
+  return element("header", {}, sentences, element("div", { class: "bar-top" },
     title, field("run", run), field("compare with", compare),
     element("span", { class: "gap" }), refreshed, copy), problem, chips);
 }

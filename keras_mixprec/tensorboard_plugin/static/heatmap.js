@@ -6,7 +6,7 @@ import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
 } from "./canvas.js";
 import { element } from "./dom.js";
-import { formatInteger } from "./format.js";
+import { formatInteger, momentInWords } from "./format.js";
 import { drawSoon } from "./frames.js";
 import { stepGestures } from "./gestures.js";
 import { columnAt, columnScale, columnsOfPixels, isOfRun, originAt, pathOfCall } from "./heat_data.js";
@@ -16,7 +16,7 @@ import { layerChoice } from "./layer_blocks.js";
 import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { callName, shortNames } from "./names.js";
 import { changedAt, everWider, isAsIf, widerAt } from "./precision.js";
-import { lastStepOf, stepInWords } from "./step_axis.js";
+import { lastStepOf } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { metricOf } from "./wanted.js";
@@ -166,7 +166,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
     const data = store.state[dataSlot];
-    const steps = cell.from === cell.until ? stepInWords(data, cell.from, "after") :
+    const steps = cell.from === cell.until ? momentInWords(cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = cell.isBad ? BAD_INPUT : cell.origin ? cell.origin.long :
       valueInWords(metric.kind, cell.value, cell.wider, formatName());

@@ -33,7 +33,7 @@ const INITIAL = {
   onlyLayer: false, hiddenKinds: new Set(),
   sort: { column: null, descending: false },
   runData: null, compareData: null, heat: null, compareHeat: null, histogram: null,
-  partHeat: null, comparison: null, whatIf: null, wantsWhatIf: false, summaries: null,
+  partHeat: null, whatIf: null, wantsWhatIf: false, summaries: null,
   awaited: {}, missing: { run: null, compare: null }, brought: null, failures: {}, refreshed: null,
   shown: null, theme: 0,
 };

@@ -106,18 +106,6 @@ export function sortLayers(layers, valueOf, descending) {
   }).map(({ layer }) => layer);
 }
 
-const ALIASES = {
-  float16: ["fp16", "half"], bfloat16: ["bf16"], float32: ["fp32", "single"],
-  float64: ["fp64", "double"],
-};
-
-// "float16" is not to find "bfloat16", but "16" both.
-function matchesType(dtype, needle) {
-  return [dtype, ...ALIASES[dtype] ?? []].some((name) => {
-    return name.startsWith(needle) || (/^\d/.test(needle) && name.endsWith(needle));
-  });
-}
-
 const haystacks = new WeakMap();
 
 function haystackOf(layer) {
@@ -129,8 +117,10 @@ function haystackOf(layer) {
 }
 
 export function matchesFilter(layer, text) {
-  const haystack = haystackOf(layer);
+  const [haystack, dtype] = [haystackOf(layer), layer.compute_dtype ?? ""];
+  // "float16" is not to find "bfloat16".
+  const types = [dtype, dtype.replace("float", "fp")];
   return text.toLowerCase().split(/\s+/).every((needle) => {
-    return haystack.includes(needle) || matchesType(layer.compute_dtype ?? "", needle);
+    return haystack.includes(needle) || types.some((type) => type.startsWith(needle));
   });
 }

@@ -76,8 +76,8 @@ export function createLoader(store) {
     if (slot === "runData" || slot === "compareData") return "";
     if (slot === "summaries") return state.runs?.map((run) => run.written).join();
     const { runData, compareData } = state;
-    const of = slot === "comparison" ? [runData, compareData] : [slot.startsWith("compare") ? compareData : runData];
-    return of.map((data) => (data ? `${data.last_step}/${data.events.length}` : "")).join();
+    const data = slot.startsWith("compare") ? compareData : runData;
+    return data ? `${data.last_step}/${data.events.length}` : "";
   };
 
   // Of a run that is left, as long as nothing of the next one is here.

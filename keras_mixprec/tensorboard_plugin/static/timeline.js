@@ -17,7 +17,7 @@ import {
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
 import { skippedInWords } from "./skips.js";
-import { lastStepOf, stepInWords, stepTicks } from "./step_axis.js";
+import { lastStepOf, stepTicks } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
@@ -111,7 +111,7 @@ export function createTimeline(store) {
       ]);
     }
     const step = stepAt(at.x);
-    const lines = [stepInWords(runData, step)];
+    const lines = [momentInWords(step, "")];
     for (const data of runsOf(store.state)) {
       for (const line of data.scale) {
         const scale = valueAtStep(line.steps, line.scale, step);

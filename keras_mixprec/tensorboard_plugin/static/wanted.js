@@ -1,8 +1,6 @@
 import { dataUrl } from "./api.js";
 import { worstLayer } from "./layer_columns.js";
 import { mainEvent } from "./levels.js";
-import { isWider } from "./precision.js";
-import { toNumber } from "./format.js";
 
 export function isReadable(runs, name) {
   return (runs ?? []).some((run) => run.run === name && !run.newer_schema);
@@ -39,17 +37,10 @@ export function histogramLayer(state) {
   return known.length ? worstLayer(known, state.runData.format?.name).path : first ?? null;
 }
 
-// Why that layer is shown while none is chosen.
+/** That a layer is shown while none is chosen. */
 export function whyShown(state) {
   const name = state.layer === null ? histogramLayer(state) : null;
-  if (name === null) return "";
-  const { layers, format } = state.runData;
-  const layer = layers.find(({ path }) => path === name);
-  const asIf = isWider(layer?.compute_dtype, format?.name) ? `, if they were ${format.name}` : "";
-  const why = name === mainEvent(state.runData)?.layer ? "the layer of the main finding" :
-    toNumber(layer?.least_headroom ?? null) < Infinity ?
-      `the least headroom of the layers with a histogram${asIf}` : "the first layer";
-  return ` (${why}; click another one to see it here)`;
+  return name === null ? "" : " (click another one to see it here)";
 }
 
 // The headroom of a part, unless the heatmap shows it already, or is about to.
@@ -74,8 +65,6 @@ export function wantedPaths(state) {
     compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
-    comparison: runData && compare && isReadable(runs, compare) ?
-      dataUrl("comparison", { run, other: compare }) : null,
     // After what is looked at first: all runs have to be read for it.
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?

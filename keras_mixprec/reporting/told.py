@@ -13,8 +13,11 @@ from keras_mixprec.formats import (
     format_power,
 )
 from keras_mixprec.reporting.event_kinds import EVENTS, Event
-from keras_mixprec.reporting.facts import dtype_of
+from keras_mixprec.reporting.facts import dtype_of, moment
+from keras_mixprec.reporting.fixes import fix_of
+from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.text_formats import to_json
+from keras_mixprec.verdict_kinds import what_is_said
 
 # Shapes repeat what colours say, for readers who cannot distinguish these.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
@@ -28,14 +31,11 @@ _FIXES = {
 }
 
 
-def rows_of_events(events: list) -> list[dict]:
-    """Returns the rows of the list of events.
+def told(run) -> list[dict]:
+    """Returns the rows of the list of events of a `Run`.
 
     Steps that were skipped in a row are one row, and so are verdicts that say
     the same of several layers.
-
-    Args:
-        events: List of dicts, as `RunData.overview` has them.
 
     Returns:
         List of dicts by rising step. `"events"` are the places of its events
@@ -46,44 +46,25 @@ def rows_of_events(events: list) -> list[dict]:
         first was logged, `"fixes"` what repairs it, code by its
         title, and `"key"` differs between rows.
     """
-    places = {id(event): place for place, event in enumerate(events)}
-    rows = [_row(group, places) for group in _groups(events)]
+    places = {id(event): place for place, event in enumerate(run.events)}
+    rows = [_row(group, places, run) for group in _groups(run.events)]
     return sorted(rows, key=lambda row: row["steps"][0])
 
 
-def counts_by_kind(events: list, skipped: int) -> dict:
-    """Returns how many events there are of each kind, with its title.
+def counts_by_kind(run) -> dict:
+    """Returns how many events a `Run` has of each kind, with its title.
 
     Of skipped steps how many steps they are: several optimizers may skip the
     same.
-
-    Args:
-        events: List of dicts, as `RunData.overview` has them.
-        skipped: Int. In how many steps updates were skipped.
     """
-    counts = Counter(event["kind"] for event in events)
-    steps = {moment(e) for e in events if e["kind"] == "skipped_step"}
-    known = {
-        "skipped_step": len(steps),
-        "skipped_steps_not_kept": max(skipped - len(steps), 0),
-    }
+    counts = Counter(event["kind"] for event in run.events)
+    listed = len({moment(event) for event in run.of_kind("skipped_step")})
+    more = max(run.skipped - listed, 0)
+    known = {"skipped_step": listed, "skipped_steps_not_kept": more}
     return {
-        kind: {
-            "title": _title_of_kind(kind),
-            "count": known.get(kind, count),
-        }
+        kind: {"title": _title_of_kind(kind), "count": known.get(kind, count)}
         for kind, count in counts.items()
     }
-
-
-def moment(event: Mapping) -> int:
-    """Returns the step at which something was, not when it was noticed.
-
-    How far a loss scale fell is of the reading that says so.
-    """
-    if event["kind"] == "loss_scale_low":
-        return event["step"]
-    return event.get("at_step", event.get("first_step", event["step"]))
 
 
 def title_of(event: Mapping) -> str:
@@ -115,13 +96,6 @@ def mark_of(title: str, level: str, repaired: bool) -> dict:
     return {"text": f"{_GLYPHS[level]} {title}", "level": level}
 
 
-def with_advice(event: Mapping) -> str:
-    """Returns an event's message, what it has cost, and what to do."""
-    said = filter(None, (event.get("message"), event.get("harm")))
-    clauses = [f"{text[:1].upper()}{text[1:]}." for text in said]
-    return " ".join([*clauses, event.get("advice", "")]).rstrip()
-
-
 def words(name: str) -> str:
     """Returns a name of the log as words."""
     return str(name).replace("_", " ")
@@ -140,13 +114,19 @@ def _groups(events):
                 continue
             skips[name] = group
         elif event["kind"] == "verdict":
-            about = event["step"], event["verdict"], event["direction"]
-            if first := verdicts.get((*about, event.get("same_as"))):
+            if first := verdicts.get(said_alike(event)):
                 first.append(event)
                 continue
-            verdicts.setdefault((*about, event["layer"]), group)
+            verdicts[said_alike(event)] = group
         groups.append(group)
     return groups
+
+
+def said_alike(verdict: Mapping) -> tuple:
+    """Returns what verdicts that say the same of layers have in common."""
+    kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
+    said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
+    return verdict["step"], *said
 
 
 def _follows(event, before):
@@ -155,10 +135,10 @@ def _follows(event, before):
     return alike and moment(event) == moment(before) + 1
 
 
-def _row(group, places):
+def _row(group, places, run):
     event, kind = group[0], group[0]["kind"]
     try:
-        said = _said(group)
+        said = _said(group, run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         # An event of somebody else's, or a damaged one, has any values.
         said = _in_json(event)
@@ -178,21 +158,28 @@ def _row(group, places):
     }
 
 
-def _said(group):
-    event = group[0]
-    kind = event["kind"]
+def _said(group, run):
+    event, kind = group[0], group[0]["kind"]
     write, said = _WRITE.get(kind), EVENTS.get(kind, Event()).says
     if not (write or said):
         return _in_json(event)
+    text = said.format_map(_Words(event)).rstrip()
+    text = write(group, run) if write else text
     layers = [e["layer"] for e in group if e.get("layer")]
-    fixes = event.get("fix", {}).items()
+    fixes = fix_of(event, run.events, run.table).items()
     return {
         "title": title_of(event),
-        "text": write(group) if write else said.format_map(_Words(event)),
+        "text": text,
         "details": [*_details(group)],
         "layers": layers or [*event.get("layers", {})],
         "fixes": {_FIXES.get(use, use): code for use, code in fixes},
     }
+
+
+def in_sentences(*clauses: str) -> str:
+    """Returns clauses, those that are there, as sentences."""
+    known = [text.rstrip(".") for text in clauses if text]
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in known)
 
 
 def _in_json(event):
@@ -208,11 +195,19 @@ class _Words(dict):
 
     def __init__(self, event):
         super().__init__({n: _value(n, x) for n, x in event.items()})
+        name, layer, kind = map(event.get, ("optimizer", "layer", "kind"))
+        self["of"] = f" of {name}" if name else ""
+        self["at"] = f"{layer}: " if layer else ""
+        again = "; it was taken again with the repair"
+        self["again"] = again if event.get("repaired") else ""
         if "first_step" in event:
             ends = self["first_step"], self["last_step"]
             self["span"] = " between steps {} and {}".format(*ends)
         if isinstance(event.get("steps"), list):
             self["steps"] = format_count(len(event["steps"]), "step")
+        if isinstance(event.get("counts"), dict):
+            units = BATCHES if kind == "nonfinite_losses" else STEPS
+            self["counts"] = format_kinds(event["counts"], units)
 
     def __missing__(self, name):
         return {"layer": "a layer", "lost": "0", "count": "0"}.get(name, "")
@@ -229,19 +224,16 @@ def _value(name, value):
 
 def _number(value):
     """A number that a log has, spelled if it is infinite, or `None`."""
-    spelled = isinstance(value, str) and value in ("inf", "-inf", "nan")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if spelled:
+    if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number else None
 
 
-def _skipped(group):
+def _skipped(group, _):
     first, last = group[0], group[-1]
-    name = first.get("optimizer")
-    of = f" of {name}" if name else ""
+    of, why = _Words(first)["of"], _why_skipped(group)
     from_, to = (_value("scale", e.get("scale", "?")) for e in (first, last))
-    why = _why_skipped(group)
     if first is last:
         return f"Update{of} skipped at loss scale {from_}: {why}"
     scale = from_ if from_ == to else f"{from_} → {to}"
@@ -255,29 +247,27 @@ def _why_skipped(group):
     first = group[0]
     if first.get("bad_input"):
         which = "these batches were" if group[1:] else "the batch was"
+        rows = _rows(first["bad_input"])
         return (
-            f"{which} not finite, first in {_rows(first['bad_input'])}, which "
-            "no loss scale or dtype changes."
+            f"{which} not finite, first in {rows}, which no loss scale or "
+            "dtype changes."
         )
     variables = dict.fromkeys(v for e in group for v in e.get("variables", []))
-    kinds: list = []
-    for event in group:
-        for found in event.get("kinds", {}).values():
-            kinds += found if isinstance(found, list) else [found]
     where = f" in {format_names(map(str, variables), 2)}" if variables else ""
-    seen = [*dict.fromkeys(map(str, kinds))]
+    found = [kind for e in group for kind in e.get("kinds", {}).values()]
+    kinds = [kind if isinstance(kind, list) else [kind] for kind in found]
+    seen = [*dict.fromkeys(str(one) for kind in kinds for one in kind)]
     listed = f" ({', '.join(seen)})" if seen else ""
     loss = ", ".join(map(str, first.get("loss", [])))
-    if loss:
-        return f"loss {loss}, gradients not finite{where}{listed}."
+    said = f"gradients not finite{where}{listed}."
+    if loss or not seen or any(kind == "nan" for kind in seen):
+        return f"loss {loss}, {said}" if loss else said
     # A finite loss, and no gradient that is NaN.
-    search = (
-        " The loss scale was too high for them: a dynamic one is lowered by "
-        "that, which is how it finds its height, and harmless while few steps "
-        "are."
+    return (
+        f"{said} The loss scale was too high for them: a dynamic one is "
+        "lowered by that, which is how it finds its height, and harmless while "
+        "few steps are."
     )
-    found = bool(seen) and all(kind.endswith("inf") for kind in seen)
-    return f"gradients not finite{where}{listed}.{search * found}"
 
 
 def _rows(parts):
@@ -287,7 +277,7 @@ def _rows(parts):
     return ", ".join(found)
 
 
-def _verdict(group):
+def _verdict(group, _):
     event, since = group[0], group[0].get("failing_since")
     failing = f", failing since step {since:,}" if since is not None else ""
     at = f"{event['layer']}{failing}: " if event["layer"] else ""
@@ -296,19 +286,11 @@ def _verdict(group):
     others = [e["layer"] for e in group[1:]]
     count = format_count(len(others), "more layer")
     same = f" The same in {count}: {', '.join(others)}." if others else ""
-    said = event["advice"] or words(event["verdict"])
-    return f"{at}{who}{said}{same}"
-
-
-def _before_training(group):
-    event = group[0]
-    at = f"{event['layer']}: " if event.get("layer") else ""
-    said = f"{event['message']} {event.get('advice', '')}"
-    return f"Before training: {at}{said}".rstrip()
+    return f"{at}{who}{event['advice'] or words(event['verdict'])}{same}"
 
 
 def _changed(verb, dry=None):
-    def write(group):
+    def write(group, _):
         event = group[0]
         changes = event.get("layers", {})
         if not changes:
@@ -322,85 +304,31 @@ def _changed(verb, dry=None):
     return write
 
 
-def _undo(group):
-    return group[0].get("message") or _changed("Undone: returned")(group)
-
-
-def _nonfinite(what, units):
-    def write(group):
-        event = group[0]
-        name = event.get("optimizer")
-        of = f" of {name}" if name else ""
-        return f"Non-finite {what}{of}: {format_kinds(event['counts'], units)}."
-
-    return write
-
-
-def _bad_batches(group):
-    event = group[0]
-    batches = event.get("batches") or []
-    if not batches or not isinstance(batches[0], dict):
-        return event["message"]
-    step = _value("step", batches[0].get("step", "?"))
-    count = event["count"]
-    if count > 1:
-        return (
-            f"Inputs not finite in {count:,} batches, the first at step {step}."
-        )
-    return f"Inputs not finite in the batch of step {step}."
-
-
-def _trend(group):
-    said = _Words(group[0])
-    soon = said["overflows_in_steps"]
-    when = f", overflow expected in {soon} steps" if soon else ""
-    return f"{said['layer']}: {said['headroom_bits']} bits left{when}."
-
-
-def _no_loss_scaling(group):
-    by = group[0].get("by") == "train_step"
-    if group[0].get("by") == "apply":
-        return "train_step never called optimizer.apply."
-    who = "train_step does not scale" if by else "nothing scales"
-    return f"Layers compute in float16 and {who} the loss."
-
-
-def _train_end(group):
+def _train_end(group, _):
     # Its first sentence, of which lines after the first are indented.
     summary = group[0].get("summary", "Training ended.")
     return summary.replace("\n    ", " ").split("\n")[0]
 
 
-def _step_raised(group):
-    said = EVENTS["step_raised"].says.format_map(_Words(group[0]))
-    again = "; it was taken again with the repair"
-    return said + again * bool(group[0].get("repaired"))
-
-
-def _advised(group):
-    return with_advice(group[0])
+def _advised(group, run):
+    event = group[0]
+    low = event["kind"] == "loss_scale_low"
+    cost = harm(event, run) if low else ""
+    return in_sentences(event["message"], cost, event.get("advice", ""))
 
 
 _WRITE: dict[str, Callable] = {
     "skipped_step": _skipped,
-    "nonfinite_losses": _nonfinite("loss", BATCHES),
-    "nonfinite_gradients": _nonfinite("gradients", STEPS),
     "verdict": _verdict,
-    "before_training": _before_training,
     "demote": _changed("Demoted", "Would demote"),
     "shrink": _changed("Returned"),
     "promote": _changed("Returned"),
     "loss_scaling": _changed("Loss scaling:"),
-    "undo": _undo,
-    "bad_batches": _bad_batches,
-    "trend": _trend,
-    "no_loss_scaling": _no_loss_scaling,
+    "undo": _changed("Undone: returned"),
     "train_end": _train_end,
-    "step_raised": _step_raised,
-    **dict.fromkeys(
-        ("loss_scale_low", "metric_not_finite", "validation_not_finite"),
-        _advised,
-    ),
+    "loss_scale_low": _advised,
+    "metric_not_finite": _advised,
+    "validation_not_finite": _advised,
 }
 
 
@@ -408,32 +336,13 @@ _WRITE: dict[str, Callable] = {
 _NUMBERS = {
     "code": "line of your code",
     "error": "error against float32",
-    "error_of_change": "error of its change against float32",
-    "largest_input": "largest number that it received",
-    "largest_output_in_float32": "largest number that it returns, computed in "
-    "float32",
-    "largest_inside_in_float32": "largest number inside the layer, computed in "
-    "float32",
-    "smallest_inside_in_float32": "smallest number but 0 inside the layer, "
-    "computed in float32",
-    "largest_gradient_in_float32": "largest gradient, computed in float32",
-    "batch_rows": "rows of the batch in which it fails",
-    "batch_rows_in_all": "rows of the batch in which it fails, in all",
-    "nonfinite_outputs": "numbers that it returned infinite or NaN",
-    "nonfinite_gradients": "gradients that were infinite or NaN",
-    "loss_scale_bits": "loss scale",
-    "compared_at_bits": "loss scale of the comparison with float32",
-    "lowest_bits": "lowest loss scale that its gradients fit",
-    "highest_bits": "highest loss scale that its gradients fit",
-    "advised_bits": "loss scale that suits",
-    "needed_bits": "loss scale that gradients need",
-    "fell_from_bits": "loss scale before it fell",
-    "headroom_bits": "headroom",
+    "largest_inside_in_float32": "largest number inside the layer, in float32 "
+    "(float16 ends at 65,504)",
+    "smallest_inside_in_float32": "smallest number but 0 inside the layer, in "
+    "float32 (float16 ends at 6e-08)",
     "overflows_in_steps": "steps until an overflow is expected",
-}
-_LIMITS = {
-    "largest_inside_in_float32": "; float16 holds up to 65,504",
-    "smallest_inside_in_float32": "; float16 holds down to 6e-08",
+    "loss_scale_bits": "loss scale",
+    "headroom_bits": "bits of headroom",
 }
 # Where bad batches were, in their epochs: their steps are told.
 _PLACES = ("epoch", "batch", "batches")
@@ -473,27 +382,24 @@ def _bad_rows(group):
         pairs = [(moment(e), e.get("bad_input")) for e in group]
     for step, rows in pairs:
         if listed := _rows(rows):
-            yield (
-                f"batch of step {_value('step', step)}: not finite, first in "
-                f"{listed} (rows count from 0)"
-            )
+            at = f"batch of step {_value('step', step)}"
+            yield f"{at}: not finite, first in {listed} (rows count from 0)"
 
 
 def _numbers(verdict):
     for name, value in verdict.get("numbers", {}).items():
         if verdict["verdict"] == "bad_data" and name in _PLACES:
             continue
-        title, number = _NUMBERS.get(name, words(name)), _number(value)
+        number, stem = _number(value), name.removesuffix("_bits")
+        title = words(name) if stem == name else f"{words(stem)} loss scale"
         if number is None:
             listed = value if isinstance(value, list) else [value]
             text = ", ".join(map(str, listed))
-        elif name == "headroom_bits":
-            text = f"{format_digits(number)} bits"
-        elif name in _NUMBERS and name.endswith("_bits"):
+        elif stem not in (name, "headroom"):
             text = format_power(2.0**number)
         else:
-            text = _value(name, value) + _LIMITS.get(name, "")
+            text = _value(name, value)
         # Rows of a batch are beside its skipped step.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""
-        yield f"{title}{of}: {text}"
+        yield f"{_NUMBERS.get(name, title)}{of}: {text}"

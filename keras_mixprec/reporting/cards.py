@@ -1,0 +1,512 @@
+"""The cards of a run: what text, page, notebook and `to_dict` are made of."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from keras_mixprec.flop_shares import share_in_16_bits
+from keras_mixprec.formats import (
+    BATCHES,
+    SIXTEEN_BITS,
+    STEPS,
+    format_bits,
+    format_count,
+    format_digits,
+    format_kinds,
+    format_moment,
+    format_names,
+    format_power,
+    format_share,
+)
+from keras_mixprec.reporting.bad_input import left_out
+from keras_mixprec.reporting.facts import WIDE, low_scales, moment
+from keras_mixprec.reporting.flat_loss import flat_loss
+from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
+from keras_mixprec.reporting.headline import STUCK, over_by, ranked
+from keras_mixprec.reporting.layers import left_in_words
+from keras_mixprec.reporting.lowered_scale import harm
+from keras_mixprec.reporting.performance import (
+    figures,
+    speed_in_words,
+    speed_values,
+)
+from keras_mixprec.reporting.read_events import UNREADABLE
+from keras_mixprec.reporting.told import (
+    counts_by_kind,
+    in_sentences,
+    mark_of,
+    said_alike,
+    title_of,
+    told,
+)
+from keras_mixprec.reporting.what_next import tuner_did, what_next
+from keras_mixprec.verdict_kinds import place_in_words
+
+_MOST_FINDINGS = 8
+
+# What the sentence has without what to do about it.
+_ADVISED = ("metric_not_finite", "validation_not_finite")
+_MOST_LAYERS = 5
+
+# What stands in place of a finding where little is known, by state.
+_UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
+
+
+class Card(NamedTuple):
+    """What is told of one matter.
+
+    Attributes:
+        name: String.
+        title: String, before the sentence.
+        sentence: String. One or a few; empty if figures say it all.
+        figures: List of dicts with `"title"` and `"text"`, and what else there
+            is to a figure.
+        code: String. What is to be copied.
+        table: String. The key of the run that has the rows.
+        chart: String. The key of the run that is drawn.
+        is_on_top: Boolean. Whether it stands below the first one, above all
+            pictures.
+    """
+
+    name: str
+    title: str
+    sentence: str = ""
+    figures: list = []
+    code: str = ""
+    table: str = ""
+    chart: str = ""
+    is_on_top: bool = False
+
+
+def overview(run) -> dict:
+    """Returns all of a `Run` but the measurements by step, ready for JSON."""
+    heat = {"metrics": run.metrics, "layers": run.rows}
+    finding = run.finding
+    if finding:
+        named = {"event": "place", "repaired": "repaired", "level": "level"}
+        finding = {name: finding[key] for name, key in named.items()}
+    parts = run.histograms.items()
+    return {
+        "run": run.name,
+        "last_step": run.last_step,
+        "skipped": run.skipped,
+        "headline": run.headline,
+        "finding": finding,
+        "policy": policy_of(run.table),
+        "share_of_flops": shares_in_16_bits(run.table),
+        "cards": [card._asdict() for card in cards(run)],
+        "layers": run.layers,
+        "scale": run.scale,
+        "loss": run.loss,
+        "events": run.events,
+        "told": told(run),
+        "kinds": counts_by_kind(run),
+        "bad_input": run.bad_input,
+        "left_out": left_out(run.bad_input),
+        "heat": heat if run.heat or run.errors else None,
+        "format": run.format,
+        "withheld": _last(run, "ranges_withheld"),
+        "trade_off": run.trade_off,
+        "histograms": {part: sorted(layers) for part, layers in parts},
+    }
+
+
+def text(run) -> str:
+    """Returns a run's story, the most important first, a line a card."""
+    first, *others = cards(run)
+    lines = [f"{run.name} ({first.title}): {first.sentence}"]
+    return "\n".join(lines + [f"{x.title}: {x.sentence}" for x in others])
+
+
+def cards(run) -> list[Card]:
+    """Returns the cards of a `Run`, the most important first."""
+    state = run.headline["state"]
+    title, chips = state.replace("_", " "), [*_key_figures(run)]
+    found = what_next(run.finding, run.events, run.layers, run.loss)
+    next_ = found or {"text": "", "code": ""}
+    did = tuner_did(run.events, run.layers)
+    known = [
+        Card("summary", title, run.headline["text"], chips),
+        Card(
+            "next",
+            "What to do",
+            next_["text"],
+            [],
+            next_["code"],
+            is_on_top=True,
+        ),
+        *_findings(run),
+        Card("tuner", "Tuner", did, is_on_top=True),
+        *_loss(run),
+        Card("steps", "Steps", _steps(run)),
+        *_scale(run),
+        *_speed(run),
+        Card("layers", "Layers", _layers(run), table="layers"),
+        Card("headroom", _NEAREST, _headroom(run), chart="heat"),
+        Card("zeros", "All zero in every reading", _zeros(run)),
+        Card("blame", "Not at fault", _not_at_fault(run)),
+        *_notes(run),
+    ]
+    return [card for card in known if card.sentence]
+
+
+_NEAREST = "Outputs nearest to overflow (each bit is a factor of 2)"
+
+
+def _last(run, kind):
+    found = run.of_kind(kind)
+    return found[-1].get("message", "") if found else ""
+
+
+def _ended(text):
+    return f"{text}." if text else ""
+
+
+# What was found.
+
+
+def _findings(run) -> Iterator[Card]:
+    """What was found beside the main finding, which the first card tells."""
+    is_over = over_by(run.events, run.layers)
+    groups = defaultdict(list)
+    for verdict in ranked(run.of_kind("verdict"), is_over):
+        own = groups[said_alike(verdict), is_over(verdict)]
+        # Two fits may find the same at the step between them.
+        if verdict["layer"] not in [known["layer"] for known in own]:
+            own.append(verdict)
+    found = [x for x in groups.values() if not any(v is run.main for v in x)]
+    still = [own for own in found if not is_over(own[0])]
+    for own in still[:_MOST_FINDINGS]:
+        when = format_moment(moment(own[0]), "").strip().capitalize()
+        yield Card("finding", when, _finding(own))
+    if (more := len(still) - _MOST_FINDINGS) > 0:
+        yield Card("more", "And", f"{format_count(more, 'more finding')}.")
+    gone = dict.fromkeys(_kind(own[0]) for own in found if is_over(own[0]))
+    yield Card("repaired", "Also repaired", _ended("; ".join(gone)))
+    for event in [e for kind in _ADVISED for e in run.of_kind(kind)[-1:]]:
+        if event is not run.main:
+            title = title_of(event).capitalize()
+            yield Card("finding", title, event.get("advice", ""))
+    # Of the last call of `fit`, each logs them again.
+    known = {
+        (event["finding"], event.get("layer")): event
+        for event in run.of_kind("before_training")
+        if event["level"] == "bad"
+    }
+    for event in [*known.values()][:_MOST_FINDINGS]:
+        where = f" in {event['layer']}" if event.get("layer") else ""
+        said = in_sentences(event["message"], event.get("advice"))
+        said = f"{event['finding']}{where}. {said}"
+        yield Card("before_training", "Before training", said)
+
+
+def _kind(verdict):
+    about = (verdict[name] for name in ("verdict", "layer", "direction"))
+    return f"{verdict['verdict']}{place_in_words(*about)}"
+
+
+def _finding(verdicts):
+    first, *others = verdicts
+    since, numbers = first.get("failing_since"), first.get("numbers", {})
+    by, code = numbers.get("found_by"), numbers.get("code")
+    failing = f" (steps began to fail at step {since:,})" if since else ""
+    line = f" at {code}" if code else ""
+    who = f" (found by {by})" if by else ""
+    said = f"{_kind(first)}{line}{failing}{who}. {first.get('advice', '')}"
+    if others:
+        paths = [verdict["layer"] for verdict in others]
+        count = format_count(len(paths), "more layer")
+        said += f" The same in {count}: {format_names(paths, _MOST_LAYERS)}."
+    return said.rstrip()
+
+
+# How training went.
+
+
+def _loss(run) -> Iterator[Card]:
+    """The first, the lowest and the last loss, or that it did not fall."""
+    if run.loss is None:
+        return
+    values, steps = run.loss["values"], run.loss["steps"]
+    found = list(zip(values, steps, [0, *steps], strict=False))
+    said = _mean_over(*found[-1])
+    finite = [row for row in found if math.isfinite(row[0])]
+    if len(found) > 1 and finite:
+        least = min(finite)
+        ends = f"{_mean_over(*found[0])} (first)"
+        if least not in (found[0], found[-1]):
+            ends += f", {_mean_over(*least)} (lowest)"
+        said = f"{ends}, {said} (last)"
+    # A run that fails, or has skipped most steps, needs no other reason.
+    fails = run.headline["state"] == "failing"
+    explained = fails or 2 * run.skipped >= run.last_step
+    flat = flat_loss(run.loss, run.events, run.layers) * (not explained)
+    bad: Counter = Counter()
+    for event in run.of_kind("nonfinite_losses"):
+        bad.update(event["counts"])
+    kinds = format_kinds(bad, BATCHES)
+    sentence = in_sentences(flat or said, kinds and f"it was {kinds}")
+    yield Card("loss", "Loss", sentence, chart="loss", is_on_top=bool(flat))
+
+
+def _mean_over(value, last, before):
+    """A point of the curve is the mean of the steps since the one before."""
+    shown = format_digits(value) if math.isfinite(value) else "not finite"
+    first = before + 1
+    if last == first:
+        return f"{shown} at step {last:,}"
+    return f"{shown} over steps {first:,} to {last:,}"
+
+
+def _steps(run):
+    """Of several calls of `fit`, the last of which the first card is about."""
+    if len(run.begins) < 2:
+        return ""
+    fits, skipped = len(run.begins), f"{run.skipped or 'none'} skipped"
+    return f"{run.last_step:,} in {fits} calls of fit, {skipped}."
+
+
+def _scale(run) -> Iterator[Card]:
+    """How each loss scale went, and what a low one costs."""
+    low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
+    # The main finding has its advice in a card of its own.
+    told = {run.main.get("verdict"), run.main.get("cause"), ""}
+    for course in run.scale:
+        name, scale = course["optimizer"], course["scale"]
+        title = f"Loss scale of {name}" if name else "Loss scale"
+        first, *_, last = scale * 2
+        said = format_power(first)
+        if min(scale) != max(scale):
+            ends = {"lowest": min(scale), "highest": max(scale)}
+            beyond = ", ".join(
+                f"{which} {format_power(bits)}"
+                for which, bits in ends.items()
+                if bits not in (first, last)
+            )
+            said += f" -> {format_power(last)}"
+            said += f" ({beyond})" if beyond else ""
+        if event := low.pop(name, None):
+            advice = "" if event.get("cause") in told else event["advice"]
+            said = in_sentences(said, harm(event, run), advice)
+        else:
+            said += "."
+        counts: Counter = Counter()
+        for event in run.of_kind("nonfinite_gradients"):
+            if event.get("optimizer", "") == name:
+                counts.update(event["counts"])
+        if kinds := format_kinds(counts, STEPS):
+            said += f" Gradients were {kinds}."
+        yield Card("scale", title, said, chart="scale")
+
+
+def _speed(run) -> Iterator[Card]:
+    if not run.speed:
+        return
+    tuner = run.settings.get("tuner", True)
+    watchers = "monitor and tuner" if tuner else "monitor"
+    values = speed_values(run.speed, run.layers)
+    skipped = run.skipped / run.last_step if run.last_step else 0.0
+    said = speed_in_words(values, watchers, min(skipped, 1))
+    fits = len(run.begins)
+    title = f"Speed of fit {fits} alone" if fits > 1 else "Speed"
+    yield Card("speed", title, said, figures(values, watchers))
+
+
+# The layers.
+
+
+def _layers(run):
+    counts = Counter(layer["compute_dtype"] for layer in run.layers)
+    said = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
+    demoted = [x["path"] for x in run.layers if x["demoted_at"] is not None]
+    if demoted:
+        said += f"; demoted: {format_names(demoted, _MOST_LAYERS)}"
+    precision, what = run.settings.get("matmul_precision"), ""
+    if isinstance(precision, str) and not precision.startswith("float32"):
+        what = f"matrix products of float32 layers are in {precision}"
+    return in_sentences(said or "none", what, _last(run, "left_in_float16"))
+
+
+def _own(run):
+    """Layers in 16 bits that show what they made themselves."""
+    return [
+        x
+        for x in run.layers
+        if x["compute_dtype"] not in WIDE
+        and not is_wider(x["compute_dtype"], run.format["name"])
+        and not (x["passed_from"] or x["lost_because"])
+    ]
+
+
+def _headroom(run):
+    own = [x for x in _own(run) if x["least_headroom"] not in (None, math.inf)]
+    own.sort(key=lambda layer: layer["least_headroom"])
+    least = (
+        f"{x['path']!r} {format_bits(x['least_headroom'])} "
+        f"({format_moment(x['worst_step'], 'after')})"
+        for x in own[:_MOST_LAYERS]
+    )
+    return _ended(", ".join(least))
+
+
+def _zeros(run):
+    zero = [x for x in run.layers if x["least_headroom"] == math.inf]
+    paths = [x["path"] for x in zero if not x["passed_from"]]
+    named = format_names(paths, _MOST_LAYERS, "layer")
+    return f"activations of {named}." if paths else ""
+
+
+def _not_at_fault(run):
+    behind = defaultdict(list)
+    for layer in run.layers:
+        if source := layer["passed_from"]:
+            zero = layer["least_headroom"] == math.inf
+            what = "all zero" if zero else "infinite or NaN"
+            behind[f"what {source} returns is {what}"].append(layer["path"])
+        elif because := layer["lost_because"]:
+            behind[because].append(layer["path"])
+    said = [
+        f"{format_names(paths, _MOST_LAYERS, 'layer')}, because {why}"
+        for why, paths in behind.items()
+    ]
+    return _ended("; ".join(said[:_MOST_LAYERS]))
+
+
+def _notes(run) -> Iterator[Card]:
+    """What is about the run as a whole."""
+    found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
+    known = any(name.startswith("samples_of_") for n in found for name in n)
+    for kind, title in (
+        ("graph_rewrite", "Graph rewrite"),
+        ("ignored_variable", "Environment"),
+        ("bad_batches", "Data"),
+        (UNREADABLE, "Log"),
+        ("ranges_withheld", "Not measured"),
+    ):
+        # Rows of the whole arrays say more than those of batches.
+        if not (known and kind == "bad_batches"):
+            yield Card(kind, title, in_sentences(_last(run, kind)))
+
+
+# The key figures.
+
+
+def _key_figures(run) -> Iterator[dict]:
+    """What a run comes down to, in numbers, each with what it leads to."""
+    steps, skipped, fits = run.last_step, run.skipped, len(run.begins)
+    share = (
+        f" ({format_share(skipped / steps)})" if 0 < skipped <= steps else ""
+    )
+    yield {
+        "name": "steps",
+        "text": f"{steps:,}" + f" in {fits} fits" * (fits > 1),
+        "title": "steps count on over all calls of fit that logged here",
+    }
+    skips = (n for n, e in enumerate(run.events) if e["kind"] == "skipped_step")
+    event = next(skips, None)
+    yield {
+        "name": "skipped steps",
+        "text": f"{skipped:,}{share}",
+        "event": event,
+    }
+    before, now = shares_in_16_bits(run.table).values()
+    if now is not None:
+        ends = dict.fromkeys((format_share(before), format_share(now)))
+        about = "share of the FLOPs in float16 or bfloat16, at first and now"
+        name = "FLOPs in 16 bits"
+        yield {"name": name, "text": " → ".join(ends), "title": about}
+    place = run.finding["place"] if run.finding else None
+    for part in _PARTS:
+        yield from _least(run, *part, place)
+    precision = run.settings.get("matmul_precision")
+    if isinstance(precision, str):
+        yield {
+            "name": "float32 products",
+            "text": precision.partition(", ")[0],
+            "title": "no dtype of the run: numbers that are in float32, as in "
+            "the layers kept in it, are multiplied in " + precision,
+        }
+    yield {"name": "main finding", "event": place} | finding_in_words(run)
+
+
+def finding_in_words(run) -> dict:
+    """Returns what a run's sentence begins with, in a word or two."""
+    finding = run.finding
+    if finding is None:
+        unknown = _UNKNOWN.get(run.headline["state"])
+        known = {"text": "✓ none", "level": "fine"}
+        return {"text": unknown} if unknown else known
+    title = title_of(finding["event"])
+    return mark_of(title, finding["level"], finding["repaired"])
+
+
+_PARTS = (
+    ("activations", "least_headroom", "worst_step"),
+    ("gradients", "least_gradient_headroom", "worst_gradient_step"),
+)
+
+
+def _least(run, part, key, step_key, place) -> Iterator[dict]:
+    """How close a layer in 16 bits was to an overflow."""
+    figure = {"name": f"least headroom, {part}", "level": "bad"}
+    lost = figure | {"text": "▲ not finite", "event": place}
+    stuck = run.facts.in_a_row
+    if part == "gradients" and stuck >= STUCK:
+        last = format_count(stuck, "step")
+        about = f"infinite or NaN in the last {last}, which were skipped"
+        yield lost | {"title": about}
+        return
+    known = [x for x in _own(run) if x[key] is not None and x[key] < math.inf]
+    because = [x["lost_because"] for x in run.layers if x["lost_because"]]
+    if known:
+        worst = min(known, key=lambda layer: layer[key])
+        bits, when = worst[key], format_moment(worst[step_key], "after")
+        scaled = ", loss scale included, of finite readings"
+        about = f"{worst['path']}, {when}{scaled * (part == 'gradients')}"
+        close = "warning" if bits < SPARE_BITS else None
+        yield figure | {
+            "text": left_in_words(worst, key),
+            "title": f"{about}: the least since dtypes last changed",
+            "layer": worst["path"],
+            "level": "bad" if bits <= 0 else close,
+        }
+    elif because and part == "activations":
+        yield lost | {"title": f"in all layers, because {because[0]}"}
+
+
+def shares_in_16_bits(table: list) -> dict:
+    """Returns the share of the FLOPs in 16 bits, at first and by now.
+
+    Args:
+        table: List of dicts, the table of a `Run`.
+
+    Returns:
+        Dict with `"before"` and `"now"`, floats, `None` without layers.
+    """
+    first = [x | {"compute_dtype": x["dtypes"][0][1]} for x in table]
+    shares = map(share_in_16_bits, (first, table))
+    return dict(zip(("before", "now"), shares, strict=True))
+
+
+def policy_of(table: list) -> str:
+    """Returns the policy that layers were compiled with.
+
+    Args:
+        table: List of dicts, the table of a `Run`.
+
+    Returns:
+        String, such as `"mixed_float16"`: that of the layers in 16 bits, or
+        else `"float32"`, whatever they compute in by now.
+
+    Example:
+    >>> from keras_mixprec.reporting.cards import policy_of
+    >>> policy_of([{"dtypes": [[0, "float16"], [9, "float32"]]}])
+    'mixed_float16'
+    """
+    for layer in table:
+        first = layer["dtypes"][0][1]
+        if first in SIXTEEN_BITS:
+            pure = layer.get("variable_dtype") == first
+            return first if pure else f"mixed_{first}"
+    return "float32"

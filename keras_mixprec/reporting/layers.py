@@ -1,0 +1,496 @@
+"""The layers of a run: what they compute in, what was found, who is to blame.
+
+All layers behind one that overflows are not finite, and so are all gradients
+where the loss is not: a verdict names the one that is to blame. Where training
+diverged or weights were lost, no layer is.
+"""
+
+import collections
+import itertools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from keras_mixprec.formats import format_bits, format_digits, format_moment
+from keras_mixprec.reporting.facts import (
+    dtype_now,
+    dtype_of,
+    has_diverged,
+    is_repaired,
+    kind_of,
+    moment,
+)
+from keras_mixprec.reporting.format_limits import (
+    format_limits,
+    is_wider,
+    measured_against,
+)
+from keras_mixprec.reporting.grid import Grid, as_sent
+from keras_mixprec.reporting.headline import over_by
+from keras_mixprec.reporting.layer_tables import layer_of
+from keras_mixprec.reporting.read_events import is_layer
+from keras_mixprec.reporting.run_files import is_step
+from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
+from keras_mixprec.reporting.told import mark_of, words
+from keras_mixprec.verdict_kinds import KINDS
+
+# Part: what its least headroom and the step of it are called.
+_LEAST = {
+    "activation": ("least_headroom", "worst_step"),
+    "gradient": ("least_gradient_headroom", "worst_gradient_step"),
+}
+_INSIDE = "largest_inside_in_float32"
+_FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
+_BACKWARD = ("backward_overflow",)
+
+
+def read_layers(rows: list) -> list[dict]:
+    """Returns the table of layers as it was last.
+
+    Args:
+        rows: List of dicts, the table at the start and after each change.
+
+    Returns:
+        List of dicts. `"dtypes"` of each is a list of pairs: after which step
+        it computed in which dtype.
+    """
+    history: dict = {}
+    table: list = []
+    for row in rows:
+        step, layers = row.get("step"), row.get("layers")
+        if not is_step(step) or not isinstance(layers, list):
+            continue
+        table = [_with_feeders(layer) for layer in layers if is_layer(layer)]
+        for layer in table:
+            dtypes = history.setdefault(layer["path"], [])
+            if not dtypes or dtypes[-1][1] != layer["compute_dtype"]:
+                dtypes.append([step, layer["compute_dtype"]])
+    return [layer | {"dtypes": history[layer["path"]]} for layer in table]
+
+
+def _with_feeders(layer):
+    """A row with its feeders, if all of those are names of layers."""
+    feeders = layer.get(FED_BY)
+    if isinstance(feeders, list) and all(isinstance(x, str) for x in feeders):
+        return layer
+    return {name: value for name, value in layer.items() if name != FED_BY}
+
+
+def layers_of(table: list, events: list, tables: list) -> list[dict]:
+    """Returns the table of layers with what is known of each.
+
+    Args:
+        table: List of dicts, as `read_layers` returns them.
+        events: List of dicts, by rising step.
+        tables: List of `Table`, what was measured.
+
+    Returns:
+        List of dicts, with the keys that `docs/files.md` describes.
+    """
+    limit = measured_against(table)
+    rows = with_changes(table, events)
+    over = over_by(events, table)
+    found = collections.defaultdict(list)
+    for event in events:
+        if event["kind"] == "verdict":
+            found[event["layer"]].append(event)
+    passes = passes_on(table, events)
+    least = _least_headroom(rows, tables)
+    rows = [
+        row
+        | _findings(found[row["path"]], over)
+        | _headroom(row, least, found[row["path"]], limit)
+        | {"passes_on": passes[row["path"]]}
+        for row in rows
+    ]
+    by_path = {row["path"]: row for row in rows}
+    fault, to_blame = fault_of_the_run(events), _culprits(events)
+    because = fault["because"] if fault else None
+    rows = [
+        row
+        | _blame(row, by_path, limit, row["path"] not in to_blame and because)
+        for row in rows
+    ]
+    return [row | {"gradients_left": _gradients_left(row)} for row in rows]
+
+
+def with_changes(table: list, events: list) -> list[dict]:
+    """Returns the table with each change of a dtype, and why it holds now.
+
+    A table is logged at the end of an epoch, a change at its own step.
+    """
+    changes = collections.defaultdict(list)
+    for event in events:
+        if event["kind"] in PRECISION_CHANGES and not event.get("dry_run"):
+            for path, change in event["layers"].items():
+                changes[path].append((event, dtype_of(change["after"])))
+    return [row | _changed(row, changes[row["path"]]) for row in table]
+
+
+def _changed(row, changes):
+    more = [
+        [event["step"], dtype.rpartition(" ")[2]] for event, dtype in changes
+    ]
+    dtypes = sorted([*row["dtypes"], *more], key=lambda pair: pair[0])
+    groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
+    own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
+    own |= {"demoted_at": None, "demoted_because": None}
+    # Not if it is undone, or was in an earlier run.
+    event, dtype = changes[-1] if changes else ({"kind": ""}, "")
+    if event["kind"] == "demote" and dtype == dtype_now(row):
+        why = event.get("because", {}).get(row["path"])
+        own |= {"demoted_at": event["step"], "demoted_because": why}
+    return own
+
+
+def _findings(verdicts, over):
+    kinds = [verdict["verdict"] for verdict in verdicts]
+    repaired = {v["verdict"] for v in verdicts if over(v)}
+    ranks = [*KINDS][::-1]
+    severity = [ranks.index(x) + 1 if x in KINDS else 0 for x in kinds]
+    return {
+        "verdicts": kinds,
+        "severity": max(severity, default=None),
+        "repaired": bool(kinds) and repaired == {*kinds},
+        "repaired_verdicts": [kind for kind in kinds if kind in repaired],
+        "marks": [
+            mark_of(words(kind), kind_of(kind).level, kind in repaired)
+            for kind in kinds
+        ],
+    }
+
+
+def _least_headroom(rows, tables):
+    """By part and path, the least headroom and its step.
+
+    Of gradients with the loss scale, without those of steps that overflowed,
+    since a dynamic loss scale is found by these. Only since the last change of
+    precision: what overflowed before that is in the findings. Infinite if all
+    numbers were zero.
+    """
+    since = max((s for row in rows for s, _ in row["dtypes"][1:]), default=-1)
+    paths = {row["path"] for row in rows}
+    least: dict = {part: {} for part in _LEAST}
+    for table, part in itertools.product(tables, _LEAST):
+        metric, found = f"{part}_headroom_bits", least[part]
+        if metric not in table.metrics or not len(table.steps):
+            continue
+        values = as_sent(table.column(metric, table.layers))
+        values[table.steps <= since] = np.nan
+        if part == "gradient":
+            values[values == -np.inf] = np.nan
+        columns = np.flatnonzero(~np.isnan(values).all(axis=0))
+        places = np.nanargmin(values[:, columns], axis=0)
+        for column, place in zip(columns, places, strict=True):
+            one = values[place, column].item(), table.steps[place].item()
+            path = layer_of(table.layers[column], paths)
+            found[path] = min(found.get(path, one), one)
+    return least
+
+
+def _headroom(row, least, verdicts, limit):
+    """What is left, used up where something overflows on the way to outputs.
+
+    A sum may overflow on the way to a mean, and show in no other number.
+    """
+    own: dict = {"inside": None}
+    for part, names in _LEAST.items():
+        found = least[part].get(row["path"], (None, None))
+        own |= dict(zip(names, found, strict=True))
+    most = format_limits(limit)["maximum_bits"]
+    for verdict in verdicts:
+        largest = _largest_inside(verdict)
+        if largest <= 0 or not _still_holds(verdict, row, limit):
+            continue
+        bits = min(most - math.log2(largest), 0.0)
+        left, step = own["least_headroom"], moment(verdict)
+        # Outputs that are not finite, or as large, say more.
+        if left is None or left > bits:
+            inside = {"step": step, "largest": largest, "outputs": left}
+            inside |= _inside_in_words(
+                inside, row["compute_dtype"], limit, most
+            )
+            own |= {
+                "inside": inside,
+                "least_headroom": bits,
+                "worst_step": step,
+            }
+    return own
+
+
+def _largest_inside(verdict):
+    """0 if it does not say, as a forecast does not."""
+    if verdict["verdict"] != "forward_overflow":
+        return 0.0
+    try:
+        return float(verdict.get("numbers", {}).get(_INSIDE, 0))
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _still_holds(verdict, row, limit):
+    """Whether its dtype would make it overflow, or is wider because of that."""
+    if is_repaired("forward_overflow", dtype_now(row)):
+        return row["compute_dtype"] != limit
+    # One that was demoted and has returned since was found sound.
+    changed = row["dtypes"][-1][0] if row["dtypes"][1:] else -1
+    return verdict["step"] > changed
+
+
+def _inside_in_words(inside, dtype, limit, most):
+    """What overflows inside of a layer, open until a wider dtype holds it."""
+    bits, numbers, by = math.log2(inside["largest"]) - most, "", ""
+    if bits > 0:
+        largest, holds = map(format_digits, (inside["largest"], 2**most))
+        numbers = f": numbers up to {largest}, {limit} holds up to {holds}"
+        by = f" by {format_bits(bits)}" * (bits < math.inf)
+    is_open = not is_wider(dtype, limit)
+    short, amount = f"beyond {limit} inside the layer", f"beyond {limit}"
+    more = f", computed in {dtype}"
+    if is_open:
+        short, amount = "overflow inside the layer", "overflow"
+        more = f", found {format_moment(inside['step'])}"
+    return {
+        "long": f"{short}{numbers}{more}",
+        "short": short,
+        "amount": f"{amount} inside{by}",
+        "is_open": is_open,
+    }
+
+
+def _outputs(row):
+    """The least headroom of what it returns, whatever overflows inside."""
+    return row["inside"]["outputs"] if row["inside"] else row["least_headroom"]
+
+
+def _blame(row, by_path, limit, because):
+    """Which layer, or what else, made it infinite or NaN, or all zero."""
+    made, origin = (
+        _outputs(row),
+        by_path.get(row["passes_on"].get("activation")),
+    )
+    passed = (
+        origin is not None
+        and not is_wider(origin["compute_dtype"], limit)
+        and made == _outputs(origin)
+        and abs(made or 0) == math.inf
+    )
+    own = {
+        "passed_from": origin["path"] if passed else None,
+        "lost_because": (not passed and made == -math.inf and because) or None,
+    }
+    source = own["lost_because"], own["passed_from"], made == math.inf
+    return own | {"passed": _in_words(*source) if any(source[:2]) else None}
+
+
+def _in_words(because, path, is_zero):
+    """What is not a layer's own doing, in a long and a short form."""
+    if because:
+        return {
+            "long": f"infinite or NaN because {because}: no fault of the layer",
+            "short": f"not finite: {because}",
+        }
+    what = "all zero" if is_zero else "not finite"
+    short = f"{what}: comes from {path}"
+    return {"long": f"{short}, which has a verdict", "short": short}
+
+
+def left_in_words(row: dict, key: str = "least_headroom") -> str:
+    """Returns what is left of the headroom of a layer, with a mark if nothing.
+
+    Args:
+        row: Dict, a row of the table of layers.
+        key: String. Which headroom. Defaults to that of activations.
+    """
+    bits = row[key]
+    if row["inside"] and key == "least_headroom":
+        return "▲ overflow inside"
+    if bits == -math.inf or bits > 0:
+        return "▲ " * (bits < 0) + format_bits(bits)
+    return "▲ overflow"
+
+
+def _gradients_left(row):
+    bits, step = (row[name] for name in _LEAST["gradient"])
+    if bits is None or not math.isfinite(bits):
+        return ""
+    left = left_in_words(row, _LEAST["gradient"][0])
+    when = format_moment(step, "after")
+    return f"least headroom of this layer's gradients: {left}, {when}"
+
+
+def passes_on(table: list, events: list) -> dict[str, dict]:
+    """Returns from which layer each would have received what is not finite.
+
+    Whether anything was not finite is another matter.
+
+    Args:
+        table: List of dicts, the layers in the order of the model.
+        events: List of dicts.
+
+    Returns:
+        Dict from paths to a dict of paths by part, `"activation"` and
+        `"gradient"`, without those parts in which a layer has a verdict of its
+        own, or none is before it that does.
+    """
+    paths = [layer["path"] for layer in table]
+    culprits = [_culprits(events, kinds) for kinds in (_FORWARD, _BACKWARD)]
+    forward, backward = ([p for p in paths if p in own] for own in culprits)
+    if all(FED_BY in layer for layer in table):
+        fed_by = {layer["path"]: layer[FED_BY] for layer in table}
+        activation = _reached(forward, _behind(fed_by))
+        before = {path: [*own, *_holders(path)] for path, own in fed_by.items()}
+        gradient = _reached(backward, before)
+    else:
+        activation = _later(forward, paths)
+        gradient = _later(backward, paths[::-1])
+    if forward:  # The loss is not finite, so no gradient is.
+        gradient = dict.fromkeys(paths, forward[0]) | gradient
+    parts = {"activation": activation, "gradient": gradient}
+    return {
+        path: {
+            part: own[path]
+            for part, own in parts.items()
+            if own.get(path) not in (None, path)
+            and path not in (*forward, *backward)
+        }
+        for path in paths
+    }
+
+
+def fault_of_the_run(events: Iterable) -> dict | None:
+    """Returns what makes layers infinite or NaN that are all not to blame.
+
+    Returns:
+        Dict with `"because"`, a clause, and `"since"`, the first step that is
+        known to have failed; `None` if no verdict says so.
+    """
+    found = []
+    for event in events:
+        if event["kind"] != "verdict" or event["layer"] is not None:
+            continue
+        since = event.get("failing_since")
+        since = moment(event) if since is None else since
+        if event["verdict"] == "divergence":
+            diverged = has_diverged(event)
+            because = (
+                "training diverged" if diverged else "float32 fails as well"
+            )
+            # That weights are lost comes of a divergence.
+            found.insert(0, (because, since))
+        elif event["verdict"] == "weights_lost":
+            found.append(("weights were lost", since))
+    if not found:
+        return None
+    return {"because": found[0][0], "since": min(since for _, since in found)}
+
+
+def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
+    """Returns where layers show what they did not make themselves.
+
+    Infinities and NaNs are passed on, and outputs that are all zero. Gradients
+    that are zero may have vanished on their own.
+
+    Args:
+        grid: `Grid` of the metric.
+        metric: String.
+        table: List of dicts, the table of layers.
+        events: List of dicts.
+
+    Returns:
+        List of dicts, each origin in a `"long"` and a `"short"` form, and an
+        integer array `[layers, columns]`, the place of an origin in the list,
+        or -1.
+    """
+    origins: list = []
+    cells = np.full(grid.worst.shape, -1, "i4")
+    part = next((x for x in _PARTS if x in metric), None)
+    if part and metric.startswith(("weight_", part)):
+        for source, row, columns in _passed(grid, metric, part, table, events):
+            if columns.any():
+                said = _in_words(*source)
+                origins += [] if said in origins else [said]
+                cells[row, columns] = origins.index(said)
+    return origins, cells
+
+
+def _passed(grid, metric, part, table, events):
+    """What made columns of a row, as `_in_words` takes it; later ones win."""
+    known = passes_on(table, events)
+    paths = [layer_of(call, known) for call in grid.layers]
+    rows = collections.defaultdict(list)
+    for row, path in enumerate(paths):
+        rows[path].append(row)
+    is_count = metric.endswith("_nonfinite")
+    lost = grid.worst > 0 if is_count else grid.worst == -np.inf
+    zero = (grid.worst == np.inf) & (part == "activation" and not is_count)
+    if fault := fault_of_the_run(events):
+        # Gradients of before may have overflowed in a search for the scale.
+        late = grid.last >= (fault["since"] if part == "gradient" else 0)
+        to_blame = _culprits(events)
+        for row, path in enumerate(paths):
+            if path not in to_blame:
+                yield (fault["because"], None, False), row, lost[row] & late
+    for row, path in enumerate(paths):
+        origin = known.get(path, {}).get(part)
+        before = rows.get(origin, [])
+        for is_zero, kind in (False, lost), (True, zero):
+            made = (kind[before] & kind[row]).any(axis=0)
+            yield (None, origin, is_zero), row, made
+
+
+# As the names of metrics have them; weights last, of which gradients are.
+_PARTS = ("activation", "gradient", "weight")
+
+
+def _culprits(events, kinds=_FORWARD + _BACKWARD):
+    return {
+        event["layer"]
+        for event in events
+        if event["kind"] == "verdict"
+        and event["verdict"] in kinds
+        and "overflows_in_steps" not in event.get("numbers", {})
+    }
+
+
+def _holders(path):
+    """`a/b/c` is in `a` and in `a/b`; the innermost first."""
+    folders = path.split("/")[:-1]
+    return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
+
+
+def _behind(fed_by):
+    """By path, what a layer feeds, and what it is in.
+
+    A layer that is called inside another is fed by what feeds that one: a log
+    has no feeders of what is called in a layer's own `call`.
+    """
+    edges = {path: _holders(path) for path in fed_by}
+    for path, own in fed_by.items():
+        held = next(filter(None, map(fed_by.get, _holders(path))), [])
+        for feeder in own or held:
+            edges.setdefault(feeder, []).append(path)
+    return edges
+
+
+def _reached(sources, edges):
+    """From which source each is reached first, over the fewest edges."""
+    origins = {source: source for source in sources}
+    queue = collections.deque(sources)
+    while queue:
+        path = queue.popleft()
+        for reached in edges.get(path, ()):
+            if reached not in origins:
+                origins[reached] = origins[path]
+                queue.append(reached)
+    return origins
+
+
+def _later(sources, paths):
+    """Without a graph: the last source before each in the model's order."""
+    origins, last = {}, None
+    for path in paths:
+        last = path if path in sources else last
+        origins[path] = last
+    return origins

@@ -1,0 +1,283 @@
+"""What a run's folder says: one frozen record, of which all else is made."""
+
+import dataclasses
+import functools
+import json
+from collections import Counter
+
+from keras_mixprec.metrics import AUDITED, describe
+from keras_mixprec.reporting import layers as layer_rows
+from keras_mixprec.reporting import schema
+from keras_mixprec.reporting.bad_input import bad_input_steps, spoiled
+from keras_mixprec.reporting.facts import (
+    Facts,
+    facts_of,
+    growth,
+    last_of_falls,
+    level_of,
+)
+from keras_mixprec.reporting.format_limits import (
+    format_limits,
+    measured_against,
+)
+from keras_mixprec.reporting.grid import Grid, pooled_grid
+from keras_mixprec.reporting.headline import headline, main_finding
+from keras_mixprec.reporting.layer_tables import rows_in_order, split_rows
+from keras_mixprec.reporting.read_events import is_histogram, read_events
+from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a log says of a run. Nothing of it changes once it is read.
+
+    Each table is read when it is first asked for.
+
+    Attributes:
+        name: String. What the run is called.
+        files: `RunFiles`.
+    """
+
+    name: str
+    files: RunFiles
+
+    @functools.cached_property
+    def listed(self) -> dict:
+        """What the list of runs has of it: see `RunFiles.listed`."""
+        return self.files.listed(self.name)
+
+    @functools.cached_property
+    def events(self) -> list[dict]:
+        """Everything that happened, by rising step, each with its level."""
+        search = schema.TRADE_OFF_EVENT
+        return [event for event in self._logged if event["kind"] != search]
+
+    @property
+    def trade_off(self) -> dict | None:
+        """The last search for the layers that need float32, if any."""
+        search = schema.TRADE_OFF_EVENT
+        found = [event for event in self._logged if event["kind"] == search]
+        return found[-1] if found else None
+
+    @functools.cached_property
+    def _logged(self):
+        rows = self.files.rows(schema.EVENTS)
+        events = [event for row in rows for event in read_events(row)]
+        found = sorted(events, key=lambda event: event["step"])
+        found = last_of_falls(found)
+        return [event | {"level": level_of(event)} for event in found]
+
+    def of_kind(self, kind: str) -> list[dict]:
+        """Returns the events of a kind."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    @functools.cached_property
+    def begins(self) -> list[dict]:
+        """The events with which each call of `fit` begins."""
+        return self.of_kind("train_begin")
+
+    @functools.cached_property
+    def facts(self) -> Facts:
+        """What its sentence is made of."""
+        return facts_of(self)
+
+    @functools.cached_property
+    def headline(self) -> dict:
+        """The run in one sentence, and its state."""
+        return headline(self.facts)
+
+    @functools.cached_property
+    def finding(self) -> dict | None:
+        """What the sentence begins with, with its place among the events."""
+        found = main_finding(self.facts)
+        events = [*map(id, self.events)]
+        return found and found | {"place": events.index(id(found["event"]))}
+
+    @property
+    def main(self) -> dict:
+        """The event of that finding, empty without one."""
+        return self.finding["event"] if self.finding else {}
+
+    @functools.cached_property
+    def settings(self) -> dict:
+        """The event with which the last `fit` began, empty if none did."""
+        return self.begins[-1] if self.begins else {}
+
+    @functools.cached_property
+    def table(self) -> list[dict]:
+        """The table of layers as it was last, and which dtypes it had."""
+        return layer_rows.read_layers(self.files.rows(schema.LAYERS))
+
+    @functools.cached_property
+    def layers(self) -> list[dict]:
+        """The same with what was measured and found of each layer."""
+        return layer_rows.layers_of(self.table, self.events, self.heat)
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """The paths of the layers, in the order of the model."""
+        return [layer["path"] for layer in self.table]
+
+    @functools.cached_property
+    def format(self) -> dict:
+        """The format that headroom refers to."""
+        return format_limits(measured_against(self.table))
+
+    @functools.cached_property
+    def heat(self) -> list:
+        """What was measured of layers, a list of `Table`."""
+        return self._tables(schema.HEAT)
+
+    @functools.cached_property
+    def errors(self) -> list:
+        """The errors of layers against float32, a list of `Table`."""
+        return self._tables(schema.ERRORS)
+
+    @functools.cached_property
+    def metrics(self) -> list[dict]:
+        """What was measured of any layer, as the page describes it."""
+        tables = self.heat + self.errors
+        known = {m: pool for t in tables for m, pool in t.metrics.items()}
+        return [
+            describe(metric, pool)
+            for metric, pool in known.items()
+            if any(t.has_values(metric) for t in tables if metric in t.metrics)
+        ]
+
+    @property
+    def rows(self) -> list[str]:
+        """The calls of layers that were measured, in the order of the model."""
+        return rows_in_order(self.heat + self.errors, self.paths)
+
+    @functools.cached_property
+    def scale(self) -> list[dict]:
+        """The loss scale of each optimizer by step."""
+        named: dict = {}
+        for row in self.files.rows(schema.SCALE):
+            named.setdefault(str(row.get("optimizer", "")), []).append(row)
+        courses = []
+        for name, rows in sorted(named.items()):
+            table = numbers(rows, schema.SCALE).tolist()
+            known = [row for row in table if row[1] > 0 and is_step(row[2])]
+            columns = [[row[n] for row in known] for n in range(3)]
+            steps, scale, skipped = columns
+            course = {"steps": [*map(int, steps)], "scale": scale}
+            course["skipped"] = [*map(int, skipped)]
+            courses.append({"optimizer": name} | course)
+        return courses
+
+    @functools.cached_property
+    def loss(self) -> dict | None:
+        """The loss by step, NaN where it was not finite; `None` if unknown."""
+        rows = sorted(self._numbers(schema.LOSS))
+        if not rows:
+            return None
+        steps, values = zip(*rows, strict=True)
+        return {"steps": [*map(int, steps)], "values": [*values]}
+
+    @functools.cached_property
+    def speed(self) -> list[schema.Row]:
+        """How fast plain steps of the last `fit` were."""
+        rows = (schema.Row(*x) for x in self._numbers(schema.PERFORMANCE))
+        last = self.settings.get("step", 0)
+        return [row for row in rows if row.step > last and row.is_timed()]
+
+    @functools.cached_property
+    def histograms(self) -> dict:
+        """The rows of histograms by part, and by a layer's call."""
+        return _by_layer(self.files.rows(schema.HISTOGRAMS))
+
+    @functools.cached_property
+    def last_step(self) -> int:
+        """The last step that is known of."""
+        steps = [event["step"] for event in self.events]
+        steps += [
+            course["steps"][-1] for course in self.scale if course["steps"]
+        ]
+        tables = self.heat + self.errors
+        steps += [t.steps[-1].item() for t in tables if len(t.steps)]
+        return max(steps, default=0)
+
+    @functools.cached_property
+    def skipped(self) -> int:
+        """In how many batches updates were skipped; several may be in one.
+
+        At least: of steps that are not listed one by one, those of the
+        optimizer that skipped most.
+        """
+        listed = {
+            (event.get("optimizer", ""), event["at_step"])
+            for event in self.of_kind("skipped_step")
+            if "at_step" in event
+        }
+        counts = Counter(name for name, _ in listed)
+        others = [
+            growth([0, *course["skipped"]]) - counts[course["optimizer"]]
+            for course in self.scale
+        ]
+        return len({step for _, step in listed}) + max([0, *others])
+
+    @functools.cached_property
+    def bad_input(self) -> list[int]:
+        """The steps whose batch was not finite."""
+        return sorted(bad_input_steps(self.events))
+
+    def grid(self, metric: str, columns: int) -> Grid:
+        """Returns a metric of every layer by step, the worst of each column.
+
+        Args:
+            metric: String.
+            columns: Int >= 1. The most columns to return.
+
+        Raises:
+            KeyError: If there is no such metric.
+        """
+        tables = self.errors if metric in AUDITED else self.heat
+        tables = [table for table in tables if metric in table.metrics]
+        if not tables:
+            raise KeyError(metric)
+        layers = rows_in_order(tables, self.paths)
+        return pooled_grid(tables, metric, layers, columns)
+
+    def heat_bytes(self, metric: str, columns: int) -> bytes:
+        """Returns what `grid` does for the page, with who is to blame."""
+        grid = self.grid(metric, columns)
+        cells = layer_rows.passed_cells(grid, metric, self.table, self.events)
+        return grid.to_bytes(*cells)
+
+    def histogram(self, layer: str, part: str) -> dict:
+        """Returns the exponents of a layer's numbers.
+
+        Args:
+            layer: String. The name of a layer's call.
+            part: String. `"activation"` or `"gradient"`.
+
+        Returns:
+            Dict of lists by step: `"steps"`, `"exponents"` and `"counts"`.
+
+        Raises:
+            KeyError: If there is no such histogram.
+        """
+        known = self.__dict__.get("histograms")
+        if known is None:  # One of many is found by its text.
+            mark = json.dumps(layer).encode()
+            known = _by_layer(self.files.rows(schema.HISTOGRAMS, mark))
+        rows = known.get(part, {}).get(layer, [])
+        if not rows:
+            raise KeyError(f"{part} of {layer}")
+        names = {"steps": "step", "exponents": "exponents", "counts": "counts"}
+        return {name: [row[key] for row in rows] for name, key in names.items()}
+
+    def _tables(self, family):
+        tables = self.files.tables(family)
+        return split_rows(tables, lambda steps: spoiled(steps, self.events))
+
+    def _numbers(self, name):
+        return numbers(self.files.rows(name), name).tolist()
+
+
+def _by_layer(rows):
+    found: dict = {part: {} for part in schema.EXPONENTS}
+    for row in filter(is_histogram, rows):
+        found[row["part"]].setdefault(row["layer"], []).append(row)
+    return found

@@ -1,0 +1,124 @@
+"""Runs side by side: a row for each, and these as text."""
+
+from collections.abc import Iterable
+
+from keras_mixprec.formats import format_digits, format_power, format_share
+from keras_mixprec.reporting.cards import (
+    finding_in_words,
+    policy_of,
+    shares_in_16_bits,
+)
+from keras_mixprec.reporting.facts import LEVELS, dtype_now
+from keras_mixprec.reporting.headline import STATES
+from keras_mixprec.reporting.performance import is_of_training, speed_values
+
+_HEADS = (
+    "state",
+    "steps",
+    "skipped",
+    "loss scale",
+    "last loss",
+    "float32",
+    "16 bits",
+    "samples/s",
+    "run",
+)
+_TITLE = (
+    "Runs, the gravest first; layers in float32, share of FLOPs in 16 bits:"
+)
+
+
+def row_of(run) -> dict:
+    """Returns the row of a `Run` in the table of runs.
+
+    Returns:
+        Dict with the run's name, policy, steps, skipped steps, last loss
+        scales, last loss (`None` if none was logged), main finding in words,
+        sentence, gravity (0 of the gravest), how many layers are in float32 and
+        demoted, share of FLOPs in 16 bits, and samples a second (`None` if too
+        few steps were timed, or most of them skipped).
+    """
+    said, cause = run.headline, finding_in_words(run)["text"]
+    if layer := run.main.get("layer"):
+        cause += f" in {layer}"
+    speed = speed_values(run.speed, run.layers) if run.speed else {}
+    skipped = run.skipped / max(run.last_step, 1)
+    is_known = speed and is_of_training(speed, skipped)
+    return {
+        "run": run.name,
+        "policy": policy_of(run.table),
+        "last_step": run.last_step,
+        "skipped": run.skipped,
+        "headline": said,
+        "share_of_flops": shares_in_16_bits(run.table),
+        "scales": [c["scale"][-1] for c in run.scale if c["scale"]],
+        "last_loss": run.loss["values"][-1] if run.loss else None,
+        "cause": cause,
+        "gravity": gravity(said["state"], run.finding),
+        "samples_per_second": speed["samples_per_second"] if is_known else None,
+        "in_float32": sum(dtype_now(x) == "float32" for x in run.layers),
+        "demoted": sum(x["demoted_at"] is not None for x in run.layers),
+    }
+
+
+def gravity(state: str, finding: dict | None) -> int:
+    """Returns the rank of a run, 0 of the gravest.
+
+    By its state, and among runs in the same by how grave their finding is.
+
+    Args:
+        state: String, one of `STATES`.
+        finding: Dict, as `main_finding` returns it.
+    """
+    rank = len(LEVELS)
+    if finding and not finding["repaired"]:
+        rank = LEVELS.index(finding["level"])
+    return STATES.index(state) * (len(LEVELS) + 1) + rank
+
+
+def runs_table(rows: Iterable[dict]) -> str:
+    r"""Returns a line for each run.
+
+    Names are last, so that they stay whole however long they are.
+
+    Args:
+        rows: Dicts, as `row_of` returns them.
+
+    Example:
+    >>> from keras_mixprec.reporting.runs import runs_table
+    >>> run = {
+    ...     "run": "a", "headline": {"state": "healthy"}, "last_step": 1200,
+    ...     "skipped": 3, "scales": [2.0**15], "last_loss": 0.5,
+    ...     "in_float32": 2, "share_of_flops": {"before": 1.0, "now": 0.994},
+    ...     "samples_per_second": None,
+    ... }
+    >>> print("\n".join(runs_table([run]).splitlines()[1:]))
+    state    steps  skipped  loss scale  last loss  float32  16 bits  samples/s  run
+    healthy  1,200        3       2**15        0.5        2    99.4%          -  a
+    """  # noqa: E501
+    lines = [_HEADS, *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join([_TITLE, *(_line(line, widths) for line in lines)])
+
+
+def _line(cells, widths):
+    state, *figures, run = cells
+    right = map(str.rjust, figures, widths[1:-1])
+    return "  ".join([state.ljust(widths[0]), *right, run])
+
+
+def _cells(row):
+    def known(value, write):
+        return "-" if value is None else write(value)
+
+    return (
+        row["headline"]["state"].replace("_", " "),
+        f"{row['last_step']:,}",
+        f"{row['skipped']:,}",
+        ", ".join(map(format_power, row["scales"])) or "-",
+        known(row["last_loss"], format_digits),
+        str(row["in_float32"]),
+        known(row["share_of_flops"]["now"], format_share),
+        known(row["samples_per_second"], format_digits),
+        row["run"],
+    )
