@@ -1,5 +1,7 @@
 """An update that depends on the loss scale is misuse; no other one is."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -130,6 +132,11 @@ def apply_inner(optimizer, gradients, scale, variables):
     optimizer.inner_optimizer.apply(gradients, variables)
 
 
+def apply_inner_if_finite(optimizer, gradients, scale, variables):
+    gradients = [ops.where(ops.isfinite(g), g, 0.0) for g in gradients]
+    apply_inner(optimizer, gradients, scale, variables)
+
+
 def clipping(unscale=False):
     class Clipping(LossScaleOptimizer):
         def apply(self, grads, trainable_variables=None):
@@ -184,52 +191,250 @@ class MicroBatches(Step):
         return {"own_loss": loss}
 
 
+class Scans(MicroBatches):
+    """The same in a loop that JAX compiles."""
+
+    def take(self, model, x, y):
+        import jax
+
+        def add(total, batch):
+            loss, found = self.gradients(model, *batch)
+            return [a + g for a, g in zip(total, found, strict=True)], loss
+
+        batches = [ops.reshape(part, (2, 4, -1)) for part in (x, y)]
+        variables = model.trainable_variables
+        zeros = [ops.zeros(v.shape) for v in variables]
+        total, losses = jax.lax.scan(add, zeros, batches)
+        model.optimizer.apply(total, variables)
+        return {"own_loss": ops.mean(losses)}
+
+
 class ScalesOneHalf(MicroBatches):
     def scaled(self, model, loss):
         return super().scaled(model, loss) if self.first else loss
 
 
-def keeps(rest):
-    """A step that adds gradients to what it keeps, and keeps a part."""
+def keeping(update, shape=None, first=0.0):
+    """A step that keeps numbers from step to step, of its variables' shapes.
+
+    Args:
+        update: Function of `model.kept`, the optimizer, gradients, variables.
+        shape: Tuple, in place of those of the variables. Defaults to `None`.
+        first: Float. What is kept at first. Defaults to 0.
+    """
 
     def build():
-        class Keeping(Step):
-            def update(self, optimizer, gradients, variables):
-                kept = model.kept
-                total = [a + g for a, g in zip(kept, gradients, strict=True)]
-                for own, value in zip(kept, total, strict=True):
-                    own.assign(value * rest)
-                optimizer.apply(total, variables)
+        def own(optimizer, gradients, variables):
+            update(model.kept, optimizer, gradients, variables)
 
-        model = compiled(step=Keeping())
+        model = compiled(step=Step(update=own))
         settings = {"trainable": False, "dtype": "float32", "autocast": False}
         model.kept = [
-            model.add_weight(v.shape, "zeros", **settings)
+            model.add_weight(v.shape if shape is None else shape, **settings)
             for v in model.trainable_variables
         ]
-        for own in model.kept:  # Of a step at 2**15.
-            own.assign(ops.full(own.shape, 2.0**12))
+        for kept in model.kept:
+            kept.assign(ops.full(kept.shape, first))
+        model.run_eagerly = True
         return model
 
     return build
 
 
+def keeps(rest):
+    """A step that adds gradients to what it keeps, and keeps a part."""
+
+    def update(kept, optimizer, gradients, variables):
+        total = [a + g for a, g in zip(kept, gradients, strict=True)]
+        for own, value in zip(kept, total, strict=True):
+            own.assign(value * rest)
+        optimizer.apply(total, variables)
+
+    return keeping(update, first=2.0**12)  # Of a step at 2**15.
+
+
+def every_second(change):
+    """A step that applies what it makes of the gradients of two batches."""
+
+    def update(kept, optimizer, gradients, variables):
+        total = [k + g for k, g in zip(kept, gradients, strict=True)]
+        is_second = ops.any(ops.stack([ops.any(k != 0) for k in kept]))
+        if BACKEND == "jax":
+            own = [v.value for v in optimizer.variables]
+            weights = [v.value for v in variables]
+            parts = optimizer.stateless_apply(own, change(total), weights)
+            pairs = zip(parts, (variables, optimizer.variables), strict=True)
+            for values, each in pairs:
+                for v, value in zip(each, values, strict=True):
+                    v.assign(ops.where(is_second, value, v.value))
+        elif is_second:
+            optimizer.apply(change(total), variables)
+        for own, value in zip(kept, total, strict=True):
+            own.assign(ops.where(is_second, 0.0, value))
+
+    return keeping(update)
+
+
+def average_norm(unscale):
+    """A step that clips by the average norm of the gradients so far."""
+
+    def update(kept, optimizer, gradients, variables):
+        gradients = optimizer.unscale(gradients) if unscale else gradients
+        own = norm(gradients)
+        before = kept[0].value
+        average = ops.where(before > 0, 0.9 * before + 0.1 * own, own)
+        kept[0].assign(ops.where(ops.isfinite(own), average, before))
+        optimizer.apply(clipped(gradients, average), variables)
+
+    return keeping(update, ())
+
+
+def average_of_list(kept, optimizer, gradients, variables):
+    gradients = [*map(ops.stop_gradient, gradients)]
+    LISTED[:] = [*LISTED[-2:], gradients]
+    means = [sum(each) / len(LISTED) for each in zip(*LISTED, strict=True)]
+    optimizer.apply(means, variables)
+
+
+LISTED: list = []
+
+
+def teaches(kept, optimizer, gradients, variables):
+    optimizer.apply(gradients, variables)
+    for own, v in zip(kept, variables, strict=True):
+        own.assign(0.9 * own + 0.1 * ops.stop_gradient(v.value))
+
+
+def rate_of_norm(unscale):
+    def update(optimizer, gradients, variables):
+        seen = optimizer.unscale(gradients) if unscale else gradients
+        optimizer.inner_optimizer.learning_rate = 0.01 / (1.0 + norm(seen))
+        optimizer.apply(seen, variables)
+
+    return step(update=update)
+
+
+def decay_of_norm(optimizer, gradients, variables):
+    decay = ops.minimum(0.1, 1e-4 * norm(gradients))
+    for v in variables:
+        v.assign(ops.stop_gradient(v.value) * (1.0 - decay))
+    optimizer.apply(gradients, variables)
+
+
+def descend(optimizer, gradients, variables, rate=1e-6):
+    for v, g in zip(variables, gradients, strict=True):
+        v.assign(ops.stop_gradient(v.value) - rate * g)
+
+
+def descend_unscaled(optimizer, gradients, variables):
+    descend(optimizer, optimizer.unscale(gradients), variables, 0.01)
+
+
+def leave_out(optimizer, gradients, variables):
+    finite = [bool(ops.all(ops.isfinite(g))) for g in gradients]
+    pairs = zip(gradients, finite, strict=True)
+    gradients = [g if is_finite else None for g, is_finite in pairs]
+    optimizer.apply(gradients, variables)
+
+
+def apply_if_finite(optimizer, gradients, variables, scale=None):
+    if all(bool(ops.all(ops.isfinite(g))) for g in gradients):
+        optimizer.apply(gradients, variables)
+    elif scale:
+        optimizer.dynamic_scale.assign(optimizer.loss_scale * scale)
+
+
+def hides_infinity(x):
+    own = own_gradient(
+        lambda x: x * 1.0,
+        lambda upstream, x: ops.where(ops.isfinite(upstream), upstream, 0.0),
+    )
+    return ops.cast(own(ops.cast(x, "float32")), x.dtype)
+
+
+class TwoOptimizers(Step):
+    """One for the last layer, both on gradients of a loss scaled once."""
+
+    def __init__(self, together):
+        self.together = together
+
+    def take(self, model, x, y):
+        variables = model.trainable_variables
+        loss, found = self.gradients(model, x, y)
+        first = model.optimizer, found[:2], variables[:2]
+        second = model.second, found[2:], variables[2:]
+        if self.together:
+            LossScaleOptimizer.apply_together(first, second)
+        else:
+            for optimizer, gradients, own in (first, second):
+                optimizer.apply(gradients, own)
+        return {"own_loss": loss}
+
+
+def two_optimizers(together):
+    def build():
+        model = network()
+        optimizers = [LossScaleOptimizer(SGD(0.01)) for _ in range(2)]
+        optimizers[0].build(model.trainable_variables[:2])
+        optimizers[1].build(model.trainable_variables[2:])
+        model.second = optimizers[1]
+        return compiled(model, TwoOptimizers(together), optimizers[0])
+
+    return build
+
+
+class BakesScale(Step):
+    """On JAX a compiled step takes what is not in a scope for constant."""
+
+    def gradients(self, model, x, y, variables=None):
+        import jax
+
+        variables = model.trainable_variables
+
+        def scaled(values):
+            mapping = [*zip(variables, values, strict=True)]
+            mapping += [(v, v.value) for v in model.non_trainable_variables]
+            with keras.StatelessScope(state_mapping=mapping):
+                return self.scaled(model, self.loss(model, x, y))
+
+        return jax.value_and_grad(scaled)([v.value for v in variables])
+
+
+def never_zeroed():
+    """On torch gradients are added to those that are there."""
+    model = compiled(step=Step())
+
+    def train_step(model, data):
+        loss = model.optimizer.scale_loss(Step().loss(model, *data[:2]))
+        loss.backward()
+        variables = model.trainable_variables
+        gradients = [v.value.grad for v in variables]
+        model.optimizer.apply(gradients, variables)
+        return {"own_loss": loss.detach()}
+
+    type(model).train_step = train_step
+    return model
+
+
 class SharpnessAware(Step):
-    def __init__(self, only_looks=False):
+    def __init__(self, only_looks=False, subtracts=False):
         self.only_looks = only_looks
+        self.subtracts = subtracts
 
     def take(self, model, x, y):
         optimizer, variables = model.optimizer, model.trainable_variables
         loss, found = self.gradients(model, x, y)
         first = optimizer.unscale(found)
         away = [0.05 * g / (norm(first) + 1e-12) for g in first]
+        before = [ops.copy(ops.stop_gradient(v.value)) for v in variables]
         for v, a in zip(variables, away, strict=True):
             v.assign(ops.stop_gradient(v.value + a))
         second = self.gradients(model, x, y)[1]
         if not self.only_looks:
             second = optimizer.unscale(second)
-        for v, a in zip(variables, away, strict=True):
-            v.assign(ops.stop_gradient(v.value - a))
+        for v, a, value in zip(variables, away, before, strict=True):
+            moved = ops.stop_gradient(v.value - a)
+            v.assign(moved if self.subtracts else value)
         optimizer.apply(second, variables)
         return {"own_loss": loss}
 
@@ -314,9 +519,37 @@ WRONG = {
     "scales twice": step(scaled=scaled_twice),
     "scales one half": lambda: compiled(step=ScalesOneHalf()),
     "averages scaled ones": keeps(0.9),
+    "clips every second step": every_second(clipped),
+    "averages scaled norms": average_norm(unscale=False),
+    "rate of scaled norm": rate_of_norm(unscale=False),
+    "decay of scaled norm": step(update=decay_of_norm),
+    "descends by hand": step(update=descend),
+    "descends, skips nothing": step(update=descend_unscaled),
+    "unscales, skips nothing": by_hand(apply_inner),
+    "sharpness aware, skips nothing": lambda: compiled(
+        step=SharpnessAware(subtracts=True)
+    ),
+    "zeroes overflow": change_each(
+        lambda g: ops.where(ops.isfinite(g), g, 0.0)
+    ),
+    "hides overflow every second step": every_second(
+        lambda gs: [ops.where(ops.isfinite(g), g, 0.0) for g in gs]
+    ),
+    "layer hides infinity": lambda: compiled(network(Own(hides_infinity))),
     "custom gradient": lambda: compiled(loss=lambda y, p: SQUARES(p - y)),
     "layer adds gradient": lambda: step(Own(adds_gradient))(),
 }
+if BACKEND == "jax":
+    WRONG["bakes scale"] = lambda: compiled(step=BakesScale())
+else:  # Two optimizers, and Python code in each step, are not for JAX.
+    WRONG |= {
+        "averages a list": keeping(average_of_list),
+        "leaves out infinite ones": step(update=leave_out),
+        "applies finite ones": step(update=apply_if_finite),
+        "another optimizer": two_optimizers(together=False),
+    }
+if BACKEND == "torch":
+    WRONG["never zeroes gradients"] = never_zeroed
 if BACKEND == "tensorflow":  # Its kernels never draw the same numbers again.
     del WRONG["clips beside noise"]
 
@@ -326,7 +559,7 @@ RIGHT = {
     "scales by hand": step(
         scaled=lambda m, loss: loss * m.optimizer.loss_scale
     ),
-    "unscales by hand": by_hand(apply_inner),
+    "unscales by hand": by_hand(apply_inner_if_finite),
     "scales samples": step(
         scaled=lambda m, loss: ops.mean(
             m.optimizer.scale_loss(loss * ops.ones(3))
@@ -340,6 +573,10 @@ RIGHT = {
     "accumulates as Keras": inner(gradient_accumulation_steps=2),
     "accumulates in a step": lambda: compiled(step=MicroBatches()),
     "accumulates over steps": keeps(0.0),
+    "applies every second step": every_second(list),
+    "averages norms": average_norm(unscale=True),
+    "teaches": keeping(teaches),
+    "rate of norm": rate_of_norm(unscale=True),
     "sharpness aware": lambda: compiled(step=SharpnessAware()),
     "sharpness aware, looks": lambda: compiled(step=SharpnessAware(True)),
     "gradient penalty": step(
@@ -366,10 +603,25 @@ RIGHT = {
     "largest gradients": of_loss(1e35),
     "smallest gradients": of_loss(1e-36),
 }
+if BACKEND == "jax":
+    RIGHT["scans"] = lambda: compiled(step=Scans())
+else:
+    RIGHT |= {
+        "two optimizers": two_optimizers(together=True),
+        "lowers the scale itself": step(
+            update=functools.partial(apply_if_finite, scale=0.5)
+        ),
+    }
 
 # A program for each pass takes a second to compile on JAX.
 _OFTEN = {"clips all", "adds penalty", "forgets beside dropout"}
-_OFTEN |= {"as Keras", "clips after unscaling", "sharpness aware"}
+_OFTEN |= {"clips every second step", "bakes scale", "descends by hand"}
+_OFTEN |= {
+    "applies every second step",
+    "as Keras",
+    "clips after unscaling",
+    "sharpness aware",
+}
 
 
 def cases(table):
@@ -412,7 +664,9 @@ EXPLAINED = {
     "scales twice": ("<model>", 4, "once more"),
     "divides twice": (None, 4, "own division"),
     "clips all": (None, 4, "unscale("),
-    "hides overflow": (None, 4, "finite"),
+    "zeroes overflow": (None, 4, "finite"),
+    "descends, skips nothing": (None, 4, "copy"),
+    "averages scaled norms": (None, 4, "later"),
 }
 
 
@@ -439,7 +693,7 @@ def test_fit_says_so_and_moves_no_layer(tuned, tmp_path):
 
 
 def test_fit_says_that_the_optimizer_was_never_applied(tmp_path):
-    model = by_hand(apply_inner)()
+    model = by_hand(apply_inner_if_finite)()
     monitor = MixPrecMonitor(tmp_path, verbose=0)
     model.fit(X, Y, 8, epochs=2, verbose=0, callbacks=[monitor])
     assert monitor.summary.headline["state"] == "warning"

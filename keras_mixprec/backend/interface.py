@@ -159,6 +159,17 @@ class Replay(Protocol):
         Returns its logs.
         """
 
+    def take_step(self, model, data, traced):
+        """Lets the model take a step for good, operation by operation.
+
+        Variables that the step reads from elsewhere than from the state that it
+        is given have the values of the pairs `traced`, those of its trace.
+
+        Returns:
+            List of pairs of variables and the values that the step gives them,
+            unless it has written these itself.
+        """
+
     def predict_step(self, model, data):
         """Runs `model.predict_step` on a batch, operation by operation.
 

@@ -146,12 +146,18 @@ _CASES = {
     "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
     "`clipvalue` of the inner optimizer.",
     "hides_overflow": "Where gradients overflow, your code makes them finite "
-    "(as `nan_to_num` or clipping by value does), so that no step is skipped "
-    "and the loss scale never falls. Pass gradients to `optimizer.apply` as "
-    "they are.",
-    "keeps_scaled": "Your code keeps gradients that are multiplied by the loss "
-    "scale, and a later step divides them by another scale. Call `gradients = "
-    "optimizer.unscale(gradients)` before you keep or average them.",
+    "(as `nan_to_num` or clipping by value does) or leaves them out, so that "
+    "no step is skipped and the loss scale never falls. Pass gradients to "
+    "`optimizer.apply` as they are.",
+    "writes_overflow": "Where gradients overflow, your code writes them into "
+    "the weights itself, which become NaN. `optimizer.apply` skips such a "
+    "step: pass gradients to it. Weights that you move for a while, as "
+    "sharpness-aware minimization does, put back from a copy.",
+    "keeps_scaled": "Your code divides gradients by another loss scale than "
+    "they are multiplied by: it keeps scaled gradients or norms for a later "
+    "step, or applies an optimizer other than the one that scaled the loss. "
+    "Call `gradients = optimizer.unscale(gradients)` before you keep or "
+    "average them.",
     "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
     "scale, but the optimizer divides them by it. Compute gradients of the "
     "result of `optimizer.{scaling}`. A gradient of your own "

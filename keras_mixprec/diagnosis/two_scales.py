@@ -1,11 +1,14 @@
 """Whether an update depends on the loss scale, which it must not.
 
-Two float32 steps at two loss scales, with the same draws, give an optimizer the
-same unscaled gradients, unless the code around it is at fault. Both scales are
-powers of two, by which float32 multiplies without rounding.
+In float32, with the same draws, two loss scales give the same updates unless
+the code around the optimizer is at fault. Both scales are powers of two, by
+which float32 multiplies without rounding. Where Keras' own code handles the
+gradients, those of one step are compared; where the user's does, what several
+steps change.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import keras
@@ -17,10 +20,11 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.diagnosis.taken_steps import can_take_steps, take_steps
 from keras_mixprec.numerics.arrays import (
+    count_nonfinite,
     is_float,
     largest_magnitude,
-    restoring,
     to_array,
 )
 from keras_mixprec.numerics.dry_step import (
@@ -32,20 +36,16 @@ from keras_mixprec.numerics.dry_step import (
 from keras_mixprec.numerics.held_optimizer import is_scaling, overflowing
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
-from keras_mixprec.numerics.untouched import holding_zeros
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
-# The order of steps at the first and at the second scale: whatever a step does
-# otherwise every second, third or fourth time shows as a difference of steps
+# The order of runs at the first and at the second scale: whatever the code does
+# otherwise every second, third or fourth time shows as a difference of runs
 # at the same scale.
 _ORDER = (0, 1, 1, 0, 0)
 
 # Of gradients whose largest is this, float16 at scale 1 rounds all but those
 # below a 2**14th of it. A few such roundings are no difference of this size.
 _NORMAL, _ROUNDED = 2.0**-10, 0.05
-
-# Batches whose gradients a step may add up before it applies them.
-_MOST_BATCHES = 8
 
 
 class ScaleUse(NamedTuple):
@@ -75,178 +75,249 @@ def scale_use(
     """
     if not any(map(is_scaling, optimizers_of(model).values())):
         return ScaleUse()
-    with repeated_draws():
-        return _scale_use(model, data, exact)
-
-
-def _scale_use(model, data, exact):
     scale = scale_in_use(model)
     bits = round(scale.bits)
     if not bits and scale.scales and not scale.adapts:
         return ScaleUse()  # It scales by 1 at all steps.
     if bits <= 0:  # A scale below 1 would take small gradients to zero.
         bits = thresholds.USUAL_SCALE_BITS
-    if exact is None:
-        comparison = _Comparison(model, data, None, bits)
-        first = comparison.once(0)
-        if not _off(first, comparison.once(1)):
-            return comparison.of_other_steps(first)
-        exact = exact_step(model, data)
-    if not is_finite(exact):
-        return ScaleUse()
-    return _Comparison(model, data, exact, bits).use()
+    own = _handles_gradients(model) and can_take_steps(model)
+    with repeated_draws():
+        kind = _ManySteps if own else _OneStep
+        return kind(model, data, exact, bits, scale.adapts).use()
+
+
+def _handles_gradients(model):
+    """Whether the user's own code does, in a train step or an optimizer."""
+    classes = map(type, optimizers_of(model).values())
+    tops = {cls.__module__.partition(".")[0] for cls in classes}
+    return has_own_step(model) or not tops <= {"keras", "keras_mixprec"}
 
 
 class _Comparison:
-    def __init__(self, model, data, exact, bits):
-        self._model = model
-        self._data = data
-        self._exact = exact
-        self._bits = bits
-        self._calls = {}
-        self._variables = {
-            id(v): v
-            for v in model.trainable_variables
-            if not getattr(v, "overwrite_with_gradient", False)
-        }
+    """What training gives at two loss scales.
+
+    Args:
+        model: As for `scale_use`.
+        data: As for `scale_use`.
+        exact: As for `scale_use`.
+        bits: Int. The larger scale, as a power of two. The other one is 1.
+        adapts: Boolean. Whether the loss scale adapts itself to gradients.
+    """
+
+    def __init__(self, model, data, exact, bits, adapts):
+        self._given = model, data, exact, bits, adapts
+        self._model, self._data, self._exact, self._bits, self._adapts = (
+            self._given
+        )
 
     def use(self):
-        first = self._unscaled(self._exact, 0)
-        second = self._fitting(first)
-        if second is None or not first | second:
+        """Returns the `ScaleUse`."""
+        other = self._fitting()
+        if other is None:
             return ScaleUse()
-        by_hand = not self._exact.scales
-        off = _off(first, second)
-        if not off:
-            return self.of_other_steps(first, by_hand)
-        if not self._is_certain(off, first):
-            return self._of_next_step(first, by_hand)
-        # The step that was given may have drawn other numbers.
-        self._exact = exact_step(self._model, self._data)
-        first = self._unscaled(self._exact, 0)
-        off = _off(first, second)
-        if not off:  # Only those did.
-            return ScaleUse(by_hand)
-        return ScaleUse(False, *self._fault(off, first, second))
+        off = self._off(self.one, other)
+        if off or self._is_undivided():
+            held = _HeldSteps(self._model, self._data, self._bits)
+            if not held.are_finite:
+                return ScaleUse()
+            if self._is_certain(off, held):
+                return ScaleUse(False, *self._fault(off, held))
+        case, count = self._at_overflow()
+        if not count:
+            exact = self._exact
+            return ScaleUse(exact is not None and not exact.scales)
+        in_all = len(self._model.trainable_variables)
+        numbers = {"variables": count, "variables_in_all": in_all}
+        return ScaleUse(False, case, numbers)
 
-    def of_other_steps(self, first, by_hand=False):
-        """What is wrong where two scales give a step the same gradients.
-
-        Args:
-            first: Dict of them.
-            by_hand: As in `ScaleUse`. Defaults to `False`.
-        """
-        found = self._of_overflow(first, by_hand)
-        return found if found.case else self._of_next_step(first, by_hand)
-
-    def _of_next_step(self, first, by_hand):
-        """Whether a step depends on the scale of steps before it.
-
-        A loop that adds up the gradients of several batches does not: it
-        empties its variables when it applies them, and the scale does not move
-        before. So one of the next steps no longer depends on the scale.
-        """
-        use = ScaleUse(by_hand)
-        if not (has_own_step(self._model) and self._kept()):
-            return use
-        for count in range(1, _MOST_BATCHES + 1):
-            found = self._after(0, count), self._after(1, count)
-            if None in found or not (off := _off(*found)):
-                return use
-        if not self._differs(self._after):
-            return use
-        numbers = {"variables": len(off), "variables_in_all": len(first)}
-        return ScaleUse(False, "keeps_scaled", numbers)
-
-    def _after(self, place, count=1):
-        """The gradients of a step that follows others at a scale, as `once`.
-
-        `None` if one of these gives the optimizer none: the scale stays.
-        """
-        scale = 2.0 ** (self._bits * place)
-        variables = self._model.non_trainable_variables
-        with restoring(variables):
-            for _ in range(count):
-                step = exact_step(self._model, self._data, scale, records=False)
-                if not step.gradients:
-                    return None
-                for variable in variables:
-                    if id(variable) in step.state:
-                        variable.assign(step.state[id(variable)])
-            return self.once(0)
-
-    def _of_overflow(self, first, by_hand):
-        """Whether an infinite loss gives the optimizer finite gradients."""
-        moving = {k for k, g in first.items() if largest_magnitude(g)}
-        with in_float32(self._model), overflowing():
-            step = single_step(self._model, self._data, 1.0)
-        found = [g for k, g in step.gradients.items() if k in moving]
-        hidden = step.scales and found and not nonfinite(map(to_array, found))
-        if by_hand or not hidden:
-            return ScaleUse(by_hand)
-        numbers = {"variables": len(found), "variables_in_all": len(first)}
-        return ScaleUse(False, "hides_overflow", numbers)
-
-    def once(self, place):
-        """The gradients of a step at the first scale (0) or the second."""
-        bits = self._bits * place
-        with in_float32(self._model):
-            step = single_step(self._model, self._data, 2.0**bits)
-        return self._unscaled(step, bits)
-
-    def _fitting(self, first):
-        """The gradients at the other scale, a nearer one if some overflow."""
+    def _fitting(self):
+        """What the other scale gives, or a smaller one if that overflows."""
         while self._bits:
-            step = exact_step(self._model, self._data, 2.0**self._bits)
-            found = self._unscaled(step, self._bits)
-            if all(_fits(found[key], first.get(key)) for key in found):
-                self._calls = {call.name: call for call in step.calls}
-                return found
+            other = self._at_other()
+            if self._fits(other):
+                return other
             self._bits = int(self._bits / 2)
         return None
 
-    def _unscaled(self, step, bits):
-        return {
-            key: to_array(gradient) * np.float32(2.0**-bits)
-            for key, gradient in step.gradients.items()
-            if key in self._variables
-        }
-
-    def _is_certain(self, off, first):
-        """Whether nothing else makes the difference that was seen."""
-        if not self._differs(self.once):
+    def _is_certain(self, off, held):
+        """Whether nothing but the loss scale makes the difference."""
+        if off and not self._differs():
             return False
-        if not _is_beyond_float16(off, first) and self._has_float16():
-            return False
-        if not has_own_step(self._model):
-            return True
-        # It may keep scaled gradients of steps before this one.
-        kept = self._kept()
-        shapes = {tuple(v.shape) for v in self._variables.values()}
-        with restoring(kept), holding_zeros(self._model, shapes):
-            for variable in kept:
-                variable.assign(keras.ops.zeros_like(variable.value))
-            return self._differs(self.once)
+        is_seen = _is_beyond_float16(held.off or off, held.first)
+        return is_seen or not held.have_float16()
 
-    def _differs(self, run):
-        """Whether steps differ by more than those at the same scale do.
-
-        Args:
-            run: Function of the place of a scale, as `once`.
-        """
-        found = [[], []]
-        for place in _ORDER:
-            found[place].append(run(place))
-        (one, *ones), (other, another) = found
-        off = _off(one, other)
-        spread = {}
-        for pair in ((one, ones[0]), (one, ones[1]), (other, another)):
-            for key, error in _off(*pair).items():
+    def _differs(self):
+        """Whether runs differ by more than those at the same scale do."""
+        runs = [*map(self._again, _ORDER[:2])]
+        off, spread = self._off(*runs), {}
+        for place in _ORDER[2:]:
+            for key, error in self._off(
+                runs[place], self._again(place)
+            ).items():
                 spread[key] = max(error, spread.get(key, 0.0))
         times = thresholds.SCALE_SPREADS
         return any(e > times * spread.get(k, 0.0) for k, e in off.items())
 
-    def _has_float16(self):
+
+class _OneStep(_Comparison):
+    """The gradients that a step hands to the optimizers, which are held."""
+
+    @functools.cached_property
+    def one(self):
+        if self._exact is None:
+            return self._again(0)
+        return _unscaled(self._model, self._exact, 0)
+
+    def _at_other(self):
+        if self._exact is None:
+            return self._again(1)
+        # Recorded, as the step that was given: one program on JAX.
+        step = exact_step(self._model, self._data, 2.0**self._bits)
+        return _unscaled(self._model, step, self._bits)
+
+    def _again(self, place):
+        bits = self._bits * place
+        with in_float32(self._model):
+            step = single_step(self._model, self._data, 2.0**bits)
+        return _unscaled(self._model, step, bits)
+
+    def _fits(self, other):
+        return all(_fits(other[key], self.one.get(key)) for key in other)
+
+    def _off(self, one, other):
+        return _off(one, other)
+
+    def _is_undivided(self):
+        return False
+
+    def _fault(self, off, held):
+        return held.fault()
+
+    def _at_overflow(self):
+        """What is wrong where the loss is infinite, of how many variables."""
+        with in_float32(self._model), overflowing():
+            step = single_step(self._model, self._data, 1.0)
+        moving = [k for k, g in self.one.items() if largest_magnitude(g)]
+        found = [step.gradients[k] for k in moving if k in step.gradients]
+        finite = [g for g in found if not nonfinite([to_array(g)])]
+        # Other optimizers of a step of the user's own may not scale the loss.
+        some = len(finite) < len(found) and has_own_step(self._model)
+        hidden = step.scales and not some
+        return "hides_overflow", len(finite) * hidden
+
+
+class _ManySteps(_Comparison):
+    """What consecutive steps change."""
+
+    _count: int | None = None
+
+    @functools.cached_property
+    def one(self):
+        return self._take(None)
+
+    def use(self):
+        if any(map(largest_magnitude, self.one.changes.values())):
+            return super().use()
+        # A learning rate of 0, or a step that JAX cannot trace.
+        return _OneStep(*self._given).use()
+
+    def _take(self, bits, count=None, goes_on=False):
+        with in_float32(self._model):
+            return take_steps(
+                self._model, self._data, bits, count, goes_on=goes_on
+            )
+
+    def _at_other(self):
+        return self._take(self._bits, self.one.steps)
+
+    def _again(self, place):
+        # Gradients that are kept now are multiplied by the scale that it has.
+        bits = self._bits if place else None
+        found = self._take(bits, self._count, goes_on=True)
+        self._count = found.steps
+        return found
+
+    def _fits(self, other):
+        runs = self.one, other
+        same = self.one.updates == other.updates
+        return same and not any(nonfinite(r.changes.values()) for r in runs)
+
+    def _off(self, one, other):
+        others = {}
+        for key, array in one.changes.items():
+            found, rounding = other.changes[key], one.roundings.get(key, 0.0)
+            near = np.abs(found - array) <= rounding
+            others[key] = np.where(near, array, found)
+        return _off(one.changes, others)
+
+    def _is_undivided(self):
+        return self.one.undivided
+
+    def _fault(self, off, held):
+        if held.off or not off:
+            return held.fault()
+        # The scale has not moved before the first update.
+        count = self.one.window or self.one.steps
+        kept = not self._off(
+            *(self._take(b, count) for b in (None, self._bits))
+        )
+        weights = [id(v) for v in self._model.trainable_variables]
+        numbers = {
+            "compared_at_bits": self._bits,
+            "variables": sum(key in off for key in weights),
+            "variables_in_all": len(weights),
+        }
+        return "keeps_scaled" if kept else "before_unscaling", numbers
+
+    def _at_overflow(self):
+        found = self._take(math.inf, self.one.steps)
+        weights = [
+            found.changes[id(v)] for v in self._model.trainable_variables
+        ]
+        if lost := sum(map(bool, map(count_nonfinite, weights))):
+            return "writes_overflow", lost
+        updated = [key for key, count in self.one.updates.items() if count]
+        return "hides_overflow", sum(self._unseen(k, found) for k in updated)
+
+    def _unseen(self, key, found):
+        """How many gradients an optimizer does not see overflow."""
+        usual, given = self.one.given.get(key, []), found.given.get(key)
+        if given is None:  # It is not applied.
+            handled = found.raised or key in found.rescaled or not self._adapts
+            return 0 if handled else len(usual)
+        if found.updates[key]:
+            return len(given)
+        dropped = sum(a > b for a, b in zip(usual, given, strict=False))
+        norms = self.one.changes.get((key, "norms"))
+        if dropped or found.raised or norms is None:
+            return dropped
+        return int(((norms > 0) & ~found.overflows[key]).sum())
+
+
+class _HeldSteps:
+    """Two steps with held optimizers, and why their gradients differ.
+
+    Args:
+        model: As for `scale_use`.
+        data: As for `scale_use`.
+        bits: As for `_Comparison`.
+    """
+
+    def __init__(self, model, data, bits):
+        self._model, self._data, self._bits = model, data, bits
+        self._exact, other = exact_step(model, data), self._step(bits)
+        self.are_finite = is_finite(self._exact)
+        self.first = _unscaled(self._model, self._exact, 0)
+        self._second = _unscaled(self._model, other, bits)
+        self.off = _off(self.first, self._second)
+        self._calls = {call.name: call for call in other.calls}
+
+    def _step(self, bits, records=True):
+        scale = 2.0**bits
+        return exact_step(self._model, self._data, scale, records=records)
+
+    def have_float16(self):
         """Whether the code has float16 of its own on the way of gradients.
 
         Which small ones survive at one scale and not at another.
@@ -262,24 +333,18 @@ class _Comparison:
         same = map(np.array_equal, one, other)
         return len(one) != len(other) or not all(same)
 
-    def _kept(self):
-        """What a step of the user's own may keep gradients in."""
-        shapes = {tuple(v.shape) for v in self._variables.values()}
-        return [
-            v
-            for v in self._model.non_trainable_variables
-            if "float" in v.dtype and tuple(v.shape) in shapes
-        ]
-
-    def _fault(self, off, first, second):
+    def fault(self):
         """The case, and the evidence."""
-        bits = self._bits
+        if not self.off:  # The step that was given had drawn other numbers.
+            return None, {}
+        bits, first, second = self._bits, self.first, self._second
+        paths = {id(v): v.path for v in self._model.trainable_variables}
         numbers = {
             "compared_at_bits": bits,
-            "gradient_error": max(off.values()),
-            "variables": len(off),
+            "gradient_error": max(self.off.values()),
+            "variables": len(self.off),
             "variables_in_all": len(first | second),
-            "first": self._variables[next(iter(off))].path,
+            "first": paths[next(iter(self.off))],
         }
         behind = self._behind()
         if behind:
@@ -295,19 +360,19 @@ class _Comparison:
             case = "gradient_in_loss" if constant else "part_of_loss"
         else:
             # Gradients that do not depend on the scale at all are divided.
-            added = not constant and self._is_added(first, second)
+            added = not constant and self._is_added()
             case = "part_added" if added else "before_unscaling"
         return case, numbers
 
-    def _is_added(self, first, second):
+    def _is_added(self):
         """Whether a part that is not scaled is added to one that is."""
         bits = int(self._bits / 2)
-        step = exact_step(self._model, self._data, 2.0**bits, records=False)
+        step = self._step(bits, records=False)
         third, s2, s3 = {}, 2.0**-self._bits, 2.0**-bits
-        for key, one in first.items():
-            part = (one - second.get(key, 0.0)) / (1.0 - s2)
+        for key, one in self.first.items():
+            part = (one - self._second.get(key, 0.0)) / (1.0 - s2)
             third[key] = one - part * (1.0 - s3)
-        return not _off(third, self._unscaled(step, bits))
+        return not _off(third, _unscaled(self._model, step, bits))
 
     def _behind(self):
         """The layer behind which gradients do not follow the scale any more.
@@ -334,6 +399,20 @@ class _Comparison:
             for one, two in zip(call.cotangents, other.cotangents, strict=False)
             if one is not None and two is not None
         ]
+
+
+def _unscaled(model, step, bits):
+    # Some are not of the loss: what a variable shall be from now on.
+    others = {
+        id(v)
+        for v in model.trainable_variables
+        if getattr(v, "overwrite_with_gradient", False)
+    }
+    return {
+        key: to_array(gradient) * np.float32(2.0**-bits)
+        for key, gradient in step.gradients.items()
+        if key not in others
+    }
 
 
 def _off(one, other):

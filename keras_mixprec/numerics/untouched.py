@@ -12,8 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import all_variables
-from keras_mixprec.keras_internals import KerasSaveable, stored_value
+from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.numerics.random_numbers import own_random_numbers
 
 
@@ -36,39 +35,6 @@ def untouched(model: keras.Model):
             yield
     finally:
         state.put_back()
-
-
-@contextlib.contextmanager
-def holding_zeros(model: keras.Model, shapes: set):
-    """Context in which Python code holds zeros in place of some tensors.
-
-    As it would before it has added up any gradients.
-
-    Args:
-        model: The `keras.Model`.
-        shapes: Set of tuples. The shapes of these tensors.
-    """
-    state = PythonState(model)
-    values = {id(stored_value(v)) for v in all_variables(model)}
-    try:
-        state.map(functools.partial(_without, shapes, values))
-        yield
-    finally:
-        state.put_back()
-
-
-def _without(shapes, kept, value):
-    of = functools.partial(_without, shapes, kept)
-    if isinstance(value, (list, tuple)) and _is_data(value):
-        new = [*map(of, value)]
-        return value if _same(value, new) else new
-    if isinstance(value, dict) and _is_data(value):
-        new = {key: of(x) for key, x in value.items()}
-        return value if _same(value.values(), new.values()) else new
-    is_variable = hasattr(value, "assign") or id(value) in kept
-    if is_variable or not ops.is_tensor(value):
-        return value
-    return ops.zeros_like(value) if tuple(value.shape) in shapes else value
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -126,21 +92,9 @@ class PythonState:
         for put, state in self._generators:
             put(state)
 
-    def map(self, function):
-        """Replaces what is held by what a function makes of it."""
-        for space, _ in self._spaces:
-            for name, value in [*space.items()]:
-                if (new := function(value)) is not value:
-                    dict.__setitem__(space, name, new)
-        for owner, before in self._named:
-            for name, value in before.items():
-                if (new := function(value)) is not value:
-                    _write(owner, name, new)
-        for cell, value in self._cells:
-            cell.cell_contents = function(value)
-        for held, before in self._lists:
-            if isinstance(held, (list, collections.deque)):
-                _fill(held, [*map(function, before)])
+    def all_of(self, cls: type) -> list:
+        """Returns the objects of a class among what is held."""
+        return [x for x in self._seen.values() if isinstance(x, cls)]
 
     def _visit(self, value):
         """Keeps the state of one object; returns what it holds."""

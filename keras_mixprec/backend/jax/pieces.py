@@ -8,7 +8,6 @@ step of such a model takes 12 s to compile on a CPU, and operation by operation
 import contextlib
 import contextvars
 import functools
-import itertools
 from typing import NamedTuple
 
 import jax
@@ -45,16 +44,11 @@ def run_in_pieces(function, given):
         The list, `None` in place of a tensor from inside a loop or a function
         that is traced within.
     """
-    known = None
 
     def traced(given):
-        nonlocal known
         with _collected_seams() as seams:
-            tensors = function(given)
-        own = trace_of(jax.numpy.zeros(()) + 0)
-        known = [trace_of(tensor) in (own, None) for tensor in tensors]
-        tensors = [*itertools.compress(tensors, known)]
-        return tensors, [x for x in seams if trace_of(x) is own]
+            tensors = known_outside(function(given))
+        return tensors, [x for x in known_outside(seams) if x is not None]
 
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(given)
     structure = jax.tree.structure(shapes[0])
@@ -73,8 +67,17 @@ def run_in_pieces(function, given):
         values[v] if _is_variable(v) else jax.numpy.asarray(v.val, v.aval.dtype)
         for v in wanted
     ]
-    found = iter(jax.tree.unflatten(structure, found))
-    return [next(found) if is_known else None for is_known in known]
+    return jax.tree.unflatten(structure, found)
+
+
+def known_outside(tensors):
+    """Returns a structure with `None` for tensors of a trace within this one.
+
+    Those of a loop or of a function that is traced within have no value when
+    this trace runs.
+    """
+    own = (trace_of(jax.numpy.zeros(()) + 0), None)
+    return jax.tree.map(lambda x: x if trace_of(x) in own else None, tensors)
 
 
 def trace_of(tensor):

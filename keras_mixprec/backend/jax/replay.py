@@ -7,9 +7,14 @@ import contextlib
 import contextvars
 
 import jax
+import keras
 
 from keras_mixprec.backend.common import all_variables, program
-from keras_mixprec.backend.jax.pieces import end_piece_at, run_in_pieces
+from keras_mixprec.backend.jax.pieces import (
+    end_piece_at,
+    known_outside,
+    run_in_pieces,
+)
 from keras_mixprec.backend.user_code import line_of
 from keras_mixprec.keras_internals import (
     all_jax_state,
@@ -100,7 +105,10 @@ def _put_back(model, variables, values):
 
 def compiled(function):
     def run(tensors):
-        jaxpr, outputs = jax.make_jaxpr(function, return_shape=True)(tensors)
+        traced = jax.make_jaxpr(
+            lambda tensors: known_outside(function(tensors)), return_shape=True
+        )
+        jaxpr, outputs = traced(tensors)
 
         # What it closes over is given too, as it is in a train step.
         given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
@@ -167,6 +175,25 @@ def train_step(model, data):
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
     return logs
+
+
+def take_step(model, data, traced):
+    state = all_jax_state(model)
+    variables = [variable for variable, _ in traced]
+    values = [value for _, value in traced]
+    with keras.StatelessScope(), holding(variables, values):
+        _, state = model.train_step(state, data)
+    parts = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    return [
+        pair
+        for variables, values in zip(parts, state, strict=True)
+        for pair in zip(variables, values, strict=True)
+    ]
 
 
 def predict_step(model, data):

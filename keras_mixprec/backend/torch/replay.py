@@ -110,6 +110,12 @@ def train_step(model, data):
         _set_gradients(values, before)
 
 
+def take_step(model, data, traced):
+    with torch.enable_grad():
+        model.train_step(data)
+    return []
+
+
 def predict_step(model, data):
     with evaluating(model), torch.no_grad(), _CopiesOnWrite():
         model.eval()
