@@ -392,6 +392,7 @@ _WRITE: dict[str, Callable] = {
     "promote": _changed("Returned"),
     "loss_scaling": _changed("Loss scaling:"),
     "undo": _undo,
+    "return": lambda group: f"The tuner {group[0]['message']}.",
     "bad_batches": _bad_batches,
     "trend": _trend,
     "no_loss_scaling": _no_loss_scaling,
@@ -407,6 +408,7 @@ _WRITE: dict[str, Callable] = {
 # What numbers of a verdict are called; others are called as in the log.
 _NUMBERS = {
     "code": "line of your code",
+    "operation": "what it computed",
     "error": "error against float32",
     "error_of_change": "error of its change against float32",
     "largest_input": "largest number that it received",

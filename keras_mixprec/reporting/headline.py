@@ -31,7 +31,7 @@ from keras_mixprec.reporting.run_counts import (
     share_clause,
     steps_clause,
 )
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, cause_in_words
 
 # The states of a run, the gravest first.
 STATES = (
@@ -120,6 +120,10 @@ def main_finding(facts: Facts) -> dict | None:
 
 # What is told in its own words, a warning.
 _ODD = ("zero_gradients", "metric_not_finite", "validation_not_finite")
+
+
+# What a return to a good state ends.
+_LOST = "divergence", "weights_lost"
 
 
 class _Story:
@@ -215,13 +219,20 @@ class _Story:
     def _outcome(self):
         """What came of it."""
         last = self._last
-        if event := self._verdicts.get("weights_lost"):
-            yield event, f"weights not finite{_at(event)}"
+        lost = self._verdicts.get("weights_lost")
+        if lost and not self._has_returned():
+            yield lost, f"weights not finite{_at(lost)}"
         elif self._is_collapsed():
             event = self._verdicts["scale_collapsed"]
             yield event, "the loss scale reached its minimum"
         odd = [last[kind] for kind in _ODD if kind in last]
         yield from ((e, e["message"]) for e in self._low_scales + odd)
+        if event := last.get("return"):
+            then = (
+                f"went on with {event['done']}" if event["done"] else "stopped"
+            )
+            at = f"returned to the state of step {event['to']:,}{_at(event)}"
+            yield event, f"the tuner {at} and {then}"
         if event := last.get("undo"):
             made = "a demotion made training diverge and was undone"
             yield event, f"{made}{_at(event)}"
@@ -252,7 +263,8 @@ class _Story:
 
     def state(self):
         """The first of `STATES` that is true."""
-        dead = "weights_lost" in self._verdicts or self._has_diverged()
+        lost = self._verdicts.get("weights_lost")
+        dead = bool(lost or self._has_diverged()) and not self._has_returned()
         raised = self._last.get("step_raised", {"repaired": True})
         ended = {"stopped", "fit_raised"} & self._kinds
         if dead or ended or not raised.get("repaired"):
@@ -290,9 +302,21 @@ class _Story:
     def _has_diverged(self):
         return has_diverged(self._verdicts.get("divergence", {}))
 
+    def _has_returned(self):
+        """Whether training went on from a good state, and is still well."""
+        event = self._last.get("return")
+        lost = [self._verdicts[k] for k in _LOST if k in self._verdicts]
+        return (
+            event is not None
+            and event["done"]
+            and all(v["step"] <= event["step"] for v in lost)
+        )
+
     def _is_over(self, verdict):
         """Whether the layer computes in what it needs by now."""
         kind, layer = verdict["verdict"], verdict["layer"]
+        if kind in _LOST:
+            return self._has_returned()
         if self._scale_set(verdict):
             return True
         if not KINDS[kind].repaired_by or layer is None:
@@ -331,11 +355,14 @@ class _Story:
         if kind == "bad_data":
             return bad_data_clause(first, self._facts.events)
         if kind == "divergence":
-            part = first.get("numbers", {}).get("not_finite", "loss")
+            numbers = first.get("numbers", {})
+            part = numbers.get("not_finite", "loss")
             what = "training diverged, and float32 would not help"
             if not self._has_diverged():
                 verb = "are" if part == "gradients" else "is"
                 what = f"the {part} {verb} not finite in float32 either"
+            if cause := cause_in_words(numbers):
+                what = f"{what.partition(',')[0]}{cause}"
             return f"{what}{self._found(first)}"
         if clause := KINDS[kind].clause:
             said = clause.format(**first.get("numbers", {}))
