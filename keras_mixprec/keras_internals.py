@@ -61,6 +61,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 # An optimizer counts the variables in lists that it holds as its own.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
+from keras_mixprec._patched import patched
+
 _CALL_CONTEXT = "current_call_ctx"
 
 
@@ -381,6 +383,19 @@ def part_for(optimizer, variable: keras.Variable):
     parts = [o for o in getattr(optimizer, "optimizers", []) if o.built]
     own = (o for o in parts if any(v is variable for v in updated_variables(o)))
     return next(own, optimizer)
+
+
+def parts_of(optimizer) -> list:
+    """Returns the optimizers of a `MultiOptimizer`, or the optimizer alone."""
+    return getattr(optimizer, "optimizers", None) or [optimizer]
+
+
+def at_learning_rate(optimizer, rate):
+    """Returns a context in which an optimizer has a learning rate.
+
+    Whatever its schedule says.
+    """
+    return patched(optimizer, {"_get_current_learning_rate": lambda: rate})
 
 
 def accumulated_gradients(optimizer) -> list:

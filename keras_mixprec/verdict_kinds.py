@@ -185,6 +185,44 @@ _TABLE = (
 KINDS = {kind.name: kind for kind in _TABLE}
 
 
+# What a cause of a divergence has done, by the cause, to follow a colon.
+_CAUSES = {
+    "learning_rate": "a learning rate of {learning_rate:g} is too large",
+    "gradients": "gradients exploded",
+    "penalty": "the penalty of {largest_of!r} is too large",
+    "inputs": "inputs of {largest_of_inputs:.3g} are not normalized",
+    "targets": "targets of {largest_of_targets:.3g} are not normalized",
+}
+
+
+def cause_in_words(numbers: dict) -> str:
+    """Returns what makes a step or a run not finite, to follow what happened.
+
+    Empty if that is not known.
+
+    Args:
+        numbers: Dict, of a verdict that is a divergence.
+
+    Example:
+    >>> from keras_mixprec.verdict_kinds import cause_in_words
+    >>> cause_in_words({"cause": "learning_rate", "learning_rate": 10.0})
+    ': a learning rate of 10 is too large'
+    >>> cause_in_words({"in_layer": "norm", "operation": "1 / 0"})
+    ": 1 / 0 in layer 'norm'"
+    """
+    layer = numbers.get("in_layer")
+    place = f"layer {layer!r}" if layer else "the loss"
+    if numbers.get("cause") in _CAUSES:
+        text = _CAUSES[numbers["cause"]].format(**numbers)
+    elif "largest_output" in numbers:
+        text = f"numbers grow beyond float32 in {place}"
+    elif layer or "operation" in numbers:
+        text = f"{numbers.get('operation', 'the first')} in {place}"
+    else:
+        return ""
+    return f": {text}"
+
+
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
     """Returns where a fault is, to follow its kind; empty if that is no layer.
 

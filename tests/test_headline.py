@@ -109,17 +109,12 @@ def test_steps_skipped_at_the_end_are_those_the_optimizer_counted(tmp_path):
 
 @pytest.mark.parametrize("steps", [20, 60])
 def test_a_collapse_waits_for_the_diagnosis_of_its_cause(steps, tmp_path):
-    """Without one, it is reported at the end."""
+    # Of 20 steps none is read before the end.
     watcher = monitor(tmp_path, update_freq=30)
     fit(chain(scale=2.0**-10), [1000.0] * steps, [watcher])
     kinds = [verdict.kind for verdict in watcher.verdicts]
-    if steps == 60:
-        assert kinds[0] == "forward_overflow"
-        assert "scale_collapsed" not in kinds
-        return
-    assert kinds == ["scale_collapsed"]
-    assert "keras_mixprec.diagnose" in watcher.verdicts[0].advice
-    assert watcher.summary.headline["text"].startswith("The loss scale reached")
+    assert kinds[0] == "forward_overflow"
+    assert "scale_collapsed" not in kinds
 
 
 def found(kind, layer=None, step=1, **more):

@@ -85,7 +85,9 @@ def test_a_run_that_ends_in_nan_is_no_healthy_one(tuned, tmp_path):
     others = [kmp.PrecisionTuner(verbose=0)] * tuned
     usual = {"epochs": 1, "probe_every": 100, "max_overhead": 0.02}
     done = run(tmp_path, model, *others, data=(X, y), **usual)
-    assert found(done) == [("weights_lost", None)]
+    # The arrays of `fit` show why.
+    assert found(done) == [("bad_data", None), ("weights_lost", None)]
+    assert done.verdicts[0].numbers["samples_of_y"] == [156]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])

@@ -150,6 +150,9 @@ class Replay(Protocol):
     def line_of_operation(self):
         """Returns the user's line that runs what is visited, as `line_of`."""
 
+    def name_of_operation(self):
+        """Returns what the backend calls the operation that is visited."""
+
     def draws(self, function, tensors):
         """Whether any operation of `function(tensors)` is random."""
 

@@ -331,6 +331,11 @@ class Session:
                 self._examine_scale_use,
                 at_once(self._is_scale_use_unknown),
             ),
+            Task(
+                "keep good states",
+                self._keep_state,
+                lambda: self.examiner.states.due_at,
+            ),
             # What waits last goes first: a diagnosis may change dtypes.
             Task(
                 "measure layers",
@@ -534,6 +539,8 @@ class Session:
         self.performance = PerformanceLog(self)
         self._metrics = MetricValues(log)
         self._tasks = self._all_tasks()
+        if not self.several_workers:
+            self.examiner.states.begin(self.synchronized_model(), first_step)
         function = TrainFunction.of(self.model)
         function.on_error = partial(explain_error, self)
         attempt = self.attempt
@@ -599,9 +606,11 @@ class Session:
         )
 
     def _examine_at_the_end(self):
-        """Diagnoses the first batch if no next one came after a reason to."""
-        ranges = self.ranges
+        """Diagnoses an earlier batch if no next one came after a reason to."""
+        ranges, held = self.ranges, self.examiner.states.held
         batch, ranges.batch = ranges.batch, None
+        if batch is None and held:
+            batch = held[-1].batch
         if batch is not None and (
             self._is_diagnosis_due or self._wants_diagnosis()
         ):
@@ -664,6 +673,12 @@ class Session:
         counters = self.counter_log
         with counters.synchronized():
             self.examiner.began(counters.loss.read())
+
+    def _keep_state(self):
+        counters, model = self.counter_log, self.model
+        with counters.synchronized():
+            total = counters.loss.read()
+        self.examiner.keep_state(model, self.step, total)
 
     def _keep_if_failed(self):
         if not self.recorder.full:

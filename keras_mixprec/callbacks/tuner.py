@@ -13,6 +13,7 @@ from keras_mixprec.callbacks.settings import CopiedCallback, Settings
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
+    skip_nonfinite_steps,
 )
 from keras_mixprec.monitoring.failures import failure_event
 from keras_mixprec.numerics.evaluation import held_back
@@ -135,6 +136,14 @@ class PrecisionTuner(CopiedCallback):
             computes the same on inputs times a power of two (see
             `RescaledPolicy`), `"bfloat16"` is left out where `bfloat16` says
             so, `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
+        recover: Boolean. Whether to return to the last good state when training
+            has diverged or weights are lost, and to go on with what the cause
+            asks for: a learning rate that holds, or clipped gradients. Training
+            stops in that state if the cause is another one. Steps that are not
+            finite are skipped, also where nothing scales the loss. Not where
+            several workers train together. Defaults to `False`.
+        max_returns: Int. How often to return; then training stops in the last
+            good state. Defaults to `3`.
 
     Attributes:
         plan: The `PrecisionPlan` that the model follows, with the verdict for
@@ -144,7 +153,8 @@ class PrecisionTuner(CopiedCallback):
             `"demote"`, `"shrink"`, `"promote"`, `"keep"`, `"loss_scaling"`,
             `"raise_scale"`, `"lower_scale"`, `"advise_scale"` (the loss
             scale that the model needs, which it leaves to you), `"undo"`,
-            `"give_up"`, `"sign_off"`), `step`,
+            `"return"` (to the state of step `to`), `"give_up"`,
+            `"sign_off"`), `step`,
             and for changes `layers`, a dict from path to the policies `before`
             and `after`, and the `seconds` that the rebuild and the step after
             it took. Those that a metric has decided have `metric`, its name,
@@ -193,6 +203,8 @@ class PrecisionTuner(CopiedCallback):
         mode: str = "auto",
         tolerance: float = 0.002,
         rungs: Sequence[str] = ("bfloat16", "float32"),
+        recover: bool = False,
+        max_returns: int = 3,
     ):
         super().__init__()
         self._disk: Any = None if plan is None else PlanOnDisk(plan)
@@ -211,6 +223,8 @@ class PrecisionTuner(CopiedCallback):
         self.monitor, self.mode = monitor, mode
         self.tolerance = check_number("tolerance", tolerance, low=0.0)
         self.rungs = _check_rungs(rungs)
+        self.recover = check_choice("recover", recover, (True, False))
+        self.max_returns = check_integer("max_returns", max_returns)
         self._held_back = held_back(validate, monitor, mode)
         self._has_validated = False
         self._check_together()
@@ -266,6 +280,8 @@ class PrecisionTuner(CopiedCallback):
             self._tuning.records.at_first(
                 "loss_scaling", "the loss is scaled from now on"
             )
+        if self.recover and not self.dry_run and not has_own_step(model):
+            skip_nonfinite_steps(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Counts the batches of the epoch."""

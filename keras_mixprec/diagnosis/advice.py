@@ -54,9 +54,9 @@ _CASES = {
     "input": " Its input is {input}, between {smallest_input:.6g} and "
     "{largest_input:.6g}. Normalize it first, as by "
     "keras.layers.Normalization.",
-    "gradients": "The loss of this batch is finite, but gradients are not, in "
-    "float32 either, as those of a square root or a norm at 0. Add a small "
-    "number inside of it, as in keras.ops.sqrt(x + 1e-6).",
+    "grows": "In layer {in_layer!r} numbers grow from {largest_input:.3g} to "
+    "{largest_output:.3g}, and then beyond float32. Begin with smaller "
+    "weights, or normalize between steps.",
     "between_gradients": "The loss and the gradients between layers are finite "
     "in float32, but some that `train_step` gives the optimizer are not. Look "
     "at what it adds, such as gradients that it keeps from an earlier step, or "
@@ -65,6 +65,22 @@ _CASES = {
     "the batch of this step it is {loss_in_float32:.3g} even in float32",
     "weights_grew": "The largest weight grew from "
     "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
+    "learning_rate": "A learning rate of {learning_rate:g} is too large. Steps "
+    "were taken again from step {since} on, in float32: with a rate of "
+    "{holds:g} the loss falls.",
+    "gradients": "Gradients explode. Steps were taken again from step {since} "
+    "on, in float32: with gradients clipped to a norm of {clip:g} the loss "
+    "falls, with a smaller learning rate it does not. Give the optimizer "
+    "global_clipnorm={clip:.1f}.",
+    "penalty": "What regularizers add is too large, most of it of layer "
+    "{largest_of!r}. Steps were taken again from step {since} on, in float32: "
+    "without it the loss falls. Make its factor smaller.",
+    "inputs": "Inputs reach {largest_of_inputs:.3g}. Steps were taken again "
+    "from step {since} on, in float32: with inputs of mean 0 and spread 1 the "
+    "loss falls. Normalize them, as by keras.layers.Normalization.",
+    "targets": "Targets reach {largest_of_targets:.3g}. Steps were taken again "
+    "from step {since} on, in float32: with targets of mean 0 and spread 1 the "
+    "loss falls. Divide them by their standard deviation.",
     "in_training": KINDS["forward_overflow"].advice
     + " A smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32} What is computed from its output, in "
@@ -198,15 +214,8 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         return bad_data_advice(first[1] if first else "x")
     if "lost_constant" in numbers:
         return _CASES["lost_constant"].format(**numbers)
-    if kind == "divergence" and "input" in numbers:
-        return _CASES["large_input"].format(**numbers)
-    if numbers.get("not_finite") == "gradients":
-        own = "made_in" in numbers
-        return _CASES["between_gradients" if own else "gradients"]
-    if "largest_weight_at_first" in numbers:
-        case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
-        numbers["evidence"] = _CASES[case].format(**numbers)
-        return _CASES["diverged"].format(rate=_rate(**numbers), **numbers)
+    if kind == "divergence" and (text := _advice_on_divergence(numbers)):
+        return text
     text = _CASES["in_training"]
     if kind != "forward_overflow":
         fell = "fell_from_bits" in numbers
@@ -231,6 +240,65 @@ def _rate(learning_rate=None, learning_rate_at_first=None, **_):
     first = learning_rate_at_first
     before = "" if first is None else f"{first:.6g} at first, "
     return f" ({before}now {learning_rate:.6g})"
+
+
+# What helps where an operation has no finite result, by how it is written.
+_HINTS = {
+    "log": "Add a small number inside, as in keras.ops.log(x + 1e-7), or "
+    "compute the loss from logits.",
+    "exp": "Subtract the maximum first, or clip its operand.",
+    " / ": "Add a small number to what it divides by. The gradient of a square "
+    "root or a norm at 0 divides by 0: keras.ops.sqrt(x + 1e-6).",
+    "sqrt": "Add a small number inside, as in keras.ops.sqrt(x + 1e-6).",
+    "reciprocal": "Add a small number to what it divides by.",
+}
+
+
+def _advice_on_divergence(numbers):
+    if "cause" in numbers:
+        return _advice_on_cause(numbers)
+    if "input" in numbers:
+        return _CASES["large_input"].format(**numbers)
+    if "made_in" in numbers:
+        return _CASES["between_gradients"]
+    if "not_finite" in numbers:
+        return _advice_on_operation(numbers)
+    if "largest_weight_at_first" not in numbers:
+        return None
+    case = "loss_grew" if "loss_at_first" in numbers else "weights_grew"
+    evidence = _CASES[case].format(**numbers)
+    return _CASES["diverged"].format(evidence=evidence, rate=_rate(**numbers))
+
+
+def _advice_on_operation(numbers):
+    """On what is not finite in float32 although all that it is given is."""
+    operation = numbers.get("operation")
+    if "largest_output" in numbers:
+        return _CASES["grows"].format(**numbers)
+    place = "the loss, or other code outside of layers"
+    if "in_layer" in numbers:
+        place = f"layer {numbers['in_layer']!r}"
+    if numbers["not_finite"] == "gradients":
+        what = f"{operation}" if operation else "a gradient"
+        text = f"The loss is finite, but in the backward pass of {place} {what}"
+    else:
+        what = f"{operation}" if operation else "a number"
+        text = f"In {place} {what}"
+    hints = (h for key, h in _HINTS.items() if operation and key in operation)
+    hint = next(hints, KINDS["divergence"].advice.partition(". ")[2])
+    return f"{text} is not finite, in float32 either. {hint}"
+
+
+def _advice_on_cause(numbers):
+    text = _CASES[numbers["cause"]].format(**numbers)
+    if "learning_rate_before" in numbers and "holds" in numbers:
+        before = numbers["learning_rate_before"]
+        text += f" At that step the rate was {before:g}."
+    if numbers["cause"] == "learning_rate" and "clip" in numbers:
+        text += " Gradients clipped to a norm of {clip:g} help, too.".format(
+            **numbers
+        )
+    return text
 
 
 def scale_advice(case: str, numbers: dict) -> str:

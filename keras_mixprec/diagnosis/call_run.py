@@ -89,7 +89,7 @@ class CallRun(Run):
         if math.isfinite(self.error):
             return Fault("precision_loss", "forward")
         cause = self._cause(layers) or Cause("forward_overflow", None)
-        return Fault(cause.kind, "forward", cause.code)
+        return Fault(cause.kind, "forward", cause.evidence)
 
     def fault_behind(self, call):
         """Returns what is wrong behind a layer; see `Run`."""
@@ -100,7 +100,7 @@ class CallRun(Run):
         cause = self._cause([call.layer])
         if cause is None:
             return Fault(range_kind(replay, known), "forward")
-        return Fault(cause.kind, "forward", cause.code)
+        return Fault(cause.kind, "forward", cause.evidence)
 
     def _cause(self, layers):
         """What the first operation that is not finite comes from."""

@@ -19,12 +19,12 @@ class Fault(NamedTuple):
     Attributes:
         kind: String. As in `Verdict`.
         direction: String. `"forward"` or `"backward"`.
-        code: String, as in `Cause`, or `None`.
+        evidence: Dict, as in `Cause`.
     """
 
     kind: str
     direction: str
-    code: str | None = None
+    evidence: dict = {}
 
     def of(self, path, layers: list, numbers: dict) -> "Culprit":
         """Returns the culprit of it.
@@ -32,10 +32,9 @@ class Fault(NamedTuple):
         Args:
             path: As in `Culprit`.
             layers: As in `Culprit`.
-            numbers: Dict. The evidence, besides the code.
+            numbers: Dict. The evidence besides its own.
         """
-        if self.code:
-            numbers = numbers | {"code": self.code}
+        numbers = numbers | self.evidence
         return Culprit(path, layers, self.kind, self.direction, numbers)
 
 

@@ -31,7 +31,7 @@ from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
-from keras_mixprec.diagnosis.loss_fault import line_of_nonfinite
+from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
 from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
@@ -454,7 +454,7 @@ class _Verdicts:
         if layer:
             return self._verdict("forward_overflow", layer, "forward", numbers)
         numbers = not_finite_in(self._model, self._exact)
-        numbers |= line_of_nonfinite(self._model, self._batch)
+        numbers |= origin_of_nonfinite(self._model, self._batch, self._exact)
         numbers |= large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 

@@ -1,17 +1,21 @@
 """A diagnosis in `fit`: of divergence and foreseen overflows as well."""
 
+import dataclasses
 import math
 from typing import Any
 
 from keras.utils import unpack_x_y_sample_weight
 
 from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import (
     large_inputs,
     loss_in_float32,
     nonfinite_rows,
+    of_tensors,
 )
+from keras_mixprec.diagnosis.causes import STEPS, cause_of_divergence
 from keras_mixprec.diagnosis.course import Course
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import (
@@ -21,10 +25,26 @@ from keras_mixprec.diagnosis.examination import (
 )
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.rehearsal import rates_of, rehearse
+from keras_mixprec.verdict_kinds import KINDS
+
+# What numbers do that grow as training diverges.
+_OF_SIZE = {
+    "cast_overflow",
+    "forward_overflow",
+    "backward_overflow",
+    "weight_overflow",
+}
 
 
 def examine_in_training(
-    model, batch, step: int, schedule, first=None, raised: bool = False
+    model,
+    batch,
+    step: int,
+    schedule,
+    first=None,
+    raised: bool = False,
+    states=None,
 ) -> Examination:
     """Returns what is wrong with a model in `fit`.
 
@@ -35,20 +55,96 @@ def examine_in_training(
         schedule: The model's `AuditSchedule`, updated with what was found.
         first: The first batch of the `fit`, as `batch`. Defaults to `None`.
         raised: As for `examine`. Defaults to `False`.
+        states: `KeptStates` of the model. Defaults to `None`, none.
     """
     parts = unpack_x_y_sample_weight(batch)
     found = examine(model, *parts, step=step, raised=raised, like=batch)
     schedule.found(found)
     first = None if first is batch else first
-    if verdict := _divergence(model, batch, found, first, step, schedule):
+    kept = [*states.held] if states else []
+    kinds = [finding.verdict.kind for finding in found.findings]
+    if kinds == ["weights_lost"]:
+        return _before_the_loss(model, batch, found, kept)
+    verdict = _divergence(model, batch, found, first, step, schedule)
+    verdict = verdict or _diverges_next(model, batch, found, step, schedule)
+    if verdict is None and states and not states.growth < thresholds.DIVERGED:
+        verdict = _grown(found, kept, model, batch, step)
+    if verdict:
         # It would be a symptom of these.
         causes = [
             finding
             for finding in found.findings
             if finding.verdict.kind == "loss_scale_ignored"
         ]
+        if "cause" not in verdict.numbers:
+            verdict = _with_cause(verdict, model, kept, batch)
         return Examination(causes or [Finding(verdict, [])])
     return _with_foreseen(model, found, step, schedule.forecast)
+
+
+def _with_cause(verdict, model, kept, batch):
+    cause = cause_of_divergence(model, kept, batch)
+    if not cause:
+        return verdict
+    numbers = verdict.numbers | cause
+    text = advice(verdict.kind, **numbers)
+    return dataclasses.replace(verdict, numbers=numbers, advice=text)
+
+
+def _grown(found, kept, model, batch, step):
+    """The verdict on a loss that has grown, if steps taken again fail too."""
+    cause = cause_of_divergence(model, kept, batch)
+    if not cause:
+        return None
+    kind = "divergence"
+    numbers = {"loss_in_float32": found.exact_loss} | cause
+    return Verdict(
+        kind, step=step, numbers=numbers, advice=advice(kind, **numbers)
+    )
+
+
+def _before_the_loss(model, batch, found, kept):
+    """What is known of a loss of weights by the last state that was good."""
+    (lost,) = found.findings
+    if cause := cause_of_divergence(model, kept, batch):
+        kind = "divergence"
+        text = advice(kind, **cause)
+        verdict = dataclasses.replace(
+            lost.verdict, kind=kind, numbers=cause, advice=text
+        )
+        return found._replace(findings=[Finding(verdict, []), lost])
+    for own in reversed(kept):
+        parts = unpack_x_y_sample_weight(own.batch)
+        with own.state.in_place():
+            before = examine(model, *parts, step=own.step, like=own.batch)
+        # Weights that are lost are brought back by no other dtype.
+        causes = [
+            Finding(f.verdict, [])
+            for f in before.findings
+            if KINDS[f.verdict.kind].level == "bad"
+        ]
+        if causes:
+            return found._replace(findings=[*causes, lost])
+    return found
+
+
+def _diverges_next(model, batch, found, step, schedule):
+    """The verdict that float32 diverges in the next steps, `None` if not.
+
+    What overflows in 16 bits then does so because training diverges.
+    """
+    if not any(f.verdict.kind in _OF_SIZE for f in found.findings):
+        return None
+    if not math.isfinite(found.exact_loss or math.nan):
+        return None
+    data = of_tensors(batch, model)
+    taken = rehearse(model, [data], STEPS, rates_of(model))
+    start = Course.of(model, taken.first[0])
+    now = start._replace(loss=taken.losses[-1])
+    if taken.is_finite and not now.left(start):
+        return None
+    inputs = large_inputs(unpack_x_y_sample_weight(batch)[0])
+    return _diverged(now, start, step, learning_rate(model), inputs)
 
 
 def _divergence(model, batch, found, first, step, schedule):

@@ -3,7 +3,7 @@
 import keras
 from keras import tree
 
-from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import Fault
 from keras_mixprec.diagnosis.forward import is_cast_before, range_fault
 from keras_mixprec.formats import get_format
@@ -17,6 +17,9 @@ from keras_mixprec.numerics.layer_replay import (
     nonfinite_places,
 )
 from keras_mixprec.policies.layers import has_own_step
+
+# Numbers of a layer that is not at fault grow by less than this.
+_GROWTH = 1e6
 
 
 def fault_behind(
@@ -75,19 +78,76 @@ def step_fault(model: keras.Model, data, layers) -> Fault | None:
     # JAX casts each sum that it takes in float32 to the dtype of its terms.
     if kind == "cast_overflow" and _fits(data):
         kind = "forward_overflow"
-    return Fault(kind, "forward", cause.code)
+    return Fault(kind, "forward", cause.evidence)
 
 
-def line_of_nonfinite(model: keras.Model, data) -> dict:
-    """Returns which line makes a step in float32 non-finite, as evidence.
+def origin_of_nonfinite(model: keras.Model, data, exact) -> dict:
+    """Returns what makes a step in float32 non-finite, as evidence.
 
     Args:
         model: As for `step_fault`.
         data: As for `step_fault`.
+        exact: `DryStep` of it in float32.
+
+    Returns:
+        Dict with `"operation"` and `"code"`, as in `Cause`, and `"in_layer"`,
+        the path of the layer, as far as they are known. Of a forward pass whose
+        numbers have grown too large `"in_layer"` is the one that they grow the
+        most in, from `"largest_input"` to `"largest_output"`.
     """
     with in_float32(model), step_held_at(model, data, 1.0) as run:
         cause = cause_of_nonfinite(run, [], of_loss=True)
-    return {} if cause is None else cause.evidence
+    found = {} if cause is None else cause.evidence
+    path = _first_layer(exact)
+    if cause is not None and cause.operation is None:
+        found |= _growth(exact)
+    return found if path is None else {"in_layer": path} | found
+
+
+def _growth(exact):
+    """In which layer numbers grow the most until one is not finite."""
+    found, most = {}, _GROWTH
+    for call in exact.calls:
+        given = _largest_of((call.args, call.kwargs))
+        returned = _largest_of(call.outputs)
+        if given and not call.nested and returned / given > most:
+            most = returned / given
+            found = {
+                "in_layer": call.path,
+                "largest_input": given,
+                "largest_output": returned,
+            }
+        if _is_bad(call.outputs):
+            break
+    return found
+
+
+def _largest_of(structure):
+    floats = filter(is_float, tree.flatten(structure))
+    return largest([to_array(x) for x in floats])
+
+
+def _first_layer(exact):
+    """The path of the layer that makes the first number that is not finite.
+
+    Forward, or else in the backward pass.
+    """
+    calls = exact.calls
+    for call in calls:
+        if _is_bad(call.outputs):
+            return None if _is_bad((call.args, call.kwargs)) else call.path
+    for call in reversed(calls):
+        own = [
+            exact.gradients.get(id(v)) for v in call.layer.trainable_variables
+        ]
+        if _is_bad([call.input_cotangents, own]) and not call.nested:
+            return None if _is_bad(call.cotangents) else call.path
+    return None
+
+
+def _is_bad(structure):
+    floats = filter(is_float, tree.flatten(structure))
+    return bool(nonfinite([to_array(x) for x in floats]))
 
 
 def _fits(data):

@@ -8,12 +8,16 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.constants import check_constants
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.rules import DynamicLossScale
+from keras_mixprec.loss_scaling.rules import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScale,
+)
 
 
 def adopt(
     optimizer: keras.optimizers.LossScaleOptimizer,
-    rule: DynamicLossScale | None = None,
+    rule: LossScale | None = None,
 ) -> LossScaleOptimizer:
     """Returns an optimizer that continues where Keras' own is.
 
@@ -95,10 +99,24 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     if not lacks_loss_scaling(model):
         return optimizer
     check_constants(optimizer, model.trainable_variables)
+    return _wrapped(model, DynamicLossScale())
+
+
+def skip_nonfinite_steps(model: keras.Model):
+    """Lets an optimizer that scales no loss skip steps that are not finite.
+
+    Args:
+        model: A compiled `keras.Model`.
+    """
+    if not _scales_loss(model.optimizer):
+        _wrapped(model, FixedLossScale(1.0))
+
+
+def _wrapped(model, rule):
     # What `model.save` stores: a file that Keras reads without this package.
-    wrapper = keras.optimizers.LossScaleOptimizer(optimizer)
+    wrapper = keras.optimizers.LossScaleOptimizer(model.optimizer)
     set_saved_optimizer(model, wrapper)
-    model.optimizer = adopt(wrapper, DynamicLossScale())
+    model.optimizer = adopt(wrapper, rule)
     if model.train_function is not None:
         model.make_train_function(force=True)
     return model.optimizer
@@ -109,13 +127,16 @@ def lacks_loss_scaling(model: keras.Model) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False
-    scales_loss = (
-        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        or optimizer.loss_scale_factor is not None
-    )
     # An `InputLayer` computes nothing, and keeps the policy it was made under.
-    return not scales_loss and any(
+    return not _scales_loss(optimizer) and any(
         layer.compute_dtype == "float16"
         for layer in flat_layers(model)
         if not isinstance(layer, keras.layers.InputLayer)
+    )
+
+
+def _scales_loss(optimizer):
+    return (
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or optimizer.loss_scale_factor is not None
     )

@@ -728,7 +728,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "initial_scale": rule.initial_scale,
                 "dynamic_growth_steps": rule.growth_interval,
             }
-            if rule == resolve_rule("dynamic", *arguments.values(), True):
+            plain = resolve_rule(
+                "dynamic", rule.initial_scale, rule.growth_interval, True
+            )
+            if rule == plain:
                 return config | arguments
         return config | {
             "loss_scale": keras.saving.serialize_keras_object(rule)

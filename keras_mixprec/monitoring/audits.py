@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.course import Course
+from keras_mixprec.diagnosis.thresholds import DIVERGED, WORSE
 from keras_mixprec.diagnosis.verdict import (
     FOUND_BY,
     Verdict,
@@ -25,7 +27,9 @@ from keras_mixprec.monitoring.audit_schedule import (
     AuditSchedule,
     audit_schedule,
 )
+from keras_mixprec.monitoring.failing_batches import bad_data_behind
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.kept_states import KeptStates
 from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import walk_with_model
@@ -73,6 +77,7 @@ class Examiner:
     Attributes:
         verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
+        states: `KeptStates` of it.
         paused_until: Int. The step before which no other diagnosis is made,
             after what no precision repairs.
         gave_up: Boolean. Whether a diagnosis failed, so that none follows.
@@ -86,6 +91,7 @@ class Examiner:
         self.verdicts = []
         self._works = []
         self.schedule = AuditSchedule()
+        self.states = KeptStates()
         self.paused_until = 0
         self._first = _COST / max_overhead if max_overhead else math.inf
         self._log = log
@@ -94,7 +100,7 @@ class Examiner:
         self._zeros = zeros
         self._in_a_row, self._locate = in_a_row, locate
         self.who = who
-        self._examined_zeros = False
+        self._examined_zeros = self._examined_growth = False
         self._examined_at = self._last_errors = -1
         self._last_kinds = set()
         self._reported = set()
@@ -168,12 +174,20 @@ class Examiner:
             return True
         if has_tuner:
             return False
+        if self.has_grown and not self._examined_growth:
+            self._examined_growth = True
+            return True
         if self._has_new_zeros and not self._examined_zeros:
             # A run that does not learn is lost. It is once in a run.
             self._examined_zeros = True
             return True
         narrow = not {*SIXTEEN_BITS}.isdisjoint(dtypes.values())
         return narrow and self.schedule.compare(taken, self._first)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the loss has grown as it does where training diverges."""
+        return not self.states.growth < DIVERGED
 
     @property
     def _has_new_zeros(self):
@@ -255,11 +269,11 @@ class Examiner:
 
         when = f"after step {step}" if step else "before the first step"
         conclude = _announce(model, who, when, self.schedule.cost)
-        first = self._first_batch
+        first, kept = self._first_batch, self.states
         few = rows(batch) if rows else batch
         try:
             found = examine_in_training(
-                model, few, step, self.schedule, first, raised
+                model, few, step, self.schedule, first, raised, kept
             )
         except active.replay().REFUSALS:
             if few is batch:
@@ -267,9 +281,11 @@ class Examiner:
             # The model may be made for batches of one size.
             few = batch
             found = examine_in_training(
-                model, few, step, self.schedule, first, raised
+                model, few, step, self.schedule, first, raised, kept
             )
         at = step + 1 if raised or self.is_before_step else None
+        if lost := bad_data_behind(model, found):
+            found = found._replace(findings=[lost, *found.findings])
         found = found._replace(
             findings=[self._located(f, at) for f in found.findings]
         )
@@ -334,6 +350,20 @@ class Examiner:
 
             self._report(examine_scale_use(model, batch, step), step)
 
+    def keep_state(self, model, step: int, total: tuple | None):
+        """Keeps the state before the next step, unless training fails now.
+
+        Args:
+            model: As for `examine`.
+            step: Int. How many steps were taken.
+            total: As for `KeptStates.note`.
+        """
+        states = self.states
+        states.wait(step)
+        states.note(total)
+        if states.growth <= WORSE and not self._in_a_row():
+            self.on_next_batch(model, step, partial(states.keep, model, step))
+
     def exact_loss(self, model, batch, step: int) -> float:
         """Returns the loss of a batch in float32, NaN if there is none.
 
@@ -379,6 +409,16 @@ class Examiner:
         """Diagnoses no batch after all: there may be none before `fit` ends."""
         if self._function:
             self._function.cancel(self._examine_batch)
+
+    def forget_divergence(self, step: int):
+        """Takes what comes for new: the model is what it was before.
+
+        Args:
+            step: Int. How many steps were taken.
+        """
+        self.forget_trouble()
+        self.paused_until = step
+        self._reported -= {(kind, None, None) for kind in _LASTING}
 
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import named_leaves
-from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.formats import BATCHES
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
@@ -300,6 +300,23 @@ def format_places(batches: list, count: int) -> str:
         names = ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans)
         listed.append(f"epoch {epoch}, {BATCHES[several]} {names}")
     return "; ".join(listed) + (f" and {count:,} more" if count else "")
+
+
+def bad_data_behind(model, examination) -> Finding | None:
+    """Returns what is wrong with the arrays of `fit` where weights are lost.
+
+    Args:
+        model: The `keras.Model`, in `fit`.
+        examination: `Examination`.
+    """
+    verdicts = [finding.verdict for finding in examination.findings]
+    if [verdict.kind for verdict in verdicts] != ["weights_lost"]:
+        return None
+    numbers, kind = _numbers_of_samples(model), "bad_data"
+    if not numbers:
+        return None
+    step, text = verdicts[0].step, advice(kind, **numbers)
+    return Finding(Verdict(kind, step=step, numbers=numbers, advice=text), [])
 
 
 def _numbers_of_samples(model):

@@ -40,15 +40,19 @@ class Cause(NamedTuple):
             `"forward_overflow"`, as for a sum or product.
         code: String. The line of the user's code that runs the operation, as
             `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
+        operation: String. What it computes first that is not finite, as
+            `"log(0)"` or `"1 / 0"`; `None` if it has no one operand.
     """
 
     kind: str
     code: str | None
+    operation: str | None = None
 
     @property
     def evidence(self) -> dict:
-        """The line, for the numbers of a verdict."""
-        return {"code": self.code} if self.code else {}
+        """The line and the operation, for the numbers of a verdict."""
+        own = {"code": self.code, "operation": self.operation}
+        return {name: text for name, text in own.items() if text}
 
 
 def largest_intermediate(function, tensors) -> float:
@@ -148,7 +152,9 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            if place not in self._harmless:
+            # A constant is handed on, such as that of a mask.
+            is_constant = inherited is None and place in before
+            if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)
                 self.last = inherited or self._cause(bad, arrays, *dtypes)
                 self._origins[place] = self.last
@@ -166,7 +172,36 @@ class _Origins:
         cause = None
         if kind == "underflow":
             cause = _origin_of_zeros(self._zeros, arrays, bad)
-        return cause or Cause(kind, active.replay().line_of_operation())
+        replay = active.replay()
+        operation = _in_words(replay.name_of_operation(), bad, arrays)
+        return cause or Cause(kind, replay.line_of_operation(), operation)
+
+
+# What backends call operations, in lower case, and how they are written.
+_BINARY = {
+    "/": ("div", "div_", "true_divide", "truediv", "realdiv"),
+    "*": ("mul", "mul_"),
+    "+": ("add", "add_", "addv2"),
+    "-": ("sub", "sub_"),
+    "**": ("pow", "pow_"),
+}
+_UNARY = ("log", "log1p", "log2", "sqrt", "rsqrt", "exp", "expm1", "reciprocal")
+
+
+def _in_words(name, bad, operands):
+    """What an operation computes at the first place that is bad."""
+    name, aligned = name.lower(), _aligned(operands, bad.shape)
+    first = [f"{x[bad].flat[0]:.4g}" for x in aligned]
+    sign = next((s for s, names in _BINARY.items() if name in names), None)
+    if sign and len(first) == 2:
+        return f"{first[0]} {sign} {first[1]}"
+    if sign == "/" and first == ["0"]:
+        return "x / 0"  # JAX has numbers that are no operands.
+    if first and name == "sqrtgrad":
+        return f"the gradient of sqrt({first[0]})"
+    if name.rstrip("_") in _UNARY and len(first) == 1:
+        return f"{name.rstrip('_')}({first[0]})"
+    return None
 
 
 def _kind(bad, operands, dtypes, results):

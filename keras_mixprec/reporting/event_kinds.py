@@ -66,6 +66,7 @@ EVENTS = {
     "shrink": _story("", "layers", "promote", "changes"),
     "promote": _story("", "layers", "promote", "changes"),
     "undo": _story("", "layers", "promote", "changes"),
+    "return": _story("", "message to done", lane="changes"),
     "loss_scaling": Event(lane="changes"),
     "raise_scale": _story(_TUNER, lane="changes"),
     "lower_scale": _story(_TUNER, lane="changes"),

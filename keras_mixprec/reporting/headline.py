@@ -34,7 +34,7 @@ from keras_mixprec.reporting.facts import (
     scale_set,
     still_said,
 )
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, cause_in_words
 
 # The states of a run, the gravest first.
 STATES = (
@@ -142,6 +142,8 @@ def over_by(events: Iterable, layers: list) -> Callable:
 
     def said(verdict):
         kind, layer = verdict["verdict"], verdict["layer"]
+        if kind in _LOST:
+            return _way_back(events)
         if change := scale_set(verdict, events):
             done = SCALE_CHANGES[change["kind"]]
             scale = format_power(change["after"])
@@ -158,6 +160,20 @@ def over_by(events: Iterable, layers: list) -> Callable:
 
 
 _BACK = ("promote", "shrink")
+
+
+# What a return to a good state ends.
+_LOST = "divergence", "weights_lost"
+
+
+def _way_back(events):
+    """What training went on with from a good state, if it is still well."""
+    told = [
+        e for e in events if e["kind"] == "return" or e.get("verdict") in _LOST
+    ]
+    if not told or not told[-1].get("done"):
+        return None
+    return f"training went on with {told[-1]['done']}"
 
 
 def ranked(verdicts: Iterable, is_over: Callable) -> list:
@@ -257,7 +273,8 @@ class _Story:
     def _outcome(self):
         """What came of it."""
         last = self._last
-        if event := self._first.get("weights_lost"):
+        event = self._first.get("weights_lost")
+        if event and not self.is_over(event):
             when = "" if self._causes else self._found(event)
             yield event, f"weights are not finite{when}"
         elif self._is_collapsed() and not self._causes:
@@ -266,6 +283,12 @@ class _Story:
                 "the loss scale reached its minimum",
             )
         yield from ((event, event["message"]) for event in self._warned)
+        if event := last.get("return"):
+            done = event["done"]
+            then = f"went on with {done}" if done else "stopped"
+            at = format_moment(moment(event))
+            state = f"the state of step {event['to']:,}"
+            yield event, f"the tuner returned to {state} {at} and {then}"
         if event := last.get("undo"):
             made = "a demotion made training diverge and was undone"
             yield event, f"{made} {format_moment(moment(event))}"
@@ -296,13 +319,12 @@ class _Story:
 
     def state(self):
         """The first of `STATES` that is true."""
-        last, first, facts = self._last, self._first, self._facts
+        last, facts = self._last, self._facts
         is_open = [v for v in self._causes if not self.is_over(v)]
         is_stuck = facts.in_a_row >= STUCK
         raised = last.get("step_raised", {"repaired": True})
         if (
-            "weights_lost" in first
-            or has_diverged(first.get("divergence", {}))
+            self._is_lost()
             or {"stopped", "fit_raised"} & last.keys()
             or not raised.get("repaired")
             or self._is_collapsed()
@@ -328,6 +350,14 @@ class _Story:
             return "healthy"
         return "not_compared" if facts.measured else "not_measured"
 
+    def _is_lost(self):
+        lost = self._first.get("weights_lost") or self._first.get("divergence")
+        return bool(
+            lost
+            and (lost["verdict"] == "weights_lost" or has_diverged(lost))
+            and not self.is_over(lost)
+        )
+
     def _is_collapsed(self):
         # One that was followed by good steps is over.
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
@@ -349,6 +379,8 @@ class _Story:
             what = f"the {part} {verb} not finite in float32 either"
             if has_diverged(first):
                 what = "training diverged, and float32 would not help"
+            if cause := cause_in_words(numbers):
+                what = f"{what.partition(',')[0]}{cause}"
             return f"{what}{self._found(first)}"
         if kind.clause:
             said = kind.clause.format(**numbers)

@@ -325,6 +325,7 @@ _WRITE: dict[str, Callable] = {
     "promote": _changed("Returned"),
     "loss_scaling": _changed("Loss scaling:"),
     "undo": _changed("Undone: returned"),
+    "return": lambda group: f"The tuner {group[0]['message']}.",
     "train_end": _train_end,
     "loss_scale_low": _advised,
     "metric_not_finite": _advised,
@@ -335,6 +336,7 @@ _WRITE: dict[str, Callable] = {
 # What numbers of a verdict are called; others are called as in the log.
 _NUMBERS = {
     "code": "line of your code",
+    "operation": "what it computed",
     "error": "error against float32",
     "largest_inside_in_float32": "largest number inside the layer, in float32 "
     "(float16 ends at 65,504)",

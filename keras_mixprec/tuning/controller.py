@@ -11,6 +11,7 @@ from keras_mixprec.diagnosis.batch import head, rows_to_examine
 from keras_mixprec.tuning.history import BY_HAND
 from keras_mixprec.tuning.promotion import Probation, layers_that_may_return
 from keras_mixprec.tuning.proposal import WorkerProposal, propose, rungs_here
+from keras_mixprec.tuning.recovery import Recovery
 from keras_mixprec.tuning.trigger import Trigger
 from keras_mixprec.tuning.validation import Validation
 
@@ -64,6 +65,7 @@ class Tuning:
         keeps_scale = not (self._several_workers or tuner.dry_run)
         session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger(session)
+        self._recovery = Recovery(session, repairs, tuner.max_returns)
         self._captured = None
         self._phase = Phase.STARTING
         # Before this step there is nothing to be done.
@@ -95,6 +97,7 @@ class Tuning:
     def end(self):
         """Captures no batch any more, and validates the plan."""
         step = self._session.step
+        self._recovery.end()
         self._validation.sign_off(step, self._phase is not Phase.ENDED)
         self.repairs.end(step)
         self.forget()
@@ -133,6 +136,8 @@ class Tuning:
         left = schedule.steps_left(taken)
         if left > 0:
             self._due = min(self._due, step + left)
+        if self._session.examiner.has_grown:
+            left = 0
         triggered = self._trigger.read(step)
         if self._cooling(step):
             return
@@ -258,6 +263,10 @@ class Tuning:
             if sooner is not None:
                 self._due = min(self._due, step + sooner)
             self._trigger.explain(examination.bits_to_fall())
+        may_return = self._tuner.recover and self._phase is not Phase.ENDED
+        if may_return and self._recovery.helps(examination):
+            self._return(examination, step)
+            return None
         if self._changes_nothing(step):
             return None
         model = self._session.model
@@ -396,6 +405,21 @@ class Tuning:
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
+
+    # Returning to the last good state.
+
+    def _return(self, examination, step):
+        since, done = self._recovery.run(examination)
+        self._probation = None
+        self._session.counters.raise_scales(math.inf, step)
+        self._changed(step)
+        self._trigger.false_alarm()
+        if done:
+            self._phase = Phase.WATCHING
+            self._session.examiner.forget_divergence(step)
+        else:
+            self._phase = Phase.ENDED
+        self.records.returned(step, since, done)
 
     # Returning to 16 bits.
 

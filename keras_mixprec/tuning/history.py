@@ -169,6 +169,18 @@ class TunerHistory:
             **self._layers(changes),
         )
 
+    def returned(self, step: int, since: int, done: str | None):
+        """Reports that the model is what it was before training diverged.
+
+        Args:
+            step: As for `report`.
+            since: Int. The step whose state it is.
+            done: String. What training goes on with, `None` if it stops.
+        """
+        then = f"goes on with {done}" if done else "stops training there"
+        message = f"returns to the state of step {since:,} and {then}"
+        self.report("return", step, message, to=since, done=done)
+
     def rebuild(self, step: int):
         """Reports what the last rebuild cost, once its step is done."""
         seconds = self._repairs.rebuild_seconds()

@@ -147,6 +147,10 @@ def line_of_operation():
     return line_of((frame.file_name, frame.line_num) for frame in frames)
 
 
+def name_of_operation():
+    return _VISITED.get().primitive.name
+
+
 def draws(function, tensors):
     return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
 

@@ -4,6 +4,7 @@ See `interface.py`.
 """
 
 import contextlib
+import contextvars
 import warnings
 
 import tensorflow as tf
@@ -13,6 +14,9 @@ from tensorflow.python.framework import op_callbacks
 from keras_mixprec.backend.common import program
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import stored_value
+
+# The type of the operation that is visited.
+_VISITED = contextvars.ContextVar("visited")
 
 REFUSALS = (tf.errors.OpError, TypeError, ValueError, NotImplementedError)
 
@@ -127,6 +131,7 @@ def each_operation(function, tensors, visit):
         nonlocal visiting
         if graph is None and not visiting:
             visiting = True
+            _VISITED.set(op_type)
             visit(_numbers(inputs), _numbers(outputs))
             visiting = False
         return outputs
@@ -141,6 +146,10 @@ def each_operation(function, tensors, visit):
 
 def line_of_operation():
     return line_of(stack())
+
+
+def name_of_operation():
+    return tf.compat.as_str(_VISITED.get())
 
 
 def draws(function, tensors):

@@ -89,6 +89,10 @@ def line_of_operation():
     return line_of(stack(without="__torch_dispatch__"))
 
 
+def name_of_operation():
+    return _Operations.visited
+
+
 def draws(function, tensors):
     drawing = _Drawing()
     with drawing, torch.no_grad():
@@ -212,6 +216,8 @@ def _memory(tensor):
 
 
 class _Operations(TorchDispatchMode):
+    visited = ""
+
     def __init__(self, visit):
         super().__init__()
         self._visit = visit
@@ -219,6 +225,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         with torch.utils._python_dispatch._disable_current_modes():
+            _Operations.visited = func._schema.name.partition("::")[2]
             self._visit(_tensors((args, kwargs)), _tensors(result))
         return result
 

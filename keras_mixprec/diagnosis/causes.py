@@ -1,0 +1,215 @@
+"""Why training diverged: the smallest change that keeps it from doing so.
+
+From a state that was good the next steps are taken again, in float32, with one
+thing changed; nothing of it lasts. What lets the loss fall is the cause.
+"""
+
+import contextlib
+import math
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.batch import nonfinite_rows, of_tensors, packed
+from keras_mixprec.keras_internals import own_trainable
+from keras_mixprec.numerics.arrays import (
+    is_float,
+    largest_magnitude,
+    to_array,
+)
+from keras_mixprec.numerics.rehearsal import (
+    NO_CHANGE,
+    Change,
+    Rehearsal,
+    rates_of,
+    rehearse,
+)
+from keras_mixprec.policies.layers import walk_with_model
+
+# Steps of a rehearsal.
+STEPS = 8
+
+# The growth of a loss, as a share of what it was, that says that training
+# fails. A cure lets the loss fall.
+_FAILED = 1.0
+
+# Magnitudes beyond which numbers are not normalized, which is 1.
+_LARGE = 100.0
+
+# The norm that gradients are clipped to: what people set.
+_CLIP = 1.0
+
+# The powers of ten among which one is sought that divides the learning rate.
+_POWERS = 7
+
+
+class _Trial(NamedTuple):
+    """Steps that are taken otherwise.
+
+    Attributes:
+        batches: List of batches that they are taken on.
+        change: `Change`.
+        without: List of pairs of an object and the attribute that is `None`
+            meanwhile.
+    """
+
+    batches: list
+    change: Change = NO_CHANGE
+    without: list = []
+
+
+def cause_of_divergence(model: keras.Model, kept, batch) -> dict:
+    """Returns what makes training diverge, as the numbers of a verdict.
+
+    Args:
+        model: A built and compiled `keras.Model`, as it is now.
+        kept: List of `KeptState`s, the newest last.
+        batch: The batch of now, as `train_step` takes it.
+
+    Returns:
+        Dict with `"cause"`: `"penalty"`, `"inputs"`, `"targets"`,
+        `"learning_rate"` or `"gradients"`, and what is known of it; empty if no
+        change keeps it from diverging, or it does not diverge in these steps.
+    """
+    rates = rates_of(model)
+    for own in reversed(kept):
+        batches = [own.batch] if batch is own.batch else [own.batch, batch]
+        batches = [of_tensors(b, model) for b in batches]
+        batches = [b for b in batches if not nonfinite_rows(batch=b)]
+        if not batches:
+            continue
+        with own.state.in_place():
+            search = _Search(model, batches, rates)
+            if search.fails():
+                found = search.cause()
+                since = {"since": own.step, **_raised(rates, own.rates)}
+                return found | since if found else {}
+    return {}
+
+
+def _raised(rates, before):
+    """What the largest learning rate was, if it is larger now."""
+    now, then = max(rates.values(), default=0), max(before.values(), default=0)
+    return {"learning_rate_before": then} if now > 1.5 * then else {}
+
+
+class _Search:
+    def __init__(self, model, batches, rates):
+        self._model = model
+        self._batches = batches
+        self._rates = rates
+        self._loss = math.nan
+
+    def fails(self):
+        """Whether training fails in the steps from here."""
+        usual = self._rehearse(_Trial(self._batches))
+        self._loss = usual.first[0]
+        grows = usual.growth > _FAILED or usual.peak > thresholds.DIVERGED
+        return math.isfinite(self._loss) and grows
+
+    def cause(self):
+        """What lets the loss fall, as numbers; empty if nothing does."""
+        for name, numbers, trial in self._parts():
+            if self._cures(trial):
+                return {"cause": name, **numbers}
+        by_rate, by_clip = self._by_rate(), self._by_clipping()
+        if not (by_rate or by_clip):
+            return {}
+        name = "learning_rate" if by_rate else "gradients"
+        return {"cause": name, **by_rate, **by_clip}
+
+    def _rehearse(self, trial) -> Rehearsal:
+        with contextlib.ExitStack() as stack:
+            for owner, name in trial.without:
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, None)
+            times = STEPS // len(trial.batches)
+            return rehearse(
+                self._model, trial.batches, times, self._rates, trial.change
+            )
+
+    def _cures(self, trial):
+        return self._rehearse(trial).growth < 0
+
+    def _by_rate(self):
+        """The largest learning rate that cures, among powers of ten."""
+        rate = max(self._rates.values(), default=0.0)
+        wrong, right = 0, _POWERS
+        while rate and right - wrong > 1:
+            power = (wrong + right) // 2
+            change = Change(rate=10.0**-power)
+            if self._cures(_Trial(self._batches, change)):
+                right = power
+            else:
+                wrong = power
+        if right == _POWERS:
+            return {}
+        return {"learning_rate": rate, "holds": rate * 10.0**-right}
+
+    def _by_clipping(self):
+        optimizers = optimizers_of(self._model).values()
+        trial = _Trial(self._batches, Change(clip=_CLIP))
+        cures = not any(map(_clips, optimizers)) and self._cures(trial)
+        return {"clip": _CLIP} if cures else {}
+
+    def _parts(self):
+        """Yields the parts that may be at fault, and trials without them."""
+        entries = walk_with_model(self._model)
+        weights = {
+            e.path: [v for v in own_trainable(e.layer) if v.regularizer]
+            for e in entries
+        }
+        added = {
+            path: sum(float(to_array(v.regularizer(v))) for v in own)
+            for path, own in weights.items()
+        }
+        if sum(added.values()) > abs(self._loss) / 2:
+            largest = max(added, key=added.__getitem__)
+            numbers = {"penalty": sum(added.values()), "largest_of": largest}
+            without = [
+                (v, "regularizer") for own in weights.values() for v in own
+            ]
+            yield "penalty", numbers, _Trial(self._batches, without=without)
+        active = [e for e in entries if e.layer.activity_regularizer]
+        if active:
+            without = [(e.layer, "activity_regularizer") for e in active]
+            numbers = {"largest_of": active[0].path}
+            yield "penalty", numbers, _Trial(self._batches, without=without)
+        for place, part in enumerate(("inputs", "targets")):
+            largest = max(_largest(batch, place) for batch in self._batches)
+            if largest > _LARGE:
+                batches = [_normalized(b, place) for b in self._batches]
+                yield part, {f"largest_of_{part}": largest}, _Trial(batches)
+
+
+def _clips(optimizer):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    names = ("clipnorm", "global_clipnorm", "clipvalue")
+    return any(getattr(inner, name, None) is not None for name in names)
+
+
+def _largest(batch, place):
+    part = keras.utils.unpack_x_y_sample_weight(batch)[place]
+    leaves = filter(is_float, tree.flatten(part))
+    return max((largest_magnitude(to_array(x)) for x in leaves), default=0.0)
+
+
+def _normalized(batch, place):
+    """A batch with one of its parts of mean 0 and spread 1, by feature."""
+    parts = [*keras.utils.unpack_x_y_sample_weight(batch)]
+    parts[place] = tree.map_structure(_standard, parts[place])
+    return packed(tuple(parts), like=batch)
+
+
+def _standard(leaf):
+    if not is_float(leaf):
+        return leaf
+    array = to_array(leaf)
+    axes = tuple(range(max(array.ndim - 1, 1)))
+    spread = array.std(axes, keepdims=True)
+    array = (array - array.mean(axes, keepdims=True)) / np.maximum(spread, 1e-6)
+    return ops.convert_to_tensor(array, dtype=leaf.dtype)
