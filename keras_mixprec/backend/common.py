@@ -49,6 +49,14 @@ def variable_scope(model):
     return strategy.scope() if strategy else contextlib.nullcontext()
 
 
+def build_optimizer(model: keras.Model):
+    """Builds the optimizer of a compiled model, as its first step would."""
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        with variable_scope(model):
+            optimizer.build(model.trainable_variables)
+
+
 class OutOfMemoryError(MemoryError):
     """A diagnosis ran out of memory, which says nothing about any layer."""
 

@@ -10,7 +10,7 @@ from keras import ops, tree
 from keras.config import floatx
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import variable_scope
+from keras_mixprec.backend.common import build_optimizer, variable_scope
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
@@ -50,9 +50,7 @@ def build_for(model, data: tuple):
                 if not has_own_step(model):
                     with in_float32(model):
                         build_symbolically(model, data)
-        optimizer = model.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
+    build_optimizer(model)
 
 
 def trains_without_targets(model: keras.Model, x) -> bool:

@@ -9,7 +9,11 @@ import numpy as np
 
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import all_variables, optimizers_of
+from keras_mixprec.backend.common import (
+    all_variables,
+    build_optimizer,
+    optimizers_of,
+)
 from keras_mixprec.keras_internals import (
     at_learning_rate,
     parts_of,
@@ -34,6 +38,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "State":
         """Returns a copy of the state that a model is in."""
+        build_optimizer(model)  # TensorFlow does it in the first step.
         found = list(model.variables)
         for optimizer in optimizers_of(model).values():
             found += _innermost(optimizer).variables
