@@ -195,8 +195,9 @@ def _in_words(name, bad, operands):
     sign = next((s for s, names in _BINARY.items() if name in names), None)
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
-    if sign == "/" and first == ["0"]:
-        return "x / 0"  # JAX has numbers that are no operands.
+    # JAX has numbers that are no operands, and powers of -1 and -2.
+    if first == ["0"] and (sign == "/" or name == "integer_pow"):
+        return "x / 0"
     if first and name == "sqrtgrad":
         return f"the gradient of sqrt({first[0]})"
     if name.rstrip("_") in _UNARY and len(first) == 1:
