@@ -666,7 +666,7 @@ EXPLAINED = {
     "clips all": (None, 4, "unscale("),
     "zeroes overflow": (None, 4, "finite"),
     "descends, skips nothing": (None, 4, "copy"),
-    "averages scaled norms": (None, 4, "later"),
+    "averages scaled norms": (None, 4, "average"),
 }
 
 

@@ -35,6 +35,7 @@ Files:
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `other_layers.py`: layers that a step calls and the model does not hold.
 - `two_scales.py`: whether the update depends on the loss scale.
+- `taken_steps.py`: consecutive steps at loss scales that move, undone.
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.

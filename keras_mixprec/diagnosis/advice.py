@@ -169,11 +169,12 @@ _CASES = {
     "the weights itself, which become NaN. `optimizer.apply` skips such a "
     "step: pass gradients to it. Weights that you move for a while, as "
     "sharpness-aware minimization does, put back from a copy.",
-    "keeps_scaled": "Your code divides gradients by another loss scale than "
-    "they are multiplied by: it keeps scaled gradients or norms for a later "
-    "step, or applies an optimizer other than the one that scaled the loss. "
-    "Call `gradients = optimizer.unscale(gradients)` before you keep or "
-    "average them.",
+    "over_steps": "Over several steps the update depends on the loss scale: "
+    "your code computes it, a limit, a learning rate or an average from "
+    "gradients that are multiplied by the loss scale, or applies another "
+    "optimizer than the one that scaled the loss. Call `gradients = "
+    "optimizer.unscale(gradients)` before that, and pass gradients to "
+    "`optimizer.apply`.",
     "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
     "scale, but the optimizer divides them by it. Compute gradients of the "
     "result of `optimizer.{scaling}`. A gradient of your own "

@@ -6,8 +6,6 @@ scaled gradients until then, and no longer.
 
 import contextlib
 import math
-import warnings
-from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -23,7 +21,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.rules import FixedLossScale
-from keras_mixprec.numerics.arrays import largest_magnitude, to_array
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import restored
 from keras_mixprec.numerics.held_optimizer import (
     is_scaling,
@@ -40,186 +38,147 @@ _MOVES = (4, -5, 2)
 # How many steps may make one update, usually and at most.
 _USUAL, _MOST = 4, 8
 
-# What a weight is rounded by, as a share of the largest.
-_ROUNDING = 2.0**-21
-
-
-class TakenSteps(NamedTuple):
-    """What consecutive steps have done.
-
-    Attributes:
-        changes: Dict from a key to an array: how weights and slots have
-            changed, and the last norms of gradients that optimizers record.
-            The key of a weight is its `id`.
-        roundings: Dict from such keys to the largest difference that is
-            rounding.
-        steps: Int. How many were taken.
-        window: Int. How many the first update took, 0 if there was none.
-        updates: Dict from the `id` of an optimizer that scales the loss to how
-            often it has updated weights.
-        given: Dict from such an `id` to whether there was a gradient for each
-            variable when it was applied last.
-        overflows: Dict from such an `id` to which variables overflowed.
-        rescaled: Set of the `id`s of optimizers whose scale was set.
-        undivided: Boolean. Whether an optimizer has found that nothing
-            multiplies the loss by its scale.
-        raised: Boolean. Whether the code has raised an exception.
-    """
-
-    changes: dict
-    roundings: dict
-    steps: int
-    window: int
-    updates: dict
-    given: dict
-    overflows: dict
-    rescaled: set
-    undivided: bool
-    raised: bool
-
-
-def take_steps(
-    model: keras.Model,
-    data,
-    bits: float | None,
-    count: int | None = None,
-    *,
-    goes_on: bool = False,
-) -> TakenSteps:
-    """Lets a model train for some steps on one batch, and undoes it.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-        data: The batch, as `train_step` takes it.
-        bits: Float. The largest of the loss scales that the steps move through,
-            as a power of two; at infinity every loss overflows. `None` is a
-            scale of 1 that does not move.
-        count: Int. How many steps. Defaults to `None`: until weights have been
-            updated twice, if they are soon.
-        goes_on: Boolean. Whether training goes on from steps before: each
-            optimizer updates weights once at the scale that it has. Defaults
-            to `False`.
-    """
-    with restored(model), active.undo().telling(lambda _: None):
-        run = _Run(model, data, bits, goes_on)
-        taken = run.take(count)
-    # By now they have the values of before.
-    for variable in run.variables():
-        taken.changes[id(variable)] -= to_array(stored_value(variable))
-    return taken
+_WRAPPER = keras.optimizers.LossScaleOptimizer
 
 
 def can_take_steps(model: keras.Model) -> bool:
-    """Whether all optimizers of a model are built; others would be in it."""
-    return all(optimizer.built for optimizer in _optimizers(model))
+    """Whether `TakenSteps` can take steps of a model.
+
+    Optimizers that are not built yet would be in the step, and replicas would
+    wait for each other.
+    """
+    found = _optimizers(model)
+    strategy = getattr(model, "distribute_strategy", None)
+    return (
+        all(o.built and (_is_wrapper(o) or not is_scaling(o)) for o in found)
+        and active.processes().workers(model) == 1
+        and (strategy is None or strategy.num_replicas_in_sync == 1)
+    )
 
 
 def _optimizers(model):
     return PythonState(model).all_of(keras.optimizers.Optimizer)
 
 
-class _Run:
-    def __init__(self, model, data, bits, goes_on):
+def _is_wrapper(optimizer):
+    return isinstance(optimizer, _WRAPPER)
+
+
+class TakenSteps:
+    """What consecutive steps of a model on one batch have done.
+
+    Nothing is changed afterwards.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        bits: Float. The loss scale to begin with, as a power of two; at
+            infinity every loss overflows. `None` is a scale of 1 that does not
+            move.
+        count: Int. How many steps to take. Defaults to `None`: until weights
+            have been updated twice, if they are soon.
+        goes_on: Boolean. Whether training goes on from steps before: each
+            optimizer is applied once at the scale that it has. Defaults to
+            `False`.
+
+    Attributes:
+        count: Int. How many steps were taken.
+        changes: Dict from a key to an array: how weights and slots have
+            changed, and the last norms of gradients that optimizers record.
+            The key of a weight is its `id`.
+        updates: Dict from the `id` of an optimizer that scales the loss to how
+            often it has updated weights.
+        given: Dict from such an `id` to whether there was a gradient for each
+            variable when it was applied last.
+        overflows: Dict from such an `id` to how often variables overflowed.
+        rescaled: Set of such `id`s whose scale was set.
+        raised: Boolean. Whether the code has raised an exception.
+    """
+
+    def __init__(self, model, data, bits, count=None, goes_on=False):
         self._model, self._data, self._bits = model, data, bits
-        self._goes_on = goes_on
         self._all = _optimizers(model)
-        inner = {id(x) for o in self._all for x in with_wrapped(o)[1:]}
-        found = [o for o in self._all if is_scaling(o) and id(o) not in inner]
-        self._scaling = {id(o): o for o in found}
-        self._scales: dict = {}
-        if not goes_on:
-            self._scales = dict.fromkeys(self._scaling, self._scale())
-        self._updates = dict.fromkeys(self._scaling, 0)
+        self._scaling = {id(o): o for o in self._all if _is_wrapper(o)}
+        self._ours = {
+            key: o
+            for key, o in self._scaling.items()
+            if isinstance(o, LossScaleOptimizer)
+        }
+        first = {} if goes_on else self._scaling
+        self._scales = {key: self._scale() for key in first}
         self._traced: list = []
-        self._given: dict = {}
-        self._rescaled: set = set()
         # How many optimizers have updated weights in a step before one is given
         # its gradients: as many for those that are applied together.
-        self._before: dict = {}
-        self._updating = 0
+        self._turns: dict = {}
+        self._turn = 0
+        self.count = 0
+        self.updates = dict.fromkeys(self._scaling, 0)
+        self.given: dict = {}
+        self.rescaled: set = set()
+        self.raised = False
+        with restored(model), active.undo().telling(lambda _: None):
+            self._take(count, int(goes_on))
+        for variable in self._compared():  # By now it is as it was.
+            self.changes[id(variable)] -= to_array(stored_value(variable))
 
-    def take(self, count):
-        flags = self._flags()
-        state = PythonState(self._model)
+    def _take(self, count, windows):
         known = all_variables(self._model)
-        taken, window, raised, undivided = 0, 0, False, False
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                holding(known, [stored_value(v) for v in known])
-            )
-            stack.enter_context(self._noting())
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # Training will give them.
-            while not (raised or self._is_enough(taken, count)):
+        state = PythonState(self._model)
+        overflows = self._read("overflows")
+        with (
+            holding(known, [stored_value(v) for v in known]),
+            self._noting(),
+            self._dividing(),
+        ):
+            while not (self.raised or self._is_enough(count, windows)):
                 try:
                     self._take_one()
                 except Exception:  # Code may refuse what is infinite.
                     if self._bits != math.inf:
                         raise
-                    raised = True
-                taken += 1
-                window = window or taken * any(self._updates.values())
-                undivided |= any(
-                    o.loss_not_scaled for o in self._ours().values()
-                )
+                    self.raised = True
+                self.count += 1
                 if not _is_eager(self._model):
                     state.put_back()  # Python code runs as it is traced.
-            values = {
-                id(v): to_array(stored_value(v)) + 0 for v in self.variables()
+            self.changes = {
+                id(v): to_array(stored_value(v)) + 0 for v in self._compared()
+            } | self._read("gradient_norms")
+            self.overflows = {
+                key: now - overflows[key]
+                for key, now in self._read("overflows").items()
             }
-            overflows = {k: f > flags[k] for k, f in self._flags().items()}
-            norms = {
-                (key, "norms"): to_array(o.history.gradient_norms.value) + 0
-                for key, o in self._ours().items()
-            }
-        return TakenSteps(
-            values | norms,
-            {k: _ROUNDING * largest_magnitude(x) for k, x in values.items()},
-            taken,
-            window,
-            self._updates,
-            self._given,
-            overflows,
-            self._rescaled,
-            undivided,
-            raised,
-        )
 
-    def _is_enough(self, taken, count):
+    def _is_enough(self, count, windows):
         if count is not None:
-            return taken >= count
-        windows = max(self._updates.values()) - self._goes_on
-        most = _USUAL if windows > 0 else _MOST
-        return windows >= 2 or taken >= most + _USUAL * self._goes_on
+            return self.count >= count
+        updates = max(self.updates.values())
+        most = _USUAL if updates > windows else _MOST
+        return updates >= windows + 2 or self.count >= most + windows * _USUAL
 
     def _take_one(self):
-        run_once = active.replay().run_once
-        updates = self._counts()
-        written: list = []
+        before, written, replay = self._updated(), [], active.replay()
 
         def run(data):
-            nonlocal written
-            written = active.replay().take_step(self._model, data, traced)
+            written[:] = replay.take_step(self._model, data, self._traced)
             return [value for _, value in written]
 
-        with self._at_scales() as scales:
-            # A compiled step keeps what it reads besides its state.
-            traced = self._traced = self._traced or scales
-            values = run_once(self._model, run, self._data)
+        with self._at_scales():
+            values = replay.run_once(self._model, run, self._data)
         for (variable, _), value in zip(written, values, strict=True):
             if value is not None:
                 set_value(variable, value)
-        self._updating = 0
-        for key, now in self._counts().items():
-            if now != updates[key]:
-                self._updates[key] += 1
+        self._turn = 0
+        for key, now in self._updated().items():
+            if now != before[key]:
+                self.updates[key] += 1
                 self._scales[key] = self._moved(key)
 
     def _moved(self, key):
-        rule = getattr(self._scaling[key], "rule", None)
-        if isinstance(rule, FixedLossScale):
+        if isinstance(
+            getattr(self._scaling[key], "rule", None), FixedLossScale
+        ):
             return self._scale()
-        turn = self._updates[key] - 1 + self._before.get(key, 0)
+        turn = self.updates[key] - 1 + self._turns.get(key, 0)
         return self._scale(_MOVES[turn % len(_MOVES)])
 
     def _scale(self, move=0):
@@ -227,28 +186,31 @@ class _Run:
 
     @contextlib.contextmanager
     def _at_scales(self):
-        """Context of a step, with the variables of scales and their values."""
-        found = []
+        variables = {k: scale_variables(o)[0] for k, o in self._scaling.items()}
+        for key, scale in self._scales.items():
+            scale = ops.convert_to_tensor(scale, "float32")
+            set_value(variables[key], scale)
+        # A compiled step keeps what it reads besides its state.
+        values = [(v, stored_value(v)) for v in variables.values()]
+        self._traced = self._traced or values
         with contextlib.ExitStack() as stack:
-            for key, scale in self._scales.items():
-                optimizer = self._scaling[key]
-                if optimizer.loss_scale_factor is not None:
-                    own = {"loss_scale_factor": scale}
-                    stack.enter_context(patched(optimizer, own))
-                for variable in scale_variables(optimizer):
-                    set_value(variable, ops.convert_to_tensor(scale, "float32"))
-            for key, optimizer in self._scaling.items():
-                for variable in scale_variables(optimizer):
-                    found.append((variable, stored_value(variable)))
-                    own = {"assign": self._noting_assign(key, variable)}
-                    stack.enter_context(patched(variable, own))
-            yield found
+            for key, variable in variables.items():
+                own = {"assign": self._noting_assign(key, variable.assign)}
+                stack.enter_context(patched(variable, own))
+            yield
 
-    def _noting_assign(self, key, variable):
-        assign = variable.assign
+    @contextlib.contextmanager
+    def _dividing(self):
+        """Context in which no optimizer asks whether the loss was scaled."""
+        with contextlib.ExitStack() as stack:
+            for optimizer in self._ours.values():
+                own = {"scaling": True}
+                stack.enter_context(patched(optimizer._stages, own))
+            yield
 
+    def _noting_assign(self, key, assign):
         def noting(value):
-            self._rescaled.add(key)
+            self.rescaled.add(key)
             return assign(value)
 
         return noting
@@ -259,44 +221,35 @@ class _Run:
         def apply(original, optimizer, grads, *args, **kwargs):
             if id(optimizer) in self._scaling:
                 return check(original, optimizer, grads, *args, **kwargs)
-            self._updating += 1
+            self._turn += 1
             return original(optimizer, grads, *args, **kwargs)
 
         def check(original, optimizer, grads, *args, **kwargs):
             grads, key = list(grads), id(optimizer)
-            self._given[key] = [gradient is not None for gradient in grads]
-            self._before[key] = self._updating
+            self.given[key] = [gradient is not None for gradient in grads]
+            self._turns[key] = self._turn
             return original(optimizer, grads, *args, **kwargs)
 
         methods = {"apply": apply, "_check_gradients": check}
         return instead_of_optimizers(methods)
 
-    def _counts(self):
+    def _updated(self):
         return {
             key: int(to_array(micro_batches(with_wrapped(o)[-1]).value))
             for key, o in self._scaling.items()
         }
 
-    def _ours(self):
+    def _read(self, name):
         return {
-            key: o
-            for key, o in self._scaling.items()
-            if isinstance(o, LossScaleOptimizer)
+            (key, name): to_array(getattr(o.history, name).value) + 0
+            for key, o in self._ours.items()
         }
 
-    def _flags(self):
-        return {
-            key: to_array(o.history.overflows.value) + 0
-            for key, o in self._ours().items()
-        }
-
-    def variables(self):
-        """Returns the variables that are compared: weights and slots."""
-        wrapper = keras.optimizers.LossScaleOptimizer
-        others = [o for o in self._all if not isinstance(o, wrapper)]
+    def _compared(self):
+        others = [o for o in self._all if not _is_wrapper(o)]
         own = [v for optimizer in others for v in optimizer.variables]
         found = {id(v): v for v in [*self._model.trainable_variables, *own]}
-        return [*found.values()]
+        return found.values()
 
 
 def _is_eager(model):

@@ -20,7 +20,7 @@ from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.end_to_end import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.taken_steps import can_take_steps, take_steps
+from keras_mixprec.diagnosis.taken_steps import TakenSteps, can_take_steps
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
     is_float,
@@ -113,11 +113,9 @@ class _Comparison:
 
     def use(self):
         """Returns the `ScaleUse`."""
-        other = self._fitting()
-        if other is None:
+        if not (other := self._fitting()):
             return ScaleUse()
-        off = self._off(self.one, other)
-        if off or self._is_undivided():
+        if off := _off(self.one, other):
             held = _HeldSteps(self._model, self._data, self._bits)
             if not held.are_finite:
                 return ScaleUse()
@@ -135,14 +133,16 @@ class _Comparison:
         """What the other scale gives, or a smaller one if that overflows."""
         while self._bits:
             other = self._at_other()
-            if self._fits(other):
+            if other and all(
+                _fits(x, self.one.get(k)) for k, x in other.items()
+            ):
                 return other
             self._bits = int(self._bits / 2)
         return None
 
     def _is_certain(self, off, held):
         """Whether nothing but the loss scale makes the difference."""
-        if off and not self._differs():
+        if not self._differs():
             return False
         is_seen = _is_beyond_float16(held.off or off, held.first)
         return is_seen or not held.have_float16()
@@ -150,11 +150,9 @@ class _Comparison:
     def _differs(self):
         """Whether runs differ by more than those at the same scale do."""
         runs = [*map(self._again, _ORDER[:2])]
-        off, spread = self._off(*runs), {}
+        off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
-            for key, error in self._off(
-                runs[place], self._again(place)
-            ).items():
+            for key, error in _off(runs[place], self._again(place)).items():
                 spread[key] = max(error, spread.get(key, 0.0))
         times = thresholds.SCALE_SPREADS
         return any(e > times * spread.get(k, 0.0) for k, e in off.items())
@@ -182,15 +180,6 @@ class _OneStep(_Comparison):
             step = single_step(self._model, self._data, 2.0**bits)
         return _unscaled(self._model, step, bits)
 
-    def _fits(self, other):
-        return all(_fits(other[key], self.one.get(key)) for key in other)
-
-    def _off(self, one, other):
-        return _off(one, other)
-
-    def _is_undivided(self):
-        return False
-
     def _fault(self, off, held):
         return held.fault()
 
@@ -213,86 +202,69 @@ class _ManySteps(_Comparison):
     _count: int | None = None
 
     @functools.cached_property
-    def one(self):
+    def _first(self):
         return self._take(None)
 
+    @property
+    def one(self):
+        return self._first.changes
+
     def use(self):
-        if any(map(largest_magnitude, self.one.changes.values())):
+        if any(map(largest_magnitude, self.one.values())):
             return super().use()
         # A learning rate of 0, or a step that JAX cannot trace.
         return _OneStep(*self._given).use()
 
-    def _take(self, bits, count=None, goes_on=False):
+    def _take(self, *how):
         with in_float32(self._model):
-            return take_steps(
-                self._model, self._data, bits, count, goes_on=goes_on
-            )
+            return TakenSteps(self._model, self._data, *how)
 
     def _at_other(self):
-        return self._take(self._bits, self.one.steps)
+        found = self._take(self._bits, self._first.count)
+        same = found.updates == self._first.updates
+        return found.changes if same else None  # Steps were skipped.
 
     def _again(self, place):
         # Gradients that are kept now are multiplied by the scale that it has.
         bits = self._bits if place else None
-        found = self._take(bits, self._count, goes_on=True)
-        self._count = found.steps
-        return found
-
-    def _fits(self, other):
-        runs = self.one, other
-        same = self.one.updates == other.updates
-        return same and not any(nonfinite(r.changes.values()) for r in runs)
-
-    def _off(self, one, other):
-        others = {}
-        for key, array in one.changes.items():
-            found, rounding = other.changes[key], one.roundings.get(key, 0.0)
-            near = np.abs(found - array) <= rounding
-            others[key] = np.where(near, array, found)
-        return _off(one.changes, others)
-
-    def _is_undivided(self):
-        return self.one.undivided
+        found = self._take(bits, self._count, True)
+        self._count = found.count
+        return found.changes
 
     def _fault(self, off, held):
-        if held.off or not off:
+        if held.off:
             return held.fault()
-        # The scale has not moved before the first update.
-        count = self.one.window or self.one.steps
-        kept = not self._off(
-            *(self._take(b, count) for b in (None, self._bits))
-        )
         weights = [id(v) for v in self._model.trainable_variables]
         numbers = {
             "compared_at_bits": self._bits,
             "variables": sum(key in off for key in weights),
             "variables_in_all": len(weights),
         }
-        return "keeps_scaled" if kept else "before_unscaling", numbers
+        return "over_steps", numbers
 
     def _at_overflow(self):
-        found = self._take(math.inf, self.one.steps)
-        weights = [
-            found.changes[id(v)] for v in self._model.trainable_variables
-        ]
-        if lost := sum(map(bool, map(count_nonfinite, weights))):
+        found = self._take(math.inf, self._first.count)
+        weights = [id(v) for v in self._model.trainable_variables]
+        finite = [k for k in weights if not count_nonfinite(self.one[k])]
+        if lost := sum(bool(count_nonfinite(found.changes[k])) for k in finite):
             return "writes_overflow", lost
-        updated = [key for key, count in self.one.updates.items() if count]
+        updated = [key for key, count in self._first.updates.items() if count]
         return "hides_overflow", sum(self._unseen(k, found) for k in updated)
 
     def _unseen(self, key, found):
         """How many gradients an optimizer does not see overflow."""
-        usual, given = self.one.given.get(key, []), found.given.get(key)
+        usual, given = self._first.given.get(key, []), found.given.get(key)
         if given is None:  # It is not applied.
             handled = found.raised or key in found.rescaled or not self._adapts
             return 0 if handled else len(usual)
         if found.updates[key]:
             return len(given)
         dropped = sum(a > b for a, b in zip(usual, given, strict=False))
-        norms = self.one.changes.get((key, "norms"))
+        norms = self.one.get((key, "gradient_norms"))
         if dropped or found.raised or norms is None:
             return dropped
-        return int(((norms > 0) & ~found.overflows[key]).sum())
+        overflows = found.overflows[key, "overflows"]
+        return int(((norms > 0) & (overflows == 0)).sum())
 
 
 class _HeldSteps:
@@ -335,7 +307,7 @@ class _HeldSteps:
 
     def fault(self):
         """The case, and the evidence."""
-        if not self.off:  # The step that was given had drawn other numbers.
+        if not self.off:  # The given step had drawn other numbers.
             return None, {}
         bits, first, second = self._bits, self.first, self._second
         paths = {id(v): v.path for v in self._model.trainable_variables}
