@@ -142,6 +142,7 @@ class Examiner:
         Args:
             loss: The sum of losses and their weights, `None` for none.
         """
+        self.states.note(loss)
         start = self.schedule.start
         if start and loss and loss[1] and math.isnan(start.loss):
             self.schedule.start = start._replace(loss=loss[0] / loss[1])

@@ -6,13 +6,14 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import any_worker, optimizers_of
+from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.numerics.rehearsal import State
 from keras_mixprec.policies.casts import isolated_layers
 
 # Weights and loss are compared when the cooldown is over, and then after twice
@@ -68,7 +69,7 @@ class Probation:
         self._batch = batch
         with active.processes().single_process(model):
             self._weight = _largest_weight(model)
-            self._state = [(v, np.array(v)) for v in _trained(model)]
+            self._state = State.of(model)
         self._loss = session.examiner.exact_loss(model, batch, step)
 
     def due(self, step: int) -> bool:
@@ -116,16 +117,7 @@ class Probation:
 
     def restore(self):
         """Gives weights and optimizer state the values of the demotion."""
-        for variable, value in self._state:
-            variable.assign(value)
-
-
-def _trained(model):
-    """What steps write: weights and inner optimizers, no counters of ours."""
-    found = list(model.weights)
-    for optimizer in optimizers_of(model).values():
-        found += getattr(optimizer, "inner_optimizer", optimizer).variables
-    return found
+        self._state.put_back()
 
 
 def _largest_weight(model):
