@@ -66,7 +66,9 @@ def examine_in_training(
     if kinds == ["weights_lost"]:
         return _before_the_loss(model, batch, found, kept)
     verdict = _divergence(model, batch, found, first, step, schedule)
-    verdict = verdict or _diverges_next(model, batch, found, step, schedule)
+    # Not on an outlier alone, whose step 16 bits skip.
+    usual = batch if first is None else first
+    verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:
         verdict = _grown(found, kept, model, batch, step)
     if verdict:
@@ -128,20 +130,21 @@ def _before_the_loss(model, batch, found, kept):
     return found
 
 
-def _diverges_next(model, batch, found, step, schedule):
+def _diverges_next(model, batch, found, step):
     """The verdict that float32 diverges in the next steps, `None` if not.
 
     What overflows in 16 bits then does so because training diverges.
     """
     if not any(f.verdict.kind in _OF_SIZE for f in found.findings):
         return None
-    if not math.isfinite(found.exact_loss or math.nan):
+    if nonfinite_rows(batch=batch):
         return None
     data = of_tensors(batch, model)
     taken = rehearse(model, [data], STEPS, rates_of(model))
     start = Course.of(model, taken.first[0])
     now = start._replace(loss=taken.losses[-1])
-    if taken.is_finite and not now.left(start):
+    holds = taken.is_finite and not now.left(start)
+    if holds or not math.isfinite(start.loss):
         return None
     inputs = large_inputs(unpack_x_y_sample_weight(batch)[0])
     return _diverged(now, start, step, learning_rate(model), inputs)

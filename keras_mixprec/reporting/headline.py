@@ -164,16 +164,21 @@ _BACK = ("promote", "shrink")
 
 # What a return to a good state ends.
 _LOST = "divergence", "weights_lost"
+_WAYS_BACK = "return", "undo"
 
 
 def _way_back(events):
-    """What training went on with from a good state, if it is still well."""
+    """How training came back to a good state, if it is still well."""
     told = [
-        e for e in events if e["kind"] == "return" or e.get("verdict") in _LOST
+        e
+        for e in events
+        if e["kind"] in _WAYS_BACK or e.get("verdict") in _LOST
     ]
-    if not told or not told[-1].get("done"):
-        return None
-    return f"training went on with {told[-1]['done']}"
+    last = told[-1] if told else {}
+    if last.get("kind") == "undo":
+        return "a demotion was undone"
+    done = last.get("done")
+    return f"training went on with {done}" if done else None
 
 
 def ranked(verdicts: Iterable, is_over: Callable) -> list:
