@@ -116,7 +116,9 @@ def test_the_code_for_a_scale_that_is_needed_sets_it(tmp_path):
 
 def fixes(folder):
     (run,) = kmp.load_report(folder).to_dict().values()
-    codes = [e["fix"] for e in run["events"] if "fix" in e]
+    title = "Fix for training"
+    rows = [row["fixes"] for row in run["told"]]
+    codes = [{"training": own[title]} for own in rows if title in own]
     assert codes
     return codes
 

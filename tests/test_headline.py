@@ -131,6 +131,8 @@ WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
 DEMOTION = {"kind": "demote", "step": 9, "layers": CHANGE}
 DIVERGED = found("divergence", None, 107, numbers={"loss": 1e9})
 BATCH_ALONE = found("divergence", None, 107)
+COLLAPSED = found("scale_collapsed", None, 9)
+BROKEN = {"kind": "validation_not_finite", "step": 9, "message": "loss is nan"}
 # Events, the first that counts, and the facts beside them.
 STORIES = {
     "lost": ([LOST, OVERFLOW], OVERFLOW, "failing"),
@@ -152,6 +154,9 @@ STORIES = {
     ),
     "within": ([WITHIN], None, "not_compared"),
     "nothing": ([], None, "not_compared"),
+    "broken": ([BROKEN], BROKEN, "warning"),
+    "mended": ([BROKEN, {"kind": "validation_finite"}], None, "not_compared"),
+    "symptom": ([COLLAPSED, DIVERGED], DIVERGED, "failing"),
 }
 
 

@@ -70,6 +70,16 @@ def test_rows_of_a_stream_are_named(tmp_path):
     assert "epoch 0, batches 3, 7" in prose(done.watcher.report)
 
 
+def test_inputs_of_a_dict_are_named_by_their_keys():
+    inputs = {"age": keras.Input((4,), name="age")}
+    model = keras.Model(inputs, layers.Dense(1)(inputs["age"]))
+    model.compile("sgd", "mse")
+    x = {"age": np.array([[1.0] * 4, [np.nan] * 4], "float32")}
+    (verdict,) = kmp.diagnose(model, x, np.ones((2, 1)))
+    assert verdict.numbers == {"rows_of_x['age']": [1]}
+    assert "x['age']" in verdict.advice
+
+
 @every_backend
 def test_each_batch_of_each_epoch_has_its_own_rows(tmp_path):
     x, y = data(5, 6, 30)

@@ -411,7 +411,9 @@ class _Story:
         at, since = format_moment(moment(verdict)), verdict.get("failing_since")
         # Steps count on over all fits of a log.
         is_old = moment(verdict) < self._facts.first - 1
-        found = f"{first}found {at}{' in an earlier fit' * is_old}"
+        by = verdict.get("numbers", {}).get("found_by")
+        who = f" by {by}" if by else ""
+        found = f"{first}found{who} {at}{' in an earlier fit' * is_old}"
         if since is None:
             return f" ({found})"
         earlier = since < self._facts.first and not is_old

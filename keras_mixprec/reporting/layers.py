@@ -107,12 +107,11 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     by_path = {row["path"]: row for row in rows}
     fault, to_blame = fault_of_the_run(events), _culprits(events)
     because = fault["because"] if fault else None
-    rows = [
+    return [
         row
         | _blame(row, by_path, limit, row["path"] not in to_blame and because)
         for row in rows
     ]
-    return [row | {"gradients_left": _gradients_left(row)} for row in rows]
 
 
 def with_changes(table: list, events: list) -> list[dict]:
@@ -266,10 +265,8 @@ def _outputs(row):
 
 def _blame(row, by_path, limit, because):
     """Which layer, or what else, made it infinite or NaN, or all zero."""
-    made, origin = (
-        _outputs(row),
-        by_path.get(row["passes_on"].get("activation")),
-    )
+    made, source = _outputs(row), row["passes_on"].get("activation")
+    origin = by_path.get(source)
     passed = (
         origin is not None
         and not is_wider(origin["compute_dtype"], limit)
@@ -280,8 +277,8 @@ def _blame(row, by_path, limit, because):
         "passed_from": origin["path"] if passed else None,
         "lost_because": (not passed and made == -math.inf and because) or None,
     }
-    source = own["lost_because"], own["passed_from"], made == math.inf
-    return own | {"passed": _in_words(*source) if any(source[:2]) else None}
+    known = own["lost_because"], own["passed_from"], made == math.inf
+    return own | {"passed": _in_words(*known) if any(known[:2]) else None}
 
 
 def _in_words(because, path, is_zero):
@@ -309,15 +306,6 @@ def left_in_words(row: dict, key: str = "least_headroom") -> str:
     if bits == -math.inf or bits > 0:
         return "▲ " * (bits < 0) + format_bits(bits)
     return "▲ overflow"
-
-
-def _gradients_left(row):
-    bits, step = (row[name] for name in _LEAST["gradient"])
-    if bits is None or not math.isfinite(bits):
-        return ""
-    left = left_in_words(row, _LEAST["gradient"][0])
-    when = format_moment(step, "after")
-    return f"least headroom of this layer's gradients: {left}, {when}"
 
 
 def passes_on(table: list, events: list) -> dict[str, dict]:

@@ -47,15 +47,16 @@ def tuner_did(events: list, layers: list) -> str:
         return _would(events, layers)
     if not own[0].get("tuner"):
         return ""
+    who = f"In the last of {len(begins)} fits it" if begins[1:] else "It"
     done = [event for event in own if not event.get("dry_run")]
     texts = (_SAYS[e["kind"]](e) for e in done if e["kind"] in _SAYS)
     if said := dict.fromkeys(filter(None, texts)):
-        return f"It {', and '.join(said)}."
+        return f"{who} {', and '.join(said)}."
     if done != own or any(event["kind"] in _TOLD for event in done):
         return ""
     kept = any(event["kind"] == "loss_scale_kept" for event in own)
     scale = "; the loss scale that they lowered is restored" if kept else ""
-    return f"It watched and changed nothing{_why_nothing(own)}{scale}."
+    return f"{who} watched and changed nothing{_why_nothing(own)}{scale}."
 
 
 def _would(events, layers):

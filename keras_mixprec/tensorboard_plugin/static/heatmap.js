@@ -165,7 +165,6 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const metric = metricOf(store.state[dataSlot], heatOf()?.metric);
     if (!cell || !metric) return hideTooltip();
     if (at.x < plot.left) return showTooltip(event, [spell(cell.name)]);
-    const data = store.state[dataSlot];
     const steps = cell.from === cell.until ? momentInWords(cell.from, "after") :
       `steps ${formatInteger(cell.from)} to ${formatInteger(cell.until)}`;
     const words = cell.isBad ? BAD_INPUT : cell.origin ? cell.origin.long :

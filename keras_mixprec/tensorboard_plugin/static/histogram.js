@@ -140,17 +140,16 @@ export function createHistogram(store) {
   }
 
   function sentenceOfFinite() {
-    const { bars, format, part, wider, layer } = shown;
+    const { bars, format, wider } = shown;
     const computed = wider ? `, computed in ${wider}` : "";
     const shares = shareByZone(bars, format);
-    const left = part === "gradient" && layer?.gradients_left ? `; ${layer.gradients_left}` : "";
     words.classList.toggle("alarm", shares.overflow > 0 && !wider);
     const names = { ...ZONE_NAMES };
     if (wider) names.overflow = `beyond ${format.name}${computed}`;
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
       .map(([zone, share]) => `${partInWordsOf(share)} ${names[zone]}`)
-      .join(" · ") + `, of those not 0${left}${insideOfOutputs()}`;
+      .join(" · ") + `, of those not 0${insideOfOutputs()}`;
   }
 
   // Its outputs look sound where it overflows on the way to them.
