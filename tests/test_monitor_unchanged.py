@@ -699,3 +699,37 @@ def test_used_callbacks_are_copied_with_their_results(kind, make):
     assert trains(replay)
     assert trains(copy.copy(callback))
     assert trains(callback, make(model))
+
+
+@every_backend
+@only_tensorflow
+def test_a_train_step_that_the_user_compiles(tmp_path):
+    """What is traced of it in a dry step would be what training runs."""
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        @tf.function
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                found = tf.cast(self(x, training=True), "float32")
+                loss = tf.reduce_mean(tf.square(found - y))
+                scaled = self.optimizer.scale_loss(loss)
+            weights = self.trainable_variables
+            gradients = tape.gradient(scaled, [v.value for v in weights])
+            self.optimizer.apply(gradients, weights)
+            return {"own_loss": loss}
+
+    def trained(callbacks):
+        dense = layers.Dense(1, "tanh", dtype="mixed_float16")
+        model = Own([keras.Input((4,)), dense])
+        model.set_weights([np.ones((4, 1)), np.zeros(1)])
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(kmp.LossScaleOptimizer(optimizer), jit_compile=False)
+        x = np.ones((16, 4), "float32")
+        model.fit(x, -1e3 * x[:, :1], 4, verbose=0, callbacks=callbacks)
+        return [*model.get_weights(), model.optimizer.skipped_steps]
+
+    watched = trained([monitor(tmp_path)])
+    for one, other in zip(trained([]), watched, strict=True):
+        np.testing.assert_array_equal(one, other)

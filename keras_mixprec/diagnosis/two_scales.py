@@ -227,7 +227,8 @@ class _ManySteps(_Comparison):
     def _again(self, place):
         # Gradients that are kept now are multiplied by the scale that it has.
         bits = self._bits if place else None
-        found = self._take(bits, self._count, True)
+        goes_on = any(self._first.updates.values())
+        found = self._take(bits, self._count, goes_on)
         self._count = found.count
         return found.changes
 
