@@ -62,13 +62,14 @@ class _Trial(NamedTuple):
     without: list = []
 
 
-def cause_of_divergence(model: keras.Model, kept, batch) -> dict:
+def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
     """Returns what makes training diverge, as the numbers of a verdict.
 
     Args:
         model: A built and compiled `keras.Model`, as it is now.
         kept: List of `KeptState`s, the newest last.
-        batch: The batch of now, as `train_step` takes it.
+        batch: The batch of now, as `train_step` takes it. Defaults to `None`:
+            only the one that a state was kept with counts.
 
     Returns:
         Dict with `"cause"`: `"penalty"`, `"inputs"`, `"targets"`,
@@ -77,7 +78,9 @@ def cause_of_divergence(model: keras.Model, kept, batch) -> dict:
     """
     rates = rates_of(model)
     for own in reversed(kept):
-        batches = [own.batch] if batch is own.batch else [own.batch, batch]
+        batches = [own.batch]
+        if batch is not None and batch is not own.batch:
+            batches.append(batch)
         batches = [of_tensors(b, model) for b in batches]
         batches = [b for b in batches if not nonfinite_rows(batch=b)]
         if not batches:

@@ -70,7 +70,7 @@ def examine_in_training(
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:
-        verdict = _grown(found, kept, model, batch, step)
+        verdict = _grown(found, kept, model, step)
     if verdict:
         # It would be a symptom of these.
         causes = [
@@ -93,9 +93,12 @@ def _with_cause(verdict, model, kept, batch):
     return dataclasses.replace(verdict, numbers=numbers, advice=text)
 
 
-def _grown(found, kept, model, batch, step):
-    """The verdict on a loss that has grown, if steps taken again fail too."""
-    cause = cause_of_divergence(model, kept, batch)
+def _grown(found, kept, model, step):
+    """The verdict on a loss that has grown, if steps taken again fail too.
+
+    On usual batches: the one of now may be an outlier.
+    """
+    cause = cause_of_divergence(model, kept)
     if not cause:
         return None
     kind = "divergence"

@@ -13,6 +13,7 @@ from keras import ops
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import all_variables
+from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     holding,
     micro_batches,
@@ -45,12 +46,14 @@ def can_take_steps(model: keras.Model) -> bool:
     """Whether `TakenSteps` can take steps of a model.
 
     Optimizers that are not built yet would be in the step, and replicas would
-    wait for each other.
+    wait for each other. TensorFlow's know no variables that are widened.
     """
     found = _optimizers(model)
+    narrow = any(v.dtype in SIXTEEN_BITS for v in model.trainable_variables)
     strategy = getattr(model, "distribute_strategy", None)
     return (
         all(o.built and (_is_wrapper(o) or not is_scaling(o)) for o in found)
+        and not narrow
         and active.processes().workers(model) == 1
         and (strategy is None or strategy.num_replicas_in_sync == 1)
     )
