@@ -184,8 +184,9 @@ def set_logits(tensor, logits):
 
 
 def producer(tensor: keras.KerasTensor):
-    """Returns the layer or operation that has made a tensor of a graph."""
-    return tensor._keras_history.operation
+    """Returns what has made a tensor of a graph, `None` without a graph."""
+    history = getattr(tensor, "_keras_history", None)
+    return history and history.operation
 
 
 def functional_of(layer) -> Functional | None:
@@ -218,6 +219,20 @@ def compiled_loss(model: keras.Model):
     """Returns what computes the losses, `None` before `compile`."""
     # It makes the metrics of several losses when it is built.
     return getattr(model, "_compile_loss", None)
+
+
+def flat_losses(model: keras.Model) -> list[tuple]:
+    """Returns the loss of each output with the path of that, as compiled.
+
+    Before a model is built, of one that has a single loss.
+    """
+    known = getattr(compiled_loss(model), "_flat_losses", None)
+    if known is not None:
+        return [(tuple(own.path), own.loss) for own in known]
+    loss = getattr(model, "loss", None)
+    if loss is None or keras.tree.is_nested(loss):
+        return []
+    return [((), keras.losses.get(loss))]
 
 
 def set_saved_optimizer(model: keras.Model, optimizer):

@@ -69,6 +69,18 @@ _TABLE = (
         explains=True,
     ),
     Kind(
+        "loss_mismatch",
+        "{fix}",
+        clause="the loss takes {takes}, but gets {given}",
+        explains=True,
+    ),
+    Kind(
+        "unreachable_targets",
+        "{fix}",
+        clause="outputs {outputs} cannot reach targets {targets}",
+        explains=True,
+    ),
+    Kind(
         "divergence",
         "float32 fails on this batch too, so precision is not the cause. Lower "
         "the learning rate, clip gradients or check the loss.",
@@ -142,6 +154,13 @@ _TABLE = (
         repaired_by=_MORE_DIGITS,
     ),
     Kind(
+        "not_normalized",
+        "Normalize {input} by keras.layers.Normalization, adapted to it, or "
+        "divide each column by its standard deviation.",
+        level="warning",
+        clause="the input {input} is not normalized: {how}",
+    ),
+    Kind(
         "metric_error",
         "{metric!r} is computed in {dtype}, the dtype of the model's output; "
         "training does not depend on it. Cast predictions to float32 in the "
@@ -158,6 +177,12 @@ _TABLE = (
         level="warning",
         clause="gradients vanished at too low a loss scale",
         explains=True,
+    ),
+    Kind(
+        "not_learning",
+        "{fix}",
+        clause="the model does not learn, in float32 either: {reason}",
+        behind=1,
     ),
     Kind(
         "policy",
@@ -183,6 +208,9 @@ _TABLE = (
     ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
+
+# What a task is at fault for, whatever the weights become.
+OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
 # What a cause of a divergence has done, by the cause, to follow a colon.

@@ -53,6 +53,14 @@ def compiled(model, optimizer, **arguments):
     return model
 
 
+def task(activation, y, loss):
+    """A model of one output, its inputs, and targets."""
+    head = layers.Dense(1, activation, dtype="float32")
+    model = keras.Sequential([keras.Input((4,)), head])
+    model.compile("sgd", loss)
+    return model, samples(8, 4), y
+
+
 def samples(count=8, size=64, scale=1.0):
     random = np.random.default_rng(0)
     return (scale * random.normal(size=(count, size))).astype("float32")
@@ -291,6 +299,13 @@ FINDS = {
     "targets_beyond_format d1": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 1.5e5))
     ],
+    "task_cannot_be_learned": [
+        make(task, None, np.arange(8) % 2, "binary_crossentropy"),
+        make(task, "sigmoid", np.arange(3.0, 11.0), "mse"),
+    ],
+    "inputs_not_to_scale": [
+        lambda: (mlp(8, size=4, wide=["d0"]), samples(8, 4, 1e5)),
+    ],
     "wrong_on_the_data d0": [
         overflow_in_a_product,
         lambda: (mlp(8, size=4), np.full((8, 4), 1.5e5)),
@@ -348,6 +363,14 @@ PASSES = {
     ],
     "targets_beyond_format": [
         lambda: (mlp(16, 1), samples(), np.full((8, 1), 15.0))
+    ],
+    "task_cannot_be_learned": [
+        make(task, "sigmoid", np.arange(8) % 2, "binary_crossentropy"),
+        make(task, None, np.arange(3.0, 11.0), "mse"),
+    ],
+    "inputs_not_to_scale": [
+        lambda: (mlp(8, size=4), samples(8, 4, 255.0)),
+        attention_over_padded_ids,
     ],
     "wrong_on_the_data": [
         lambda: (float16(Subclassed()), samples(8, 4)),

@@ -13,6 +13,8 @@ from keras_mixprec.reporting.what_next import what_next
 
 pytestmark = pytest.mark.one_backend
 
+DIVERGED = {"kind": "verdict", "verdict": "divergence", "step": 9}
+OWN_STEP = {"kind": "train_begin", "own_step": True, "step": 0}
 STEPS = 50 * np.arange(1, 41)
 CHANCE = math.log(10)
 
@@ -52,12 +54,14 @@ def test_a_loss_at_chance_did_not_fall(spread):
             CHANCE * noise(0),
             {"events": [{"kind": "demote", "step": 1900, "layers": {}}]},
         ),
+        (CHANCE * noise(0), {"events": [DIVERGED]}),
+        (CHANCE * noise(0), {"events": [OWN_STEP]}),
         # Too short, in readings or in steps.
         ([CHANCE] * 5, {"steps": STEPS[:5]}),
         ([CHANCE] * 40, {"steps": np.arange(1, 41)}),
     ],
     ids=["falls", "fell at first", "low", "repaired"]
-    + ["few readings", "few steps"],
+    + ["diverged", "own step", "few readings", "few steps"],
 )
 def test_nothing_is_said_of_a_loss_that(values, changed):
     assert not said(values, **changed)
@@ -93,6 +97,21 @@ def test_a_repair_is_not_enough_where_the_loss_does_not_fall(
     assert (expected or "") in text
 
 
+def test_a_loss_of_chance_is_no_healthy_run(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    compiled(in_float16(model), LOGITS, keras.optimizers.SGD(1e-6))
+    monitor = kmp.MixPrecMonitor(tmp_path, 8, max_overhead=1, verbose=0)
+    x = np.random.default_rng(0).normal(scale=0.01, size=(320, 4))
+    model.fit(x, np.arange(320) % 2, 4, verbose=0, callbacks=[monitor])
+    (run,) = monitor.report.to_dict().values()
+    (loss,) = (card for card in run["cards"] if card["name"] == "loss")
+    assert " at step 80" in loss["sentence"]
+    assert "float32" in loss["sentence"]
+    assert run["headline"] == monitor.summary.headline
+    assert run["headline"]["state"] == "warning"
+    assert monitor.verdicts == []
+
+
 def test_a_model_of_zeros_is_said_to_learn_nothing(tmp_path):
     zeros = {"kernel_initializer": "zeros", "use_bias": False}
     hidden = keras.layers.Dense(4, "relu", **zeros)
@@ -103,5 +122,4 @@ def test_a_model_of_zeros_is_said_to_learn_nothing(tmp_path):
     x = np.random.default_rng(0).normal(size=(320, 4))
     model.fit(x, np.arange(320) % 2, 4, verbose=0, callbacks=[monitor])
     (run,) = monitor.report.to_dict().values()
-    (loss,) = (card for card in run["cards"] if card["name"] == "loss")
-    assert "0.693 at step 80" in loss["sentence"]
+    assert [v.kind for v in monitor.verdicts] == ["not_learning"]

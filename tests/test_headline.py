@@ -177,7 +177,10 @@ def test_the_main_finding_is_what_the_sentence_begins_with(name):
 
 
 def test_the_words_of_all_findings(golden):
-    numbers = {"metric": "mae", "dtype": "float16"}
+    numbers = {"metric": "mae", "dtype": "float16", "input": "x"}
+    numbers |= {"how": "column 0 reaches 1e+06", "reason": "'a' gives 0"}
+    numbers |= {"takes": "logits", "given": "outputs from 0 to 1"}
+    numbers |= {"outputs": "of 1 only", "targets": "from 0 to 1"}
     layers = {kind: "a" if KINDS[kind].phrase else None for kind in KINDS}
     alone = {
         kind: ([found(kind, path, 9, numbers=numbers)],)

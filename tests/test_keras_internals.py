@@ -98,6 +98,7 @@ def examples():
         (inputs, "_dtype _keras_history"),
         (sequential, "_functional"),
         (model, f"{model_has} _nodes_by_depth"),
+        (keras_internals.compiled_loss(model), "_flat_losses"),
         (dense.kernel, "_dtype _maybe_autocast _value"),
         (
             sgd,

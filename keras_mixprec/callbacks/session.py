@@ -39,6 +39,7 @@ from keras_mixprec.monitoring.failures import (
     warn_disabled,
 )
 from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
+from keras_mixprec.monitoring.progress import Progress
 from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.numerics.held_optimizer import is_scaling
@@ -92,6 +93,7 @@ class Session:
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
         performance: `PerformanceLog`.
+        progress: `Progress`, whether the model learns.
     """
 
     def __init__(self, model, params, settings):
@@ -116,6 +118,7 @@ class Session:
         self.counters: Any = None
         self.counter_log: Any = None
         self.performance: Any = None
+        self.progress = Progress(self)
         self._guard: Any = None
         self._layers: Any = None
         self._metrics: Any = None
@@ -343,6 +346,11 @@ class Session:
                 lambda: ranges.due_at,
                 thinned=True,
             ),
+            Task(
+                "look whether the loss falls",
+                self.progress.look,
+                lambda: self.progress.due_at,
+            ),
             Task("keep failing batches", self._hold_batch, records),
         ]
 
@@ -496,6 +504,7 @@ class Session:
         attempt("time steps", self.performance.write, step, True)
         # What it shows may be reason for a diagnosis.
         attempt("measure layers", self.ranges.finish, self.model, step)
+        attempt("look whether the loss falls", self.progress.finish)
         attempt("diagnose", self._examine_at_the_end)
         if self._tuner:
             self._tuner.end()
@@ -509,7 +518,6 @@ class Session:
         taken = step - self.first_step
         leave = self.examiner.schedule.leave
         attempt("plan audits of the next `fit`", leave, self.model, taken)
-        attempt("diagnose", self.examiner.report_zeros, step)
 
     def _start(self):
         if self.started:
@@ -548,6 +556,7 @@ class Session:
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, self.synchronized_model())
+        self.progress.begin()
         start = self.ranges.start
         attempt("measure layers", start, self.model, self.step, self.examiner)
 
@@ -612,7 +621,9 @@ class Session:
         if batch is None and held:
             batch = held[-1].batch
         if batch is not None and (
-            self._is_diagnosis_due or self._wants_diagnosis()
+            self._is_diagnosis_due
+            or self._wants_diagnosis()
+            or self.progress.wants_comparison(self._layers.dtypes.values())
         ):
             self._examine(batch, self.step)
 

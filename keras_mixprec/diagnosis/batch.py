@@ -272,7 +272,7 @@ def nonfinite_rows(**parts) -> dict:
 
     Returns:
         `{"rows_of_x['age']": [3, 5]}`, the first eight of each tensor that has
-        any.
+        any, and `"columns_of_..."` of columns that are so in all rows.
     """
     found = {}
     for name, tensor in named_leaves(**parts):
@@ -282,6 +282,10 @@ def nonfinite_rows(**parts) -> dict:
         rows = bad.reshape(len(bad), -1).any(axis=1)
         if rows.any():
             found[f"rows_of_{name}"] = np.flatnonzero(rows)[:8].tolist()
+        columns = bad.reshape(-1, bad.shape[-1]).all(axis=0)
+        if bad.ndim > 1 and columns.any() and not columns.all():
+            places = np.flatnonzero(columns)[:8].tolist()
+            found[f"columns_of_{name}"] = places
     return found
 
 

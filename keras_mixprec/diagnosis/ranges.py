@@ -20,16 +20,12 @@ _MEASURES = {
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
-_OUTPUT_ZERO = [*PROBED].index("activation_zero")
 
 # So many readings in a row, over so many steps, make gradients of zero worth a
 # diagnosis. The first readings are those of steps 1, 2, 4, and so on: a gate
 # that starts at zero has moved before step 30.
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
-
-# Layers with gradients of zero that a sentence names.
-_NAMED = 3
 
 
 def metrics_table(
@@ -92,8 +88,6 @@ class ZeroGradients:
 
     def __init__(self):
         self._steps = {}
-        self._outputs = {}
-        self._paths = ()
 
     def add(
         self, step: int, paths: Sequence, table: np.ndarray, narrow: np.ndarray
@@ -106,68 +100,24 @@ class ZeroGradients:
             table: Array, as `metrics_table` returns it.
             narrow: Boolean array, which rows are about layers in 16 bits.
         """
-        self._paths = paths
-        for column, found in (
-            (_WEIGHT_GRADIENT_ZERO, self._steps),
-            (_OUTPUT_ZERO, self._outputs),
-        ):
-            shares = np.where(narrow, table[:, column], 0.0)
-            for path, share in zip(paths, shares, strict=True):
-                if share == 1:
-                    found.setdefault(path, []).append(step)
-                elif share < 1:  # It is NaN where there are no weights.
-                    found.pop(path, None)
+        shares = np.where(narrow, table[:, _WEIGHT_GRADIENT_ZERO], 0.0)
+        for path, share in zip(paths, shares, strict=True):
+            if share == 1:
+                self._steps.setdefault(path, []).append(step)
+            elif share < 1:  # It is NaN where there are no weights.
+                self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
         """Returns the steps of such readings of each layer, if they suffice.
 
         Those in a row up to the last reading: at least 3, over 30 steps.
         """
-        return _that_suffice(self._steps)
-
-    def outputs(self) -> list[str]:
-        """Returns the layers in 16 bits whose outputs were all zero as long.
-
-        In the order of their calls: what comes behind the first has nothing to
-        compute with, and what comes before gets no gradients through it. Of
-        layers that hold others, those others.
-        """
-        lasting = _that_suffice(self._outputs)
-        found = [path for path in self._paths if path in lasting]
-        return [
-            path
-            for path in found
-            if not any(other.startswith(f"{path}/") for other in found)
-        ]
-
-    def event(self) -> dict | None:
-        """Returns what to log of lasting ones that nobody has compared."""
-        found = self.lasting()
-        if not found:
-            return None
-        readings = max(map(len, found.values()))
-        names = ", ".join([*found][:_NAMED])
-        more = len(found) - _NAMED
-        # Causes first: what is around a layer of zeros is none.
-        layer = next(iter(self.outputs()), None)
-        message = (
-            f"{f'outputs of {layer} and ' if layer else ''}"
-            f"weight gradients of {names}"
-            f"{f' and {more} more' if more > 0 else ''} all zero in the last "
-            f"{readings} readings, from step "
-            f"{min(steps[0] for steps in found.values()):,} on, not compared "
-            "with float32: keras_mixprec.diagnose(model, x, y) does"
-        )
-        event = {"kind": "zero_gradients", "paths": [*found]}
-        return event | {"layer": layer or [*found][0], "message": message}
-
-
-def _that_suffice(found):
-    return {
-        path: steps
-        for path, steps in found.items()
-        if len(steps) >= _ZERO_READINGS and steps[-1] - steps[0] >= _ZERO_STEPS
-    }
+        return {
+            path: steps
+            for path, steps in self._steps.items()
+            if len(steps) >= _ZERO_READINGS
+            and steps[-1] - steps[0] >= _ZERO_STEPS
+        }
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_mixprec import _clock
@@ -291,6 +292,8 @@ class Examiner:
             findings=[self._located(f, at) for f in found.findings]
         )
         verdicts = [finding.verdict for finding in found.findings]
+        if any(v.kind == "divergence" for v in verdicts):
+            self.look_at_task(model, few, step)
         self._last_kinds = {verdict.kind for verdict in verdicts}
         # A search for the scale is normal.
         faults = [v for v in verdicts if v.kind != "scale_search"]
@@ -364,6 +367,21 @@ class Examiner:
         states.note(total)
         if states.growth <= WORSE and not self._in_a_row():
             self.on_next_batch(model, step, partial(states.keep, model, step))
+
+    def look_at_task(self, model, batch, step: int):
+        """Reports that outputs cannot reach the targets, or suit the loss.
+
+        Args:
+            model: As for `examine`.
+            batch: As for `examine`; all samples of the `fit`, if they are
+                known.
+            step: Int.
+        """
+        from keras_mixprec.diagnosis.task import task_faults
+
+        parts = keras.utils.unpack_x_y_sample_weight(batch)
+        found = task_faults(model, *parts)
+        self._report([fault.verdict(step) for fault in found], step)
 
     def exact_loss(self, model, batch, step: int) -> float:
         """Returns the loss of a batch in float32, NaN if there is none.
@@ -467,16 +485,6 @@ class Examiner:
         """Reports a collapse that no diagnosis has found the cause of."""
         if self._collapse and not self._found:
             self._report([self._collapse], step)
-
-    def report_zeros(self, step: int):
-        """Reports gradients of zero that no diagnosis has compared.
-
-        Args:
-            step: Int.
-        """
-        event = self._zeros.event()
-        if event and self._examined_at < 0:
-            self._log.event(step, event)
 
     def give_up(self, step: int, reason, who: str = ""):
         """Reports that diagnoses fail; training continues.

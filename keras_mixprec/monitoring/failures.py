@@ -11,6 +11,7 @@ from keras_mixprec.backend.common import OutOfMemoryError, is_out_of_memory
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.verdict_kinds import OF_TASK
 
 # Characters of the details in the log.
 _LONG = 8000
@@ -77,8 +78,10 @@ def explain_error(session, error: Exception, batch) -> bool:
         Whether that is repaired, so that the step can be taken again.
     """
     session.counter_log.read(session.step)
-    verdicts: list = []
-    repaired = False
+    examiner, verdicts, repaired = session.examiner, [], False
+    with contextlib.suppress(Exception):
+        examiner.look_at_task(session.model, batch, session.step)
+        verdicts += [v for v in examiner.verdicts if v.kind in OF_TASK]
     # Precision is not the cause of what raises in float32 too.
     with contextlib.suppress(Exception):
         if not is_out_of_memory(error):

@@ -28,9 +28,14 @@ class LossCurve:
     Args:
         model: The `keras.Model`.
         log: The `RunLog`.
+
+    Attributes:
+        points: List of pairs of a step and the mean loss of the steps before
+            it, those that were logged.
     """
 
     def __init__(self, model: keras.Model, log):
+        self.points: list[tuple[int, float]] = []
         self._model = model
         self._log = log
         self._thinning = Thinning(_LOSSES)
@@ -116,5 +121,6 @@ class LossCurve:
         self._log_mean(step, float(loss))
 
     def _log_mean(self, step, loss):
+        self.points.append((step, loss))
         row = [step, loss if math.isfinite(loss) else math.nan]
         self._log.rows(step, LOSS, [row])

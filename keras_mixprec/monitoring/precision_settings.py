@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.policies import graph_rewrite, matmul_precision
 from keras_mixprec.policies.graph_rewrite import ignored_variables
-from keras_mixprec.policies.layers import walk
+from keras_mixprec.policies.layers import has_own_step, walk
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
@@ -28,6 +28,8 @@ def log_begin(log, step: int, model, tuner: bool, settings: Mapping):
             returns it, and the folder of the log.
     """
     event = {"kind": "train_begin", "fit": log.fits + 1, "tuner": tuner}
+    if has_own_step(model):
+        event["own_step"] = True
     products = matmul_precision.in_force()
     event["matmul_precision"] = str(products)
     event["settings"] = {**settings, "device": products.where}

@@ -208,6 +208,9 @@ def summarize(session) -> TrainingSummary:
         fits=session.log.fits + 1,
         first=session.first_step + 1,
         examined=bool(session.examiner.schedule.errors),
+        flat_loss=session.progress.flat_loss(
+            [row["compute_dtype"] for row in rows]
+        ),
     )
     return TrainingSummary(
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),

@@ -7,6 +7,7 @@ or feeds an `exp` is a property of the model.
 import keras
 
 from keras_mixprec.keras_internals import (
+    calls_in,
     flat_layers,
     functional_of,
     inbound_nodes,
@@ -23,6 +24,8 @@ _HANDS_ON = (
     keras.layers.Permute,
     keras.layers.Reshape,
 )
+
+_TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 
 # What grappler's deny list and `torch.autocast` keep in float32 and Keras
 # does not widen inside. They have no dtype of their own: they compute in that
@@ -102,6 +105,34 @@ def fed_by_inputs(model) -> set[int]:
         for feeder in _producers(_inputs(layer), through=())
         if isinstance(feeder, keras.layers.InputLayer)
     }
+
+
+def consumers(functional, tensor) -> list:
+    """Returns the operations that a tensor of a graph is given to.
+
+    Seen past what hands numbers on unchanged, and inside of nested models;
+    without what makes masks.
+
+    Args:
+        functional: The functional model whose graph it is.
+        tensor: `keras.KerasTensor`, such as an input.
+    """
+    found = []
+    for operation in functional.operations:
+        for node in calls_in(functional, operation):
+            places = [
+                n for n, t in enumerate(node.input_tensors) if t is tensor
+            ]
+            nested = functional_of(operation)
+            for place in places:
+                if nested is not None:
+                    found += consumers(nested, nested.inputs[place])
+                elif isinstance(operation, _TAKES_AS_IT_IS):
+                    for output in node.output_tensors:
+                        found += consumers(functional, output)
+                elif any(t.dtype != "bool" for t in node.output_tensors):
+                    found.append(operation)
+    return found
 
 
 def neighbours(model) -> dict[int, tuple[list, list]]:

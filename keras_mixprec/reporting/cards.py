@@ -21,7 +21,6 @@ from keras_mixprec.formats import (
 )
 from keras_mixprec.reporting.bad_input import left_out
 from keras_mixprec.reporting.facts import WIDE, low_scales, moment
-from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
 from keras_mixprec.reporting.headline import STUCK, over_by, ranked
 from keras_mixprec.reporting.layers import left_in_words
@@ -238,10 +237,8 @@ def _loss(run) -> Iterator[Card]:
         if least not in (found[0], found[-1]):
             ends += f", {_mean_over(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
-    # A run that fails, or has skipped most steps, needs no other reason.
-    fails = run.headline["state"] == "failing"
-    explained = fails or 2 * run.skipped >= run.last_step
-    flat = flat_loss(run.loss, run.events, run.layers) * (not explained)
+    # A run that fails needs no other reason.
+    flat = run.facts.flat_loss * (run.headline["state"] != "failing")
     bad: Counter = Counter()
     for event in run.of_kind("nonfinite_losses"):
         bad.update(event["counts"])

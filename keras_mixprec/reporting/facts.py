@@ -200,6 +200,8 @@ class Facts(NamedTuple):
             `1`.
         examined: Boolean. Whether any layer was compared with float32.
             Defaults to `False`.
+        flat_loss: String. That the loss did not fall, in a sentence. Defaults
+            to `""`: it did.
     """
 
     events: list
@@ -211,6 +213,7 @@ class Facts(NamedTuple):
     fits: int = 1
     first: int = 1
     examined: bool = False
+    flat_loss: str = ""
 
 
 def facts_of(run) -> Facts:

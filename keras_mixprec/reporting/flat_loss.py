@@ -9,6 +9,7 @@ from keras_mixprec.formats import format_digits
 from keras_mixprec.reporting.facts import SCALE_CHANGES
 from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
+from keras_mixprec.verdict_kinds import KINDS
 
 # In fewer readings or steps a loss may stand still by chance.
 _LEAST_READINGS = 6
@@ -30,16 +31,25 @@ _LEAST_FALL = 1e-3
 _CHANGES = {*PRECISION_CHANGES, *SCALE_CHANGES}
 
 
-def flat_loss(course: Mapping | None, events: Iterable, layers: list) -> str:
+def flat_loss(
+    course: Mapping | None,
+    events: Iterable,
+    layers: list,
+    compared: bool = False,
+) -> str:
     """Returns that the loss did not fall, in a sentence; empty if it did.
 
     Of a log with several fits all of them count, from the last change of a
-    precision on. Nothing is said of a short run, or of a low loss.
+    precision on. Nothing is said of a run of which a finding explains it, of a
+    short one, of a low loss, or of a `train_step` of the user's own, which may
+    train on another loss.
 
     Args:
         course: Dict of the lists `"steps"` and `"values"`, or `None`.
         events: Dicts, by rising step.
         layers: List of dicts, the table of layers.
+        compared: Boolean. Whether any layer was compared with float32. Defaults
+            to `False`.
 
     Example:
     >>> from keras_mixprec.reporting.flat_loss import flat_loss
@@ -48,7 +58,9 @@ def flat_loss(course: Mapping | None, events: Iterable, layers: list) -> str:
     'It did not fall: 0.693 at step 50, 0.693 at step 400. Train in float32 \
 as well to see whether precision is the reason.'
     """
-    steps, losses = _readings(course, first=_last_change(events))
+    if any(map(_explains, events)):
+        return ""
+    steps, losses = _readings(course, first=last_change(events))
     if len(steps) < _LEAST_READINGS or steps[-1] - steps[0] < _LEAST_STEPS:
         return ""
     parts = min(_PARTS, len(steps))
@@ -57,11 +69,13 @@ as well to see whether precision is the reason.'
         return ""
     first = np.array_split(steps, parts)[0][-1]
     ends = _at(means[0], first), _at(means[-1], steps[-1])
-    beside = (
-        ". Train in float32 as well to see whether precision is the reason."
-        if is_low(layers)
-        else ", with no layer in 16 bits."
-    )
+    beside = ", with no layer in 16 bits."
+    if is_low(layers):
+        beside = ". Train in float32 as well to see whether precision is the "
+        beside += "reason."
+        if compared:
+            beside = ". Its steps are as in float32, so precision is not the "
+            beside += "reason."
     return f"It did not fall: {', '.join(ends)}{beside}"
 
 
@@ -74,7 +88,7 @@ def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
         course: Dict, as for `flat_loss`.
         events: Dicts, as for `flat_loss`.
     """
-    changed = _last_change(events)
+    changed = last_change(events)
     _, before = _readings(course, last=changed)
     steps, after = _readings(course, first=changed)
     if not len(after):
@@ -100,10 +114,21 @@ def _at(loss, step):
     return f"{format_digits(loss)} at step {int(step):,}"
 
 
-def _last_change(events):
-    """The step of the last change of a precision."""
+def last_change(events: Iterable) -> int:
+    """Returns the step of the last change of a precision, 0 if there is none.
+
+    Args:
+        events: Dicts.
+    """
     changes = (e for e in events if e["kind"] in _CHANGES)
     return max((e["step"] for e in changes), default=0)
+
+
+def _explains(event):
+    """Whether an event says why, or that another loss is trained on."""
+    kind = KINDS.get(event.get("verdict", ""))
+    known = kind and (kind.explains or kind.name == "not_learning")
+    return event.get("own_step") or known and kind.level == "bad"
 
 
 def _readings(course, first=-1, last=math.inf):

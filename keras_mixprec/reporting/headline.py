@@ -89,7 +89,8 @@ float32 yet.'
     """
     story = _Story(facts)
     clauses = [clause for _, clause in story.clauses()]
-    clauses += [_steps(facts, story.quiet), *story.interruption()]
+    clauses += [*story.standstill(), _steps(facts, story.quiet)]
+    clauses += story.interruption()
     clauses += [*_share(facts.layers, bool(story.demoted), story.why_wide())]
     if story.quiet and is_low(facts.layers) and not facts.examined:
         clauses += [] if facts.measured else ["no range measured"]
@@ -236,7 +237,8 @@ class _Story:
         self.names_layer = any(v["layer"] for v in self._causes[:1])
         self._wide = self._last.get("no_16_bits", {})
         others = self._last.keys() - _NO_FINDING
-        self.quiet = not (verdicts or others or self._warned)
+        found = verdicts or others or self._warned
+        self.quiet = not (found or facts.flat_loss)
 
     def clauses(self) -> Iterator:
         """What the sentence says of events, causes first, each with its event.
@@ -317,6 +319,11 @@ class _Story:
         """What is known of a run without layers in 16 bits."""
         return self._wide.get("message", "")
 
+    def standstill(self):
+        """That the loss did not fall, and no finding says why."""
+        if self._facts.flat_loss and self.state() != "failing":
+            yield "the loss did not fall"
+
     def interruption(self):
         """That somebody has ended it, which is no finding."""
         for event in self._interrupted[:1]:
@@ -343,6 +350,7 @@ class _Story:
             is_open
             or is_stuck
             or self._warned
+            or facts.flat_loss
             or {"undo", "no_loss_scaling"} & last.keys()
             or (self._nonfinite_losses()[0] and not self._causes)
             or not last.get("sign_off", {"within": True})["within"]

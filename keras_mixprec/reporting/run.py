@@ -16,6 +16,7 @@ from keras_mixprec.reporting.facts import (
     last_of_falls,
     level_of,
 )
+from keras_mixprec.reporting.flat_loss import flat_loss
 from keras_mixprec.reporting.format_limits import (
     format_limits,
     measured_against,
@@ -79,7 +80,10 @@ class Run:
     @functools.cached_property
     def facts(self) -> Facts:
         """What its sentence is made of."""
-        return facts_of(self)
+        facts = facts_of(self)
+        course = None if 2 * self.skipped >= self.last_step else self.loss
+        told = course, self.events, self.layers, facts.examined
+        return facts._replace(flat_loss=flat_loss(*told))
 
     @functools.cached_property
     def headline(self) -> dict:

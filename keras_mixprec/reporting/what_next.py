@@ -19,6 +19,9 @@ from keras_mixprec.reporting.told import said_alike
 _NO_REPAIR = {
     "bad_data": "the batches were at fault, not the layers",
     "divergence": "float32 fails as well",
+    "loss_mismatch": "the loss does not suit the model",
+    "unreachable_targets": "outputs cannot reach the targets",
+    "not_learning": "float32 does not learn either",
     "loss_scale_ignored": "the code around the optimizer was at fault",
     "weights_lost": "no dtype brings weights back",
     "scale_search": "no layer was at fault",

@@ -7,10 +7,11 @@ from keras_mixprec.analysis.lint import (
     data_rules,
     layer_rules,
     optimizer_rules,
+    task_rules,
 )
 from keras_mixprec.analysis.lint.rule import Rule
 
-_FILES = (data_rules, layer_rules, optimizer_rules)
+_FILES = (data_rules, layer_rules, optimizer_rules, task_rules)
 
 # In the order in which findings of one severity are listed.
 RULES = sorted(
