@@ -61,7 +61,11 @@ RUNS = {
 POLICIES = ["mixed_float16", "mixed_bfloat16", "float32"]
 CASES = [
     (name, POLICIES[n % 3], bool(n % 2)) for n, name in enumerate(RUNS)
-] + [("rate", "float32", True), ("targets", "mixed_float16", False)]
+] + [
+    ("rate", "float32", True),
+    ("rate", "float32", False),
+    ("targets", "mixed_float16", False),
+]
 
 
 def fit(model, *callbacks, x=X, y=Y, epochs=2):

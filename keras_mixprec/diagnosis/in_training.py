@@ -70,7 +70,8 @@ def examine_in_training(
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:
-        verdict = _grown(found, kept, model, step)
+        exact = {"loss_in_float32": found.exact_loss}
+        verdict = divergence_since(model, kept, step, **exact)
     if verdict:
         # It would be a symptom of these.
         causes = [
@@ -93,19 +94,26 @@ def _with_cause(verdict, model, kept, batch):
     return dataclasses.replace(verdict, numbers=numbers, advice=text)
 
 
-def _grown(found, kept, model, step):
-    """The verdict on a loss that has grown, if steps taken again fail too.
+def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
+    """Returns the verdict that training fails from a state that was kept.
 
     On usual batches: the one of now may be an outlier.
+
+    Args:
+        model: A built `keras.Model`.
+        kept: List of its `KeptState`s, the newest last.
+        step: Int.
+        **numbers: Further evidence.
+
+    Returns:
+        `None` if steps that are taken again do not fail.
     """
     cause = cause_of_divergence(model, kept)
     if not cause:
         return None
-    kind = "divergence"
-    numbers = {"loss_in_float32": found.exact_loss} | cause
-    return Verdict(
-        kind, step=step, numbers=numbers, advice=advice(kind, **numbers)
-    )
+    kind, numbers = "divergence", numbers | cause
+    text = advice(kind, **numbers)
+    return Verdict(kind, step=step, numbers=numbers, advice=text)
 
 
 def _before_the_loss(model, batch, found, kept):

@@ -354,6 +354,22 @@ class Examiner:
 
             self._report(examine_scale_use(model, batch, step), step)
 
+    def find_divergence(self, model, step: int) -> bool:
+        """Reports why a loss that has not fallen did not, if steps show it.
+
+        Args:
+            model: As for `examine`.
+            step: Int. How many steps were taken.
+        """
+        from keras_mixprec.diagnosis.in_training import divergence_since
+
+        with self.errors_reported(step), self._timed():
+            verdict = divergence_since(model, [*self.states.held], step)
+            if verdict:
+                self._report([verdict], step)
+            return bool(verdict)
+        return False
+
     def keep_state(self, model, step: int, total: tuple | None):
         """Keeps the state before the next step, unless training fails now.
 

@@ -66,8 +66,21 @@ class Progress:
         lost = losses and not math.isfinite(losses[-1])
         if lost or session.counter_log.seen.in_a_row >= STUCK:
             self._look_at_inputs()
+        elif self._has_diverged():
+            return
         elif self._has_zeros() or not self._has_fallen():
             self._look_into_step()
+
+    def _has_diverged(self):
+        """Whether the loss is no less than at first since it grew meanwhile."""
+        session, points = self._session, self._points()
+        examiner, start = session.examiner, session.examiner.schedule.start
+        if examiner.has_reported("divergence"):
+            return True
+        own = has_own_step(session.model)  # It may report another loss.
+        if own or not (start and points and points[-1][1] >= start.loss):
+            return False
+        return examiner.find_divergence(session.model, session.step)
 
     def flat_loss(self, dtypes: Collection) -> str:
         """Returns that the loss did not fall, as `flat_loss` of a log does.
