@@ -126,13 +126,13 @@ class TakenSteps:
 
     def _take(self, count, windows):
         known = all_variables(self._model)
-        state = PythonState(self._model)
         overflows = self._read("overflows")
         with (
             holding(known, [stored_value(v) for v in known]),
             self._noting(),
             self._dividing(),
         ):
+            state = PythonState(self._model)
             while not (self.raised or self._is_enough(count, windows)):
                 try:
                     self._take_one()

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
+from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
 # A state is kept before the first step and whenever so many steps were taken.
@@ -91,6 +92,8 @@ class KeptStates:
             step: Int. Steps taken until now.
             batch: As `train_step` takes it, `None` if there is none.
         """
+        if batch is None or not all(x.built for x in flat_layers(model)):
+            return  # The first step may have to build it.
         state = State.of(model)
-        if batch is not None and state.is_finite:
+        if state.is_finite:
             self.held.append(KeptState(step, state, batch, rates_of(model)))
