@@ -238,17 +238,30 @@ def cause_in_words(numbers: dict) -> str:
     >>> cause_in_words({"in_layer": "norm", "operation": "1 / 0"})
     ": 1 / 0 in layer 'norm'"
     """
-    layer = numbers.get("in_layer")
-    place = f"layer {layer!r}" if layer else "the loss"
+    place = place_of(numbers)
     if numbers.get("cause") in _CAUSES:
         text = _CAUSES[numbers["cause"]].format(**numbers)
     elif "largest_output" in numbers:
         text = f"numbers grow beyond float32 in {place}"
-    elif layer or "operation" in numbers:
+    elif numbers.keys() & {"in_layer", "operation"}:
         text = f"{numbers.get('operation', 'the first')} in {place}"
     else:
         return ""
     return f": {text}"
+
+
+def place_of(numbers: dict) -> str:
+    """Returns where float32 makes the first number that is not finite.
+
+    The layer, else the line of the user's code.
+
+    Args:
+        numbers: As for `cause_in_words`.
+    """
+    if "in_layer" in numbers:
+        return f"layer {numbers['in_layer']!r}"
+    line = numbers.get("code", "").partition(": ")[0]
+    return f"the code at {line}" if line else "the loss"
 
 
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:

@@ -87,7 +87,7 @@ def test_no_layer_is_blamed_for_a_learning_rate(tmp_path, name, tuned):
     # Only steps that were taken again show what the cause is.
     assert verdict.numbers["cause"] == "learning_rate"
     assert verdict.numbers["holds"] < rate
-    assert f"rate of {rate:g} " in verdict.advice
+    assert f": {rate:g} is too large" in verdict.advice
     assert verdict.numbers["loss_at_first"] < 40
     assert callback.history == []
     (run,) = kmp.load_report(tmp_path).to_dict().values()

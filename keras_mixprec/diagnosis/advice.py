@@ -11,7 +11,7 @@ from keras_mixprec.policies.layers import (
     has_own_loss,
     has_own_step,
 )
-from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32
+from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32, place_of
 
 # Of an optimizer, added to what is lost by it.
 _EPSILON = (
@@ -65,22 +65,21 @@ _CASES = {
     "the batch of this step it is {loss_in_float32:.3g} even in float32",
     "weights_grew": "The largest weight grew from "
     "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
-    "learning_rate": "A learning rate of {learning_rate:g} is too large. Steps "
-    "were taken again from step {since} on, in float32: with a rate of "
-    "{holds:g} the loss falls.",
-    "gradients": "Gradients explode. Steps were taken again from step {since} "
-    "on, in float32: with gradients clipped to a norm of {clip:g} the loss "
-    "falls, with a smaller learning rate it does not. Give the optimizer "
-    "global_clipnorm={clip:.1f}.",
-    "penalty": "What regularizers add is too large, most of it of layer "
-    "{largest_of!r}. Steps were taken again from step {since} on, in float32: "
-    "without it the loss falls. Make its factor smaller.",
-    "inputs": "Inputs reach {largest_of_inputs:.3g}. Steps were taken again "
-    "from step {since} on, in float32: with inputs of mean 0 and spread 1 the "
-    "loss falls. Normalize them, as by keras.layers.Normalization.",
-    "targets": "Targets reach {largest_of_targets:.3g}. Steps were taken again "
-    "from step {since} on, in float32: with targets of mean 0 and spread 1 the "
-    "loss falls. Divide them by their standard deviation.",
+    "learning_rate": "Set the learning rate to {holds:g}: {learning_rate:g} is "
+    "too large. With the smaller rate the loss falls in float32 steps that "
+    "were taken again from step {since} on.",
+    "gradients": "Give the optimizer global_clipnorm={clip:.1f}: gradients "
+    "explode. Clipped to that norm the loss falls in float32 steps that were "
+    "taken again from step {since} on. No smaller learning rate does this.",
+    "penalty": "Make the factor of the regularizer of layer {largest_of!r} "
+    "smaller: the penalty is larger than the rest of the loss. Without it the "
+    "loss falls in float32 steps that were taken again from step {since} on.",
+    "inputs": "Normalize the inputs, as by keras.layers.Normalization: they "
+    "reach {largest_of_inputs:.3g}. With a mean of 0 and a spread of 1 the "
+    "loss falls in float32 steps that were taken again from step {since} on.",
+    "targets": "Divide the targets by their standard deviation: they reach "
+    "{largest_of_targets:.3g}. With a mean of 0 and a spread of 1 the loss "
+    "falls in float32 steps that were taken again from step {since} on.",
     "in_training": KINDS["forward_overflow"].advice
     + " A smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32} What is computed from its output, in "
@@ -276,9 +275,7 @@ def _advice_on_operation(numbers):
     operation = numbers.get("operation")
     if "largest_output" in numbers:
         return _CASES["grows"].format(**numbers)
-    place = "the loss, or other code outside of layers"
-    if "in_layer" in numbers:
-        place = f"layer {numbers['in_layer']!r}"
+    place = place_of(numbers)
     if numbers["not_finite"] == "gradients":
         what = f"{operation}" if operation else "a gradient"
         text = f"The loss is finite, but in the backward pass of {place} {what}"
@@ -294,9 +291,9 @@ def _advice_on_cause(numbers):
     text = _CASES[numbers["cause"]].format(**numbers)
     if "learning_rate_before" in numbers and "holds" in numbers:
         before = numbers["learning_rate_before"]
-        text += f" At that step the rate was {before:g}."
+        text += f" At that step it was {before:g}."
     if numbers["cause"] == "learning_rate" and "clip" in numbers:
-        text += " Gradients clipped to a norm of {clip:g} help, too.".format(
+        text += " Clipping gradients to a norm of {clip:g} helps, too.".format(
             **numbers
         )
     return text

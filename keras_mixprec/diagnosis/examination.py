@@ -430,9 +430,20 @@ class _Verdicts:
             return self._verdict("bad_data", numbers=rows)
         numbers = evidence(error)
         if "mixed_dtypes" not in numbers:
-            raise error
+            return self._raised_in_float32(error)
         sentence = advice_of_mixed_code(numbers)
         return self._verdict("unsupported", numbers=numbers, sentence=sentence)
+
+    def _raised_in_float32(self, error):
+        """What a loss refuses that operations before it have made."""
+        try:
+            numbers = origin_of_nonfinite(self._model, self._batch)
+        except active.replay().REFUSALS:
+            raise error from None
+        if not numbers:
+            raise error
+        numbers["not_finite"] = "loss"
+        return self._verdict("divergence", numbers=numbers)
 
     def _runs_on_finite(self):
         """Whether the step runs with 0 in the place of what is not finite."""

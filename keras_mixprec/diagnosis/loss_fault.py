@@ -1,5 +1,7 @@
 """What is not finite behind a layer that repairs it."""
 
+import math
+
 import keras
 from keras import tree
 
@@ -81,13 +83,14 @@ def step_fault(model: keras.Model, data, layers) -> Fault | None:
     return Fault(kind, "forward", cause.evidence)
 
 
-def origin_of_nonfinite(model: keras.Model, data, exact) -> dict:
+def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
     """Returns what makes a step in float32 non-finite, as evidence.
 
     Args:
         model: As for `step_fault`.
         data: As for `step_fault`.
-        exact: `DryStep` of it in float32.
+        exact: `DryStep` of it in float32. Defaults to `None`, of a step that
+            raises.
 
     Returns:
         Dict with `"operation"` and `"code"`, as in `Cause`, and `"in_layer"`,
@@ -98,6 +101,8 @@ def origin_of_nonfinite(model: keras.Model, data, exact) -> dict:
     with in_float32(model), step_held_at(model, data, 1.0) as run:
         cause = cause_of_nonfinite(run, [], of_loss=True)
     found = {} if cause is None else cause.evidence
+    if exact is None:
+        return found
     path = _first_layer(exact)
     if cause is not None and cause.operation is None:
         found |= _growth(exact)
@@ -134,8 +139,10 @@ def _first_layer(exact):
     """
     calls = exact.calls
     for call in calls:
-        if _is_bad(call.outputs):
+        if _is_bad([call.outputs, call.losses]):
             return None if _is_bad((call.args, call.kwargs)) else call.path
+    if not math.isfinite(exact.loss):
+        return None
     for call in reversed(calls):
         own = [
             exact.gradients.get(id(v)) for v in call.layer.trainable_variables

@@ -353,7 +353,13 @@ class CounterLog:
         """Logs that no optimizer in use was applied in any step."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
-        if used and not applied and self.step > self._session.first_step:
+        trains = bool(self._session.model.trainable_variables)
+        if (
+            used
+            and trains
+            and not applied
+            and self.step > self._session.first_step
+        ):
             self.lack = "apply"
             event = {"kind": "no_loss_scaling", "by": self.lack}
             self._log.event(self.step, event)

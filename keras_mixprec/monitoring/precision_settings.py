@@ -66,11 +66,7 @@ def _no_16_bits(model, dtypes):
             f"keras_mixprec.apply_policy(model, {now!r}) sets it now"
         )
     else:
-        why = (
-            f": they follow the policy {now}; if you meant mixed_float16, call "
-            "keras_mixprec.set_global_policy before the model is built, after "
-            "clear_session() and in the build function of a search"
-        )
+        why = f": they follow the policy {now}"
     message = f"no layer computes in 16 bits but all in {', '.join(dtypes)}"
     return {
         "kind": "no_16_bits",

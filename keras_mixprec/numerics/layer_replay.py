@@ -131,8 +131,13 @@ def cause_of_nonfinite(
     Returns:
         `Cause`, `None` if there are none.
     """
-    seen = _Origins(harmless)
-    active.replay().each_operation(function, tensors, seen.visit)
+    seen, replay = _Origins(harmless), active.replay()
+    try:
+        replay.each_operation(function, tensors, seen.visit)
+    except replay.REFUSALS:
+        # An operation refuses what one before it has made.
+        if seen.last is None:
+            raise
     return of_loss and seen.of_first_scalar or seen.last
 
 

@@ -20,7 +20,7 @@ from keras_mixprec.keras_internals import (
     updated_variables,
 )
 from keras_mixprec.numerics.arrays import restoring, to_array
-from keras_mixprec.numerics.dry_step import exact_step
+from keras_mixprec.numerics.dry_step import DryStep, exact_step
 
 
 class State(NamedTuple):
@@ -156,15 +156,22 @@ def rehearse(
     first, losses = [], []
     with restoring(all_variables(model)), _at(model, rates, change.rate):
         for batch in batches[1:]:
-            first.append(exact_step(model, batch, records=False).loss)
+            first.append(_step(model, batch).loss)
         for batch in batches * steps:
-            step = exact_step(model, batch, records=False)
+            step = _step(model, batch)
             norms = [_norm(to_array(x)) for x in step.gradients.values()]
             losses.append(step.loss)
             if not np.isfinite([step.loss, *norms]).all():
                 return Rehearsal([losses[0], *first], losses, False)
             _take(model, step, math.hypot(*norms), change.clip)
     return Rehearsal([losses[0], *first], losses, True)
+
+
+def _step(model, batch):
+    try:
+        return exact_step(model, batch, records=False)
+    except active.replay().REFUSALS:  # A loss of torch refuses NaN.
+        return DryStep(math.nan, {}, [], 1.0)
 
 
 def _take(model, step, norm, clip):

@@ -383,7 +383,12 @@ def _notes(run) -> Iterator[Card]:
     ):
         # Rows of the whole arrays say more than those of batches.
         if not (known and kind == "bad_batches"):
-            yield Card(kind, title, in_sentences(_last(run, kind)))
+            text = _last(run, kind)
+            # That begins with a dtype.
+            as_it_is = kind == "graph_rewrite" and text
+            yield Card(
+                kind, title, f"{text}." if as_it_is else in_sentences(text)
+            )
 
 
 # The key figures.

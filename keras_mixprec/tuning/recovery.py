@@ -58,8 +58,11 @@ class Recovery:
 
     def helps(self, examination) -> bool:
         """Whether nothing but another state helps against what was found."""
-        kinds = {finding.verdict.kind for finding in examination.findings}
-        return bool(self._session.examiner.states.held) and bool(kinds & _LOST)
+        lost = any(
+            verdict.kind in _LOST and "not_finite" not in verdict.numbers
+            for verdict, _ in examination.findings
+        )
+        return lost and bool(self._session.examiner.states.held)
 
     def run(self, examination) -> tuple:
         """Returns to a good state.
