@@ -303,3 +303,21 @@ def test_what_is_all_zero_is_no_share_of_what_vanishes(tmp_path):
         rows = dict(zip(grid.layers, grid.worst, strict=True))
         assert np.all(np.isinf(rows["lost"]))
         assert np.all(np.isfinite(rows["large"]))
+
+
+class Ratio(layers.Layer):
+    """0 / 0 for a row of zeros, in any dtype."""
+
+    def call(self, x):
+        return x / keras.ops.sum(keras.ops.abs(x), axis=-1, keepdims=True)
+
+
+@every_backend
+def test_the_batch_that_fails_is_found_among_those_that_do_not(tmp_path):
+    model = model_with(Ratio(name="ratio"))
+    x = np.array(X)
+    x[::24] = 0.0
+    done = run(tmp_path, model, data=(x, Y), epochs=4, update_freq=9)
+    assert [kind for kind, _ in found(done)][:1] == ["divergence"]
+    assert done.verdicts[0].numbers["in_layer"] == "ratio"
+    assert done.verdicts[0].numbers["operation"] == "0 / 0"

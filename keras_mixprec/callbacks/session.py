@@ -108,7 +108,8 @@ class Session:
         self._has_begun = self._stopped = False
         self._failure: str | None = None
         self._given_up: set[str] = set()
-        self._is_diagnosis_due = False
+        self._is_diagnosis_due = self._hunts = self._has_hunted = False
+        self._held: Any = None
         self.several_workers = False
         self.first_step = self._idle_until = 0
         self._next_agreement = math.inf
@@ -329,6 +330,7 @@ class Session:
             ),
             Task("", self._agree, lambda: self._next_agreement),
             Task("diagnose", self._examine_if_wanted, is_read),
+            Task("diagnose", self._hunt, at_once(lambda: self._hunts)),
             Task(
                 "diagnose",
                 self._examine_scale_use,
@@ -609,10 +611,30 @@ class Session:
         if batch is None:
             return
         # The first one happens once.
-        is_overhead = self.examiner.schedule.cost is not None
-        self.examiner.diagnose(
-            self.model, batch, step, self.repair, is_overhead
-        )
+        examiner, known = self.examiner, len(self.examiner.verdicts)
+        is_overhead = examiner.schedule.cost is not None
+        examiner.diagnose(self.model, batch, step, self.repair, is_overhead)
+        # The next batch need not be one that fails. A tuner looks for that.
+        failing = self.counter_log.trouble and bool(self.counters.used())
+        is_sound = len(examiner.verdicts) == known
+        several = getattr(self.model, "steps_per_execution", 1) > 1
+        may_hunt = not (self.has_tuner or several or self._has_hunted)
+        self._hunts = failing and is_sound and may_hunt
+
+    def _hunt(self):
+        """Holds each batch until its step is skipped, and examines that."""
+        held, self._held = self._held, None
+        optimizers = self.counters.optimizers().values()
+        model = self.synchronized_model()
+        if held is not None and any(o.last_step_skipped for o in optimizers):
+            self._has_hunted = True
+            self._examine(held, self.step)
+            return
+
+        def hold(batch):
+            self._held = batch
+
+        self.examiner.on_next_batch(model, self.step, hold)
 
     def _examine_at_the_end(self):
         """Diagnoses an earlier batch if no next one came after a reason to."""
