@@ -556,6 +556,7 @@ OTHER_EVENTS = {
         "title": "error",
         "points": [{"share_in_16_bits": 1.0, "error": 0.5, "float32": []}],
     },
+    "return": {"message": "goes back", "to": 0, "done": "a rate of 0.1"},
     "undo": _MADE,
     "validate": {"message": "held back"},
     "validation_failed": _FAILED,

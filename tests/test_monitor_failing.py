@@ -56,20 +56,20 @@ def following(name):
     return wrap
 
 
-# Nothing is diagnosed: the counters are read at the end only. At 2**-1 the
-# gradient of 2e4 * 4 would fit float16, so that 18 steps are a search.
+# The counters are read at the end only.
 @pytest.mark.parametrize(
     ("name", "steps"),
     [("own", 100), ("torch", 100), ("torch", 18), ("deepspeed", 100)],
 )
-def test_a_collapse_is_told_from_a_search_under_every_rule(
+def test_the_cause_of_a_collapse_is_found_under_every_rule(
     name, steps, tmp_path
 ):
     model, values = chain(wrap=following(name)), [1000.0] * steps
     run = watched(tmp_path, values, model, update_freq=1000)
     assert run.summary.optimizers[""].skipped == steps
-    collapses = [v for v in run.verdicts if v.kind == "scale_collapsed"]
-    assert len(collapses) == (steps == 100)
+    kinds = [verdict.kind for verdict in run.verdicts]
+    assert kinds[0] in ("forward_overflow", "backward_overflow")
+    assert "scale_collapsed" not in kinds
 
 
 def at_the_floor(inner):

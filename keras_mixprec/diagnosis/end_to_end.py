@@ -194,6 +194,8 @@ class Reference:
     def _gradient_error(self, step, exact, counted):
         layers = {}
         for key, gradient in exact.gradients.items():
+            if key not in step.gradients:
+                continue  # It applies none at this scale.
             wide = to_array(gradient)
             low = to_array(step.gradients[key]) / np.float32(step.scale)
             if nonfinite([low]) > nonfinite([wide]):
@@ -221,6 +223,8 @@ def _moving(model, exact):
 def _distance(key, step, exact):
     if key == "loss":
         return loss_error(step.loss, exact.loss)
+    if key not in step.gradients:
+        return 0.0
     low, wide = (to_array(s.gradients[key]) for s in (step, exact))
     return relative_error([low / np.float32(step.scale)], [wide])
 

@@ -21,6 +21,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.numerics.arrays import restoring, to_array
 from keras_mixprec.numerics.dry_step import DryStep, exact_step
+from keras_mixprec.numerics.random_numbers import same_draws
 
 
 class State(NamedTuple):
@@ -154,7 +155,13 @@ def rehearse(
         change: `Change`. Defaults to none.
     """
     first, losses = [], []
-    with restoring(all_variables(model)), _at(model, rates, change.rate):
+    with (
+        active.processes().single_process(model),
+        same_draws(),
+        np.errstate(all="ignore"),
+        restoring(all_variables(model)),
+        _at(model, rates, change.rate),
+    ):
         for batch in batches[1:]:
             first.append(_step(model, batch).loss)
         for batch in batches * steps:

@@ -54,7 +54,7 @@ STUCK = 5
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16",
-    "apply": "`train_step` never calls `optimizer.apply`, so that the loss "
+    "apply": "no step of this run called `optimizer.apply`, so that the loss "
     "scale does nothing",
 }
 
@@ -294,7 +294,7 @@ class _Story:
             done = event["done"]
             then = f"went on with {done}" if done else "stopped"
             at = format_moment(moment(event))
-            state = f"the state of step {event['to']:,}"
+            state = f"the state of step {event['to']}"
             yield event, f"the tuner returned to {state} {at} and {then}"
         if event := last.get("undo"):
             made = "a demotion made training diverge and was undone"

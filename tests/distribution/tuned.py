@@ -38,8 +38,6 @@ CASES = {
     "quiet": Case(
         ([GOOD] * 60, [BIG] * 5 + [GOOD] * 55), arguments={"promote_after": 20}
     ),
-    # Left to itself each would start with another loss scale.
-    "scale": Case(([GOOD] * 3, [100.0] * 3), scale="auto"),
     # What only the second worker sees holds for both.
     "validated": Case(
         ([GOOD] * 6, [GOOD] * 6),
