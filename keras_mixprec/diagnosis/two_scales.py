@@ -221,8 +221,10 @@ class _ManySteps(_Comparison):
 
     def _at_other(self):
         found = self._take(self._bits, self._first.count)
-        same = found.updates == self._first.updates
-        return found.changes if same else None  # Steps were skipped.
+        # Skipped, and not for what the code makes of the scaled gradients.
+        overflowed = any(count.any() for count in found.overflows.values())
+        skipped = overflowed and found.updates != self._first.updates
+        return None if skipped else found.changes
 
     def _again(self, place):
         # Gradients that are kept now are multiplied by the scale that it has.
