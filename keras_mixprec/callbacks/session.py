@@ -616,7 +616,7 @@ class Session:
         examiner.diagnose(self.model, batch, step, self.repair, is_overhead)
         # The next batch need not be one that fails. A tuner looks for that.
         failing = self.counter_log.trouble and bool(self.counters.used())
-        is_sound = len(examiner.verdicts) == known
+        is_sound = len(examiner.verdicts) == known and not examiner.gave_up
         several = getattr(self.model, "steps_per_execution", 1) > 1
         may_hunt = not (self.has_tuner or several or self._has_hunted)
         self._hunts = failing and is_sound and may_hunt

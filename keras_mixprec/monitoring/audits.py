@@ -363,6 +363,8 @@ class Examiner:
         """
         from keras_mixprec.diagnosis.in_training import divergence_since
 
+        if self.gave_up:
+            return False
         with self.errors_reported(step), self._timed():
             verdict = divergence_since(model, [*self.states.held], step)
             if verdict:
@@ -510,6 +512,8 @@ class Examiner:
             reason: The exception.
             who: String. The callback that asked, if it is another one.
         """
+        if self.gave_up:
+            return
         self.gave_up = True
         self._log.event(step, failure_event("diagnosis_failed", reason))
         warn_disabled("diagnose this model", reason, who or self.who)
