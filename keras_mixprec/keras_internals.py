@@ -65,6 +65,9 @@ from keras_mixprec._patched import patched
 
 _CALL_CONTEXT = "current_call_ctx"
 
+# Modules of what has no weights and only applies a function.
+ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
+
 
 def flat_layers(layer, include_self: bool = True) -> list:
     """Returns a layer and all that is inside it, at any depth."""
@@ -398,6 +401,11 @@ def part_for(optimizer, variable: keras.Variable):
     parts = [o for o in getattr(optimizer, "optimizers", []) if o.built]
     own = (o for o in parts if any(v is variable for v in updated_variables(o)))
     return next(own, optimizer)
+
+
+def innermost(optimizer):
+    """Returns what a loss scale optimizer wraps, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def parts_of(optimizer) -> list:

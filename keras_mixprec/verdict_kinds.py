@@ -209,6 +209,9 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
+# What no dtype repairs, but a return to a good state does.
+LOST = frozenset({"divergence", "weights_lost"})
+
 # What a task is at fault for, whatever the weights become.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 

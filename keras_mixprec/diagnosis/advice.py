@@ -277,10 +277,10 @@ def _advice_on_operation(numbers):
         return _CASES["grows"].format(**numbers)
     place = place_of(numbers)
     if numbers["not_finite"] == "gradients":
-        what = f"{operation}" if operation else "a gradient"
+        what = operation or "a gradient"
         text = f"The loss is finite, but in the backward pass of {place} {what}"
     else:
-        what = f"{operation}" if operation else "a number"
+        what = operation or "a number"
         text = f"In {place} {what}"
     hints = (h for key, h in _HINTS.items() if operation and key in operation)
     hint = next(hints, KINDS["divergence"].advice.partition(". ")[2])

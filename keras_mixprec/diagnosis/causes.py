@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import nonfinite_rows, of_tensors, packed
 from keras_mixprec.keras_internals import own_trainable
@@ -27,6 +26,7 @@ from keras_mixprec.numerics.rehearsal import (
     Rehearsal,
     rates_of,
     rehearse,
+    updating,
 )
 from keras_mixprec.policies.layers import walk_with_model
 
@@ -154,7 +154,7 @@ class _Search:
         return {"learning_rate": rate, "holds": rate * 10.0**-right}
 
     def _by_clipping(self):
-        optimizers = optimizers_of(self._model).values()
+        optimizers = updating(self._model)
         trial = _Trial(self._batches, Change(clip=_CLIP))
         cures = not any(map(_clips, optimizers)) and self._cures(trial)
         return {"clip": _CLIP} if cures else {}
@@ -190,9 +190,8 @@ class _Search:
 
 
 def _clips(optimizer):
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     names = ("clipnorm", "global_clipnorm", "clipvalue")
-    return any(getattr(inner, name, None) is not None for name in names)
+    return any(getattr(optimizer, name, None) is not None for name in names)
 
 
 def _largest(batch, place):

@@ -16,6 +16,7 @@ from keras import ops, tree
 
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.keras_internals import (
+    ACTIVATIONS,
     compute_output_spec,
     flat_layers,
     flat_losses,
@@ -431,7 +432,7 @@ def _last_function(tensor):
             tensor = inner.outputs[0]
         elif is_activation and function is keras.activations.linear:
             (tensor,) = inbound_nodes(operation)[-1].input_tensors
-        elif type(operation).__module__.startswith(_ACTIVATIONS):
+        elif type(operation).__module__.startswith(ACTIVATIONS):
             return None if getattr(operation, "weights", ()) else operation.call
         else:
             wrapped = isinstance(operation, keras.layers.TimeDistributed)
@@ -439,10 +440,6 @@ def _last_function(tensor):
             function = getattr(layer, "activation", None)
             return function if is_of_keras(layer) else None
     return None
-
-
-# Where Keras has what has no weights and only applies a function.
-_ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
 
 
 def _meets_kernel(graph, tensor) -> bool:

@@ -35,14 +35,13 @@ from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
-from keras_mixprec.verdict_kinds import KINDS
+from keras_mixprec.verdict_kinds import KINDS, LOST
 
 # What a column of `AUDITED` is called after the direction.
 _ERROR = "_error_against_float32"
 
-# What float32 does not repair either, and what the next steps have as well: no
+# Steps after what float32 does not repair either, which the next ones have: no
 # other diagnosis is made in so many steps, which would find the same.
-_LASTING = {"divergence", "weights_lost"}
 _PAUSE = 128
 
 # Steps that a diagnosis is taken to cost: a run that shows nothing has one when
@@ -234,7 +233,7 @@ class Examiner:
                 return follow_up(*found, step)
             finally:
                 self.schedule.cost = took()
-                if not self._last_kinds.isdisjoint(_LASTING):
+                if not self._last_kinds.isdisjoint(LOST):
                     self.paused_until = step + _PAUSE
         return None
 
@@ -455,7 +454,7 @@ class Examiner:
         """
         self.forget_trouble()
         self.paused_until = step
-        self._reported -= {(kind, None, None) for kind in _LASTING}
+        self._reported -= {(kind, None, None) for kind in LOST}
 
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""

@@ -14,6 +14,7 @@ from keras_mixprec.backend.common import all_variables, optimizers_of
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import (
     holding,
+    innermost,
     learning_rate_object,
     micro_batches,
     own_trainable,
@@ -99,7 +100,7 @@ def read_ranges(model: keras.Model, data) -> Ranges:
 
 def accumulation_steps(optimizer) -> int:
     """Returns of how many steps the gradients make one update."""
-    return _innermost(optimizer).gradient_accumulation_steps or 1
+    return innermost(optimizer).gradient_accumulation_steps or 1
 
 
 class _Taken:
@@ -114,7 +115,7 @@ class _Taken:
         self._updating = [
             optimizer
             for optimizer in optimizers_of(model).values()
-            if optimizer.built and _updates_next(_innermost(optimizer))
+            if optimizer.built and _updates_next(innermost(optimizer))
         ]
         # A copy of all activations in the memory of the host takes longer
         # than a few reductions on the device; on a CPU the latter do.
@@ -221,7 +222,7 @@ class _Taken:
         variables = [v for v in variables if id(v) in unscaled]
         gradients = [unscaled[id(v)][1] for v in variables]
         before = [ops.copy(v.value) for v in variables]
-        inner, held = _innermost(optimizer), all_variables(self._model)
+        inner, held = innermost(optimizer), all_variables(self._model)
         with (
             holding(held, [stored_value(v) for v in held]),
             patched(inner, {"loss_scale_factor": None}),
@@ -280,10 +281,6 @@ def output_dtype(layer) -> str:
     """Returns the dtype of what a layer computes."""
     own = rescaling_of(layer)
     return layer.compute_dtype if own is None else own.output_dtype
-
-
-def _innermost(optimizer):
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _updates_next(optimizer):

@@ -16,6 +16,7 @@ from keras_mixprec.backend.common import (
 )
 from keras_mixprec.keras_internals import (
     at_learning_rate,
+    innermost,
     parts_of,
     updated_variables,
 )
@@ -40,10 +41,7 @@ class State(NamedTuple):
     def of(cls, model: keras.Model) -> "State":
         """Returns a copy of the state that a model is in."""
         build_optimizer(model)  # TensorFlow does it in the first step.
-        found = list(model.variables)
-        for optimizer in optimizers_of(model).values():
-            found += _innermost(optimizer).variables
-        found = [*{id(v): v for v in found}.values()]
+        found = _written(model)
         # A copy: torch and TensorFlow may share the memory of a variable.
         values = [np.array(active.step().read(v)) for v in found]
         return cls(found, values)
@@ -69,10 +67,14 @@ class State(NamedTuple):
 
 def size_of_state(model: keras.Model) -> int:
     """Returns how many bytes a `State` of a model takes."""
-    found = [*model.variables]
+    return 4 * sum(math.prod(v.shape) for v in _written(model))
+
+
+def _written(model):
+    found = list(model.variables)
     for optimizer in optimizers_of(model).values():
-        found += optimizer.variables
-    return 4 * sum(math.prod(v.shape) for v in found)
+        found += innermost(optimizer).variables
+    return [*{id(v): v for v in found}.values()]
 
 
 class Change(NamedTuple):
@@ -128,13 +130,18 @@ class Rehearsal(NamedTuple):
         return (loss - first) / max(abs(first), 1e-30)
 
 
+def updating(model: keras.Model) -> list:
+    """Returns the optimizers of a model that update, below all that wrap."""
+    return [
+        part
+        for optimizer in optimizers_of(model).values()
+        for part in parts_of(innermost(optimizer))
+    ]
+
+
 def rates_of(model: keras.Model) -> dict:
     """Returns the learning rates in use, by the ids of their optimizers."""
-    return {
-        id(part): float(to_array(part.learning_rate))
-        for optimizer in optimizers_of(model).values()
-        for part in parts_of(_innermost(optimizer))
-    }
+    return {id(o): float(to_array(o.learning_rate)) for o in updating(model)}
 
 
 def rehearse(
@@ -190,7 +197,7 @@ def _take(model, step, norm, clip):
     if clip is not None:
         factor = min(1.0, clip / max(norm, 1e-30))
     for optimizer in optimizers_of(model).values():
-        inner = _innermost(optimizer)
+        inner = innermost(optimizer)
         own = updated_variables(inner) if inner.built else []
         own = [v for v in own if id(v) in step.gradients]
         if not own:
@@ -205,16 +212,11 @@ def _take(model, step, norm, clip):
 def _at(model, rates, factor) -> contextlib.ExitStack:
     """Context in which optimizers have these learning rates, all the time."""
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers_of(model).values():
-            for part in parts_of(_innermost(optimizer)):
-                rate = keras.ops.convert_to_tensor(rates[id(part)] * factor)
-                stack.enter_context(at_learning_rate(part, rate))
+        for optimizer in updating(model):
+            rate = keras.ops.convert_to_tensor(rates[id(optimizer)] * factor)
+            stack.enter_context(at_learning_rate(optimizer, rate))
         return stack.pop_all()
 
 
 def _norm(gradient):
     return math.sqrt(np.square(gradient, dtype="float64").sum())
-
-
-def _innermost(optimizer):
-    return getattr(optimizer, "inner_optimizer", optimizer)

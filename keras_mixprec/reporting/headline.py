@@ -34,7 +34,7 @@ from keras_mixprec.reporting.facts import (
     scale_set,
     still_said,
 )
-from keras_mixprec.verdict_kinds import KINDS, cause_in_words
+from keras_mixprec.verdict_kinds import KINDS, LOST, cause_in_words
 
 # The states of a run, the gravest first.
 STATES = (
@@ -143,7 +143,7 @@ def over_by(events: Iterable, layers: list) -> Callable:
 
     def said(verdict):
         kind, layer = verdict["verdict"], verdict["layer"]
-        if kind in _LOST:
+        if kind in LOST:
             return _way_back(events)
         if change := scale_set(verdict, events):
             done = SCALE_CHANGES[change["kind"]]
@@ -164,16 +164,13 @@ _BACK = ("promote", "shrink")
 
 
 # What a return to a good state ends.
-_LOST = "divergence", "weights_lost"
 _WAYS_BACK = "return", "undo"
 
 
 def _way_back(events):
     """How training came back to a good state, if it is still well."""
     told = [
-        e
-        for e in events
-        if e["kind"] in _WAYS_BACK or e.get("verdict") in _LOST
+        e for e in events if e["kind"] in _WAYS_BACK or e.get("verdict") in LOST
     ]
     last = told[-1] if told else {}
     if last.get("kind") == "undo":

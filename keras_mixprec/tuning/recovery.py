@@ -5,11 +5,9 @@ from typing import Any
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.keras_internals import learning_rate_object, parts_of
-
-# What nothing but another state repairs.
-_LOST = {"divergence", "weights_lost"}
+from keras_mixprec.keras_internals import learning_rate_object
+from keras_mixprec.numerics.rehearsal import updating
+from keras_mixprec.verdict_kinds import LOST
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -59,7 +57,7 @@ class Recovery:
     def helps(self, examination) -> bool:
         """Whether nothing but another state helps against what was found."""
         lost = any(
-            verdict.kind in _LOST and "not_finite" not in verdict.numbers
+            verdict.kind in LOST and "not_finite" not in verdict.numbers
             for verdict, _ in examination.findings
         )
         return lost and bool(self._session.examiner.states.held)
@@ -94,20 +92,15 @@ class Recovery:
         if self._stopped_at:
             self._stopped_at.put_back()
 
-    def _parts(self):
-        for optimizer in optimizers_of(self._session.model).values():
-            yield from parts_of(
-                getattr(optimizer, "inner_optimizer", optimizer)
-            )
-
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
-        rates = [learning_rate_object(part) for part in self._parts()]
+        parts = updating(self._session.model)
+        rates = [learning_rate_object(part) for part in parts]
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
         ):
             return None  # Only the user's own function knows it.
-        for part, rate in zip(self._parts(), rates, strict=True):
+        for part, rate in zip(parts, rates, strict=True):
             if isinstance(rate, LearningRateSchedule):
                 part.learning_rate = LoweredSchedule(rate, factor)
             else:
@@ -117,7 +110,7 @@ class Recovery:
         return f"a learning rate of {numbers['holds']:g}"
 
     def _clip(self, numbers):
-        for part in self._parts():
+        for part in updating(self._session.model):
             part.global_clipnorm = numbers["clip"]
         self._repairs.recompile()
         return f"gradients clipped to a norm of {numbers['clip']:g}"
