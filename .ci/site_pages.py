@@ -8,10 +8,11 @@ import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import keras_mixprec
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 # What public functions return or attributes hold, and who gets it reads about.
 _BESIDE = {
