@@ -61,7 +61,7 @@ def keys(heading):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run in which layers were demoted, with its log and its plan."""
+    """Returns the folder of a run with demoted layers, its log and its plan."""
     folder = tmp_path_factory.mktemp("run")
     monitor = kmp.MixPrecMonitor(folder / "logs", verbose=0)
     tuner = kmp.PrecisionTuner(
