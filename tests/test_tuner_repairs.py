@@ -207,7 +207,7 @@ def train_on(x, layer):
 @pytest.mark.long
 @pytest.mark.parametrize("sound", [0, 16])
 def test_a_sum_over_all_rows(sound):
-    # The sum of 64 squares is 32,000, and that of 512 overflows float16. There is
+    # The sum of 64 squares is 32,000; the sum of 512 overflows. There is
     # no NaN, because x / infinity is 0. An audit is before step 16.
     x = np.tile(np.sign(X), (sound + 2, 1))
     x[sound * 512 :] *= 500.0**0.5
