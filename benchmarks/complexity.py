@@ -1,12 +1,12 @@
-"""How much code a step of training meets, and how much state changes.
+"""Counts how much code a step of training runs, and how much state changes.
 
     KERAS_BACKEND=torch python benchmarks/complexity.py
 
-Calls of functions of the package, and the files they are in, of one `fit` of
-three Dense layers with `MixPrecMonitor()`: a step in which nothing is due, and
-a step with a reading of the counters together with the one after it, each the
-median. Then, of the core's source: attributes that change after construction,
-and assignments into attributes of other objects.
+A `fit` of three Dense layers with `MixPrecMonitor()` is traced. The first
+numbers are the calls of the package's functions, and their files, in the
+median step. They are counted for steps without a task, and for steps with a
+reading of the counters. The others count attributes that change after
+construction, and assignments into attributes of other objects.
 """
 
 import ast

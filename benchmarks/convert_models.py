@@ -1,9 +1,9 @@
-"""`convert_for_inference` on the architectures that others wrote.
+"""Runs `convert_for_inference` on architectures of other authors.
 
-Each of `keras.applications` and backbones of KerasHub, small and with random
-weights of seed 0, is converted on a batch of eight. What stays in float32 is
-counted with the reason that most of it has; one that is refused says why in its
-row.
+It converts `keras.applications` and KerasHub's backbones, small and with random
+weights of seed 0. Each is converted on a batch of eight. The table
+has the number of layers that stay in float32, with the most frequent reason.
+If the conversion is refused, the row says why.
 
     python -m benchmarks.convert_models
     python -m benchmarks.convert_models --to bfloat16 --only NASNetMobile
@@ -21,7 +21,7 @@ from benchmarks.timing import SETUPS, in_subprocess, markdown
 _BATCH = 8
 _HEADER = ["model", "layers", "wide", "mostly because", "drift", "bytes", "s"]
 
-# Of architectures that differ in what they are made of.
+# Architectures that are made of different layers.
 _BACKBONES = (
     "BertBackbone",
     "DebertaV3Backbone",

@@ -1,23 +1,22 @@
-"""What `diagnose` finds in the models of `tests/zoo`.
+"""Measures what `diagnose` finds in the models of `tests/zoo`.
 
-For every case and backend: the layers that have to be found, those found, the
-kind and direction of the first, the time, and that of the first step of a fresh
-model without this package, which compiles it. A case counts if exactly the
-expected layers are found, or such others as well whose own gradients are
-known to be wrong.
+The table has a row for each case and backend: the expected layers, the layers
+that were found, the kind and direction of the first finding, and the time. The
+last column is the time of the first step of a fresh model without this package,
+compilation included. A case is right if exactly the expected layers are found,
+or also others whose own gradients are known to be wrong.
 
     python -m benchmarks.diagnosis
     python -m benchmarks.diagnosis --setups torch --cases t5_ffn big_sum
     python -m benchmarks.diagnosis --train
     python -m benchmarks.diagnosis --policy mixed_bfloat16
 
-`--train` proves the labels instead: it trains every model in float32, in
-mixed_float16, and with the culprits and with a decoy in float32.
+`--train` checks the labels instead. It trains every model in float32, in
+mixed_float16, and with the culprits or a decoy in float32.
 
-`--policy` tries another one than mixed_float16, in which other cases fail than
-those labelled: every model is trained in float32 and in the policy as well. A
-case counts if something is found where that fails, and no layer where it
-learns.
+`--policy` tries another policy, where other cases fail. It trains
+every model in float32 and in that policy. A case is right if something is
+found where training fails, and no layer is found where the model learns.
 """
 
 import math
@@ -58,7 +57,7 @@ def main():
 
 
 def _medians(rows):
-    """A line on what a diagnosis takes, beside a first step."""
+    """Returns a line with the times of a diagnosis and of a first step."""
     times = [
         [float(row[i].split()[0]) for row in rows] for i in (_TIME, _FIRST)
     ]
@@ -143,7 +142,7 @@ def train_all(setup, jit_compile, names):
 
 
 def diagnose_in(setup, jit_compile, names, policy):
-    """Returns what is found in another policy, beside how training ends."""
+    """Returns rows of what is found and how training ends, by case."""
     from zoo import cases
 
     rows = []
@@ -152,8 +151,8 @@ def diagnose_in(setup, jit_compile, names, policy):
         try:
             low = case.fit(case.model(policy, jit_compile))
             verdicts = case.verdicts(jit_compile, policy)
-        # An optimizer whose epsilon is 0 in the variables; on torch a dtype
-        # in which the initial weights cannot be drawn.
+        # The optimizer's epsilon may be 0 in this dtype, and torch cannot
+        # draw random weights in every dtype.
         except (NotImplementedError, ValueError) as error:
             rows.append([case.name, _metric(exact), "-", str(error), "-", True])
             continue

@@ -1,9 +1,9 @@
-"""What the callbacks cost a run that diverges, in which no precision helps.
+"""Measures what the callbacks cost a run that diverges.
 
-Nearly every step of it is bad, and a diagnosis of each would say the same. A
-small network trains at a learning rate of 1e3; whole fits, in turns, in time
-of the process, medians of pairs with a plain fit. "First" is the fit before
-these, which compiles what a diagnosis runs.
+No precision helps such a run. Nearly every step is bad, and a diagnosis of each
+would find the same. A small network trains at a learning rate of 1e3. Whole
+fits alternate, and the ratios are medians of pairs with a plain fit, in process
+time. "First" is the first fit, which also compiles the diagnosis.
 
     python benchmarks/diverging_run.py
     OMP_NUM_THREADS=1 python benchmarks/diverging_run.py --setups torch jax

@@ -1,12 +1,11 @@
-"""What the diagnosis before the first step costs, beside the plain first step.
+"""Compares the diagnosis before the first step with the first step itself.
 
-In each round a new process builds a mixed_float16 model with random weights
-and times, in an order that alternates: the first train step with all its
-compilation, and a diagnosis of the same batch with all of its own. Then some
-more steps, whose median is the plain step. Caches of compiled programs on
-disk are off. The columns are medians over the rounds of the seconds, and of
-the ratios within each round: of the diagnosis to the first step, and to the
-plain step.
+In each round a new process builds a mixed_float16 model with random weights. It
+times the first train step with its compilation, and a diagnosis of the same
+batch with its own, in alternating order. The plain step is the median of some
+more steps. Caches of compiled programs on disk are off. The columns are medians
+over the rounds: first the seconds, then the ratios of the diagnosis to the
+first step and to the plain step.
 
     python benchmarks/first_diagnosis.py
     python benchmarks/first_diagnosis.py --setups torch --models transformer

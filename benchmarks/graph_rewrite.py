@@ -1,12 +1,12 @@
-"""What the graph rewrite brings, beside a policy and float32, on TensorFlow.
+"""Compares TensorFlow's graph rewrite with float32 and with a policy.
 
-Three arms train four Dense(2048) with SGD on one batch: float32, a float32
-model in `graph_rewrite("bfloat16")`, and a model of the policy
-mixed_bfloat16; and the two that XLA can compile, compiled. Short rounds of each
-alternate in one process, and a ratio is the median, over the rounds, of the
-time of a round of float32 to that of the arm in the same round, so that more
-than 1 is faster; that of the fastest rounds stands beside it in brackets. What
-TensorFlow takes to optimize a graph is not in it.
+Four Dense(2048) train with SGD on one batch: in float32, in
+`graph_rewrite("bfloat16")` and in mixed_bfloat16. The first and the last are
+also compiled by XLA. Short rounds alternate in one process. A ratio is
+float32's time divided by the other time in the same round, so more than 1 is
+faster. The table has the median over the rounds, and the ratio of the fastest
+rounds in brackets. The time that TensorFlow needs to optimize a graph is left
+out.
 
     python benchmarks/graph_rewrite.py
     python benchmarks/graph_rewrite.py --rounds 31 --width 1024

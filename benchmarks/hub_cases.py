@@ -1,9 +1,9 @@
-"""Transformers of KerasHub with a planted overflow, for `repair_hub.py`.
+"""Small KerasHub transformers with a planted overflow, for `repair.py --hub`.
 
-Small ones, of its own layers and with new weights, that learn in float32 in
-less than a minute on one core. What overflows is what overflowed in the large
-ones: the output of a feed-forward block of T5, which then stays in the
-residual stream, and the gated product of Llama, which does not. The block is
+They are made of KerasHub's layers with new weights, and learn in float32 in
+less than a minute on one core. They overflow like the large models. In
+T5 the output of a feed-forward block overflows and stays in the residual
+stream. In Llama the gated product overflows, which does not stay. The block was
 drawn at random, once.
 
     pip install keras-hub
@@ -227,7 +227,7 @@ def _case(name, build, culprits=(), learning_rate=2e-3, **arguments):
 def cases(names=()) -> list:
     """Returns the named cases, or all that run on the device."""
     found = [
-        # What KerasHub's users get, nothing planted.
+        # Models as KerasHub's users get them, without a planted overflow.
         _case("t5", _t5, **_IN_T5),
         _case("llama", _llama, **_IN_LLAMA),
         *_planted(*np.random.default_rng(0).integers(0, _LAYERS, 5).tolist()),
@@ -253,8 +253,8 @@ def _planted(first, second, third, fourth, fifth):
         equal_dtypes=frozenset(_t5_ffn_output_sums(first)),
         **_IN_T5,
     )
-    # Beyond 255 the norms of T5 overflow, which square in the dtype of their
-    # input. It grows there in the second epoch.
+    # T5's norms square in the dtype of their input, so they overflow above
+    # 255. The residual stream reaches that in the second epoch.
     yield _case(
         "t5_residual_grows",
         lambda: _scale_t5(second, 50.0),

@@ -1,10 +1,11 @@
-"""Diagnoses `generate` of small KerasHub tasks, as they are and with a fault.
+"""Diagnoses `generate` of small KerasHub tasks, with and without a fault.
 
     pip install keras-hub
     KERAS_BACKEND=jax python -m benchmarks.hub_generate
 
-Of each a line: what is named in float16 where nothing is planted, and where a
-feed-forward block overflows. New weights, from tiny configurations.
+Each task prints one line: the layers that are named in float16 without a fault,
+and those that are named when a feed-forward block overflows. The tasks are
+tiny and have new weights.
 """
 
 import time
@@ -56,7 +57,7 @@ TASKS = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "t5": _t5}
 
 def _plant(task):
     """The weights of the last feed-forward block are large, but fit."""
-    # Each class calls them otherwise; all else has no layers inside.
+    # The names of the blocks differ, but only blocks have layers inside.
     blocks = [x for x in task.backbone.layers if len(flat_layers(x)) > 1]
     for variable in blocks[-1].trainable_variables:
         value = keras.ops.convert_to_numpy(variable)

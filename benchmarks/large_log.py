@@ -1,9 +1,11 @@
-"""What many long runs of a large model cost to log, to serve and to open.
+"""Measures how long it takes to log, serve and open many runs of a large model.
 
-Writes the logs of 50 runs of a million steps of 2,000 layers with the real
-writer at its real thinning, serves them by `keras-mixprec serve`, opens the
-page in a headless Chromium and does there what a reader does. Run it with
-`python -m benchmarks.large_log`; `--layers 200 --runs 1` is a usual model.
+The real writer writes the logs of 50 runs of a million steps of 2,000 layers,
+as thinned out as in a real run. `keras-mixprec serve` serves them, a headless
+Chromium opens the page and does what a reader does. `--layers 200 --runs 1` is
+a usual model.
+
+    python -m benchmarks.large_log
 """
 
 import argparse
@@ -106,7 +108,7 @@ def write_runs(log_dir, steps, layers, runs):
 
 
 def skips_shown(url):
-    """How many skipped steps the page is told of."""
+    """Returns how many skipped steps the page receives."""
     _, _, body = ask(url, "/data/run", run="run_00/mixprec")
     kinds = [event["kind"] for event in json.loads(body)["events"]]
     return kinds.count("skipped_step")

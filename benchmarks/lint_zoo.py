@@ -1,17 +1,17 @@
-"""What `lint` finds before training in the models of `tests/zoo` and others.
+"""Measures what `lint` finds before training in `tests/zoo` and other models.
 
-For every fault of the zoo whether a finding of high severity names one of its
-layers, or the model: from the model alone, and with a batch of data. Healthy
-models must have none.
+The table says for each fault of the zoo whether a finding of high severity
+names one of its layers, or the model. It is linted without and with a batch of
+data. Healthy models must have no such finding.
 
     python -m benchmarks.lint_zoo
     python -m benchmarks.lint_zoo --backend jax --cases t5_ffn big_sum
     python -m benchmarks.lint_zoo --models
     python -m benchmarks.lint_zoo --models ResNet50 BertBackbone
 
-`--models` lints the architectures of keras.applications and KerasHub, all of
-them or those named, in mixed_float16: a finding of high severity there needs a
-reason. ResNet50 is linted at 224 pixels as well, for the time it takes.
+`--models` lints the architectures of keras.applications and KerasHub in
+mixed_float16, all or the named ones. A finding of high severity there needs a
+reason. ResNet50 is also linted at 224 pixels, to time it.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Prints the memory of a train step, reported and counted on paper.
+"""Prints the memory of a train step, as reported and as computed by hand.
 
 Usage: KERAS_BACKEND=jax python benchmarks/memory.py [POLICY ...]
 
-A process for each policy, of 16 layers `Dense(256, "tanh")` without bias, Adam
-and a batch of 8,192: what a step keeps is known. `process` is what the whole
-process has at its peak, and what it had before the model was made.
+Each policy has its own process. The model has 16 layers `Dense(256, "tanh")`
+without bias, Adam and a batch of 8,192, so the memory of a step is known.
+`process` is the peak of the whole process, and its size before the model was
+made.
 """
 
 import os

@@ -1,12 +1,13 @@
-"""The monitor and `diagnose` on the architectures that others wrote.
+"""Runs the monitor and `diagnose` on architectures of other authors.
 
-Each of `keras.applications` and KerasHub's backbones, small and with random
-weights, trains three steps in mixed_float16 with our optimizer and a monitor
-that probes every step it can, and is then diagnosed. All of them are healthy:
-a verdict, a warning or an error is a fault of this library, or in need of a
-reason. Layers are those that have a path, rows those that the last probe
-measured. `--diagnose-only` leaves the training out, most of which is
-compilation: the models are diagnosed with the weights they begin with.
+It runs `keras.applications` and KerasHub's backbones, small and with random
+weights. Each trains three steps in mixed_float16 with our
+optimizer and a monitor that measures before every step. Then it is diagnosed.
+All models are healthy, so a verdict, a warning or an error is a bug of this
+library or needs a reason. The
+column "layers" counts layers with a path, "rows" the layers in the last
+measurement. `--diagnose-only` skips the training, which is mostly
+compilation.
 
     python -m benchmarks.model_sweep
     python -m benchmarks.model_sweep --setup tensorflow-xla --only NASNetMobile
@@ -90,7 +91,7 @@ def examine(name, jit_compile, train=True):
 
 
 class _Fitted(NamedTuple):
-    """What a training gave, as cells of a row."""
+    """The cells of a training in a row of the table."""
 
     seconds: str = "-"
     skipped: str = "-"

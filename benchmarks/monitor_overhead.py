@@ -1,18 +1,21 @@
-"""What `MixPrecMonitor` adds to `fit`, beside what other tools add.
+"""Compares what `MixPrecMonitor` and other tools add to `fit`.
 
 All arms fit the same mixed_float16 model with our `LossScaleOptimizer` on the
-same batches: without a callback, the same once more, whose ratio shows how much
-equal models differ by themselves, with the monitor at its defaults, with ranges
-read before every step and, with `--peers`, with Keras' `TensorBoard` and its
-histograms of each epoch (a fit is an epoch) and, on TensorFlow,
-`enable_check_numerics` and the Debugger V2. The fits of all arms alternate:
-ours in one process, the others each in one of its own, because TensorFlow's
-tools stay in what it compiled and the debugger cannot be switched on twice. A
-ratio is the median, over the rounds, of a step's time to that without a
-callback in the same round; the ratio of the fastest rounds stands beside it in
-brackets. What costs a multiple fits an eighth of the steps. "Same" says whether
-the losses of all epochs and the final weights, with defaults, are the same bit
-for bit, and otherwise by how much a weight differs at most.
+same batches:
+
+- without a callback, twice: the ratio shows how much equal models differ;
+- with the monitor at its defaults;
+- with ranges measured before every step;
+- with `--peers`: Keras' `TensorBoard` with histograms of each epoch, where a
+  fit is one epoch, and on TensorFlow `enable_check_numerics` and Debugger V2.
+
+The fits of all arms alternate. Each tool of TensorFlow has its own process,
+because it stays in what it compiled and the debugger cannot be switched on
+twice. A ratio is the time of a step divided by the time without a callback in
+the same round. The table has the median over the rounds, and the ratio of the
+fastest rounds in brackets. Slow tools fit an eighth of the steps. The column
+"same" says whether losses and final weights equal those without the monitor bit
+for bit, or by how much a weight differs at most.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
@@ -49,7 +52,7 @@ PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
 HEADER = ["without, ms a step", "without again", "defaults"]
 HEADER += ["every step", "same"]
 
-# Of the arms whose steps take a multiple of a plain one, so few of the steps.
+# Arms with slow steps take this many times fewer steps.
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 

@@ -1,19 +1,20 @@
-"""Whether the tests notice small faults in the rooms that only judge.
+"""Measures whether the tests notice small faults in the code.
 
-Makes 300 mutants of `MODULES`: in each, one comparison, number, `and`, `+`,
-`not`, `min` or returned value is another. For each it runs the default tests
-that reach the changed line, in a forked child of a process that has imported
-Keras and torch, until one fails. The sample depends on the source alone, and
-changes only where the source does, so that two states of the tests compare:
+300 mutants of `MODULES` are made. Each changes one comparison, number, `and`,
+`+`, `not`, `min` or returned value. The default tests that reach the changed
+line run, in a forked child of a process that has imported Keras and torch,
+until one fails. The sample depends only on the source, so two states of the
+tests can be compared:
 
     KERAS_BACKEND=torch OMP_NUM_THREADS=1 \
         python benchmarks/mutants.py CHECKOUT RESULTS
 
-CHECKOUT is copied, and stays as it is. RESULTS is a folder: a file for each
-test file says which of its tests reach a mutant, and how long they take;
-`mutants.jsonl` says what became of each. A run that was stopped goes on.
-Tests that drive a browser or are in `ELSEWHERE` take no part. Of the others
-each mutant meets at most `CPU_SECONDS`, the cheapest of each file first.
+CHECKOUT is copied and does not change. RESULTS is a folder. It has one file per
+test file, with the mutants that its tests reach and their times, and
+`mutants.jsonl` with the result of each mutant. A run that was stopped
+continues. Tests that drive a browser or are in `ELSEWHERE` do not run. Each
+mutant meets other tests for at most `CPU_SECONDS`, the fastest of each file
+first.
 """
 
 import ast
@@ -120,7 +121,7 @@ class Chosen:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        # What a fixture does may be for all tests of the file.
+        # A fixture may serve all tests of the file.
         self.enter(item.nodeid.partition("::")[0])
         begun = sum(os.times()[:4])
         yield
@@ -168,8 +169,8 @@ def reaching(file, sample):
     for mutant in sample:
         path = os.path.abspath(mutant["path"])
         found = {t for n in mutant["lines"] for t in by_line[path].get(n, ())}
-        # What runs as it is imported is for who uses the module, or a room
-        # of which the module has no functions.
+        # Code that runs on import is tested by the tests that use the module,
+        # or its package if the module has no functions.
         for others in [path], by_line:
             for other in others:
                 if found == {""} and os.path.dirname(path) in other:
@@ -201,11 +202,11 @@ def outcome(names):
 
 
 def tried(number, mutant, names):
-    """Returns what became of a mutant, and by which test."""
+    """Returns the result of a mutant, and the test that failed."""
     path = pathlib.Path(mutant["path"])
     original = path.read_bytes()
     path.write_bytes(mutant["source"])
-    # A time of its own, by which Python knows what it has compiled.
+    # Python compiles a module again if its time has changed.
     os.utime(path, (number, number))
     result = forked(outcome, names, cpu_seconds=5 * CPU_SECONDS)
     path.write_bytes(original)

@@ -1,15 +1,15 @@
-"""What loss scaling adds to a train step.
+"""Measures what loss scaling adds to a train step.
 
 Three arms train the same mixed_float16 model with Adam: without loss scaling,
-with Keras' `LossScaleOptimizer`, and with ours, all counters on. A fourth is
-the floor of what any optimizer that can skip a step costs: ours, reading
-one number of each gradient instead of all. What is left of its cost is that no
-update may start before the last gradient is known. Short rounds of each
-alternate in one process per backend, so that whatever else the machine does
-meets all alike. A ratio is the median, over the rounds, of
-a round's time to the unscaled arm's in the same round, in the last column to
-that of Keras' arm; the ratio of the fastest rounds stands beside it in
-brackets.
+with Keras' `LossScaleOptimizer`, and with ours. The fourth arm, the floor, is
+our optimizer reading one number of each gradient instead of all. It is the
+least that an optimizer costs that can skip a step, because no update may start
+before the last gradient is known.
+
+Short rounds alternate in one process per backend. A ratio is the time of an arm
+divided by the time without scaling in the same round, in the last column by
+the time of Keras' optimizer. The table has the median over the rounds, and the
+ratio of the fastest rounds in brackets.
 
     python benchmarks/optimizer_step.py
     python benchmarks/optimizer_step.py --setups jax torch --rounds 101

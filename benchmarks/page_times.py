@@ -4,9 +4,9 @@ import os
 import time
 from typing import NamedTuple
 
-# Answered in the first frame after it, done when what it asked for has come
-# and is drawn. Nothing looks in every frame whether it has: the frames of the
-# seconds in which a server has no processor would be time of the page.
+# An action is answered in the first frame after it, and done when its data have
+# arrived and are drawn. The script does not look in every frame, because these
+# frames would count as time of the page while it waits for the server.
 _TAKES = """
 const [act, done] = arguments;
 const at = performance.now();
@@ -77,14 +77,14 @@ def opened(driver, url: str, seconds: float = 120.0) -> float:
 
 
 class Taken(NamedTuple):
-    """Seconds from what a reader does to the frames in which it shows.
+    """Seconds between an action of the reader and the frames that show it.
 
     Attributes:
         answered: Float. Until the first frame: that what was asked for is
             shown, or is loading.
         shown: Float. Until all of it is shown.
-        computed: Float. What of that the page computed, layout and drawing
-            included: that is what an idle machine lets a reader wait.
+        computed: Float. How long the page computed in that time, with layout
+            and drawing. On an idle machine this is how long a reader waits.
     """
 
     answered: float

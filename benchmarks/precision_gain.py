@@ -1,10 +1,10 @@
-"""What 16 bits bring in training, by `compare_precisions`: the README's table.
+"""Measures what 16 bits gain in training, with `compare_precisions`.
 
-Four Dense(2048) and a transformer block learn a teacher's outputs: in float32,
-under policies, under the plan that a tuner wrote, with TensorFlow's graph
-rewrite, and with our callbacks on. Each has a process of its own, for its peak
-memory; they take turns, on the same batches and from the same weights. float16
-is measured over seven steps of one seed: a CPU may take 100 times as long.
+Four Dense(2048) and a transformer block learn the outputs of a teacher: in
+float32, with policies, with the plan of a tuner, with TensorFlow's graph
+rewrite, and with our callbacks. Each has its own process, to measure its peak
+memory. They take turns on the same batches from the same weights. float16 runs
+for seven steps of one seed only, because a CPU may take 100 times as long.
 
     python benchmarks/precision_gain.py
     python benchmarks/precision_gain.py --setups torch --models "4 Dense(2048)"
@@ -48,7 +48,7 @@ def measure(jit_compile, name, steps, blocks, seeds, tiny):
 
     batch, shape = MODELS[name]
     shape = (*shape[:-1], shape[-1] // TINY if tiny else shape[-1])
-    # By its own name, which each process can import.
+    # The other processes import the module by this name.
     module = importlib.import_module("benchmarks.precision_gain")
     build = functools.partial(module.build, name, shape, jit_compile)
     data = _data(4 * batch, shape)

@@ -1,21 +1,24 @@
-"""What `PrecisionTuner` makes of the models of `tests/zoo`.
+"""Measures what `PrecisionTuner` does with the models of `tests/zoo`.
 
-For every case and backend: the final metric in float32, in mixed_float16 as it
-is, and with the tuner; where that is not within 2% of float32's, the least and
-largest of five seeds, one of which it has to be as good as; how many steps
-after the first bad one the model was repaired, and with how many rebuilds; the
-share of parameters and of FLOPs that is left in 16 bits, and of the smallest
-set known to do. In a control nothing may be demoted.
+The table has a row for each case and backend:
+
+- the final metric in float32, in mixed_float16, and with the tuner. If the last
+  one is not within 2% of float32's, it must be as good as one of five seeds,
+  and the row has the range of these;
+- how many steps after the first bad one the model was repaired, and the number
+  of rebuilds;
+- the share of parameters and FLOPs left in 16 bits, and the share with the
+  smallest set of layers known to be enough.
+
+In a healthy control model nothing may be demoted.
 
     python -m benchmarks.repair
     python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
 
-`--rungs rescale bfloat16 float32` are those of the tuner; without it they are
-the tuner's default.
-
-With `--hub` the models are transformers of KerasHub with a planted overflow,
-which takes `pip install keras-hub`. Their FLOPs are not known, since they are
-built for any length: there the shares compared are those of the parameters.
+`--rungs rescale bfloat16 float32` sets the tuner's argument. With `--hub` the
+models are KerasHub transformers with a planted overflow, which need `pip
+install keras-hub`. Their FLOPs are unknown because they are built for any
+length, so only the shares of their parameters are compared.
 """
 
 import json
@@ -90,15 +93,15 @@ def repair_all(setup, jit_compile, names, hub=False, rungs=None):
 
 
 class Repaired(NamedTuple):
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
         cells: List of strings, its row of the table.
-        fault: Boolean. Whether a layer is known to be unstable.
-        fails: Boolean. Whether it fails to learn in mixed_float16.
-        right: Boolean. Whether the tuner did right.
+        fault: Boolean. True if a layer is known to be unstable.
+        fails: Boolean. True if it fails to learn in mixed_float16.
+        right: Boolean. True if the tuner did the right thing.
         rebuilds: Int.
-        share: Float. What is left in 16 bits, as a share of what could be.
+        share: Float. The share left in 16 bits, relative to the best one.
     """
 
     cells: list
@@ -121,7 +124,7 @@ def repair_one(case, setup, jit_compile, measure="flops", rungs=None):
     given = {"rungs": rungs} if rungs else {}
     tuner = kmp.PrecisionTuner(verbose=0, **given)
     with tempfile.TemporaryDirectory() as folder:
-        # Behind the tuner, so that it logs each step that is skipped.
+        # The tuner is first, so that the monitor logs each skipped step.
         monitor = kmp.MixPrecMonitor(folder, probe_every=0, verbose=0)
         tuned = case.fit(model, callbacks=[tuner, monitor])
         first_bad = _first_bad_step(folder)

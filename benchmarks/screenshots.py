@@ -1,10 +1,9 @@
-"""Pictures of the "Mixed Precision" tab, light and dark, for the docs.
+"""Takes the pictures of the "Mixed Precision" tab for the docs, light and dark.
 
-Trains the transformer of `examples/repair_in_training.py`, in float16 as it
-is, with `PrecisionTuner` and in float32, and photographs the first two in a
-real TensorBoard, the panel that asks what would be in another format, and the
-one that compares the speed of the last two. Then runs the demo, and photographs
-the top of its report.
+Trains the transformer of `examples/repair_in_training.py` in float16, with
+`PrecisionTuner`, and in float32. Photographs the first two in a real
+TensorBoard, the panel about other formats, and the panel that compares the
+speed of the last two. Then runs the demo and photographs its report.
 
     python -m benchmarks.screenshots
 """
@@ -26,7 +25,7 @@ from keras_mixprec import MixPrecMonitor, PrecisionTuner
 from keras_mixprec.cli.demo import run_demo
 
 PICTURES = pathlib.Path(__file__).parents[1] / "docs" / "images"
-# What the tuner demotes to is not to depend on the machine.
+# Without bfloat16 the tuner does the same on every machine.
 TUNER = PrecisionTuner(verbose=0, bfloat16=False)
 RUNS = {
     "float16": ("mixed_float16", []),
@@ -81,7 +80,7 @@ def shown(log_dir):
 
 
 def photograph_demo():
-    """The README's picture, as that of a run on TensorFlow."""
+    """Takes the README's picture, of a run on TensorFlow."""
     with tempfile.TemporaryDirectory() as folder:
         run_demo(log_dir=folder)
         with browser(1200, 580) as driver:

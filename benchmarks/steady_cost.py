@@ -1,21 +1,19 @@
-"""What `MixPrecMonitor` and `PrecisionTuner` cost a healthy run, by parts.
+"""Measures what the callbacks cost a healthy run, part by part.
 
-Two `fit`s next to each other differ by 2% to 5% on a shared machine even if
-they are the same, so that their ratio says nothing about 1%. Here the parts
-are timed where they happen, all at their defaults, in one `fit` of a
-mixed_float16 model with our `LossScaleOptimizer` that lasts some epochs:
+Two equal `fit`s side by side differ by 2% to 5% on a shared machine, so their
+ratio says nothing about 1%. Therefore the parts are timed where they happen, in
+one `fit` of several epochs of a mixed_float16 model with our
+`LossScaleOptimizer`, with all arguments at their defaults:
 
-- guard: what keeping bad batches out of metrics adds to the compiled step, from
-  single steps with and without it that alternate on the same weights;
-- hooks: the time within the callbacks' own methods, waiting for the device
-  included;
-- special steps: what steps with a reading of ranges or a diagnosis take beyond
-  the median step.
+- guard: the time that keeping bad batches out of metrics adds to the compiled
+  step, from steps with and without it that alternate on the same weights;
+- hooks: the time in the callbacks' own methods, with waiting for the device;
+- special steps: the extra time of steps with a measurement or a diagnosis,
+  compared to the median step.
 
-Hooks and special steps are those of the epochs after the first, as a share of
-the rest of the time of those epochs. "Total" is the sum of the three. "Once"
-is how long the hooks and diagnoses of the first epoch take, in seconds, and the
-readings of ranges that do not wait for the budget.
+Hooks and special steps are a share of the time of the epochs after the first.
+"Total" is the sum of the three. The columns "once" are the seconds of the hooks
+and diagnoses in the first epoch, and of the measurements without a budget.
 
     python benchmarks/steady_cost.py
     OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
@@ -76,7 +74,7 @@ def measure(
 
 
 def _guard(jit_compile, name, clock, pairs):
-    """What the guard adds to a step, as a share of it."""
+    """Returns how much the guard adds to a step, as a share."""
     from benchmarks.models import compiled
     from benchmarks.train_steps import stepper
     from keras_mixprec.monitoring.attach import watch_optimizers
@@ -119,9 +117,8 @@ class _Run:
             self._time_hooks(callback)
         begin = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: self._stamp(),
-            # With it Keras reads the loss and so waits for every step, also
-            # on a GPU, where what is read is the last that the step computes;
-            # whoever asked first would have to otherwise.
+            # This hook lets Keras read the loss and so wait for every step.
+            # On a GPU the first reader would wait anyway.
             on_train_batch_end=lambda batch, logs: None,
         )
         end = keras.callbacks.LambdaCallback(

@@ -1,4 +1,4 @@
-"""The models that `model_sweep.py` trains: those of others, made small.
+"""The models of `model_sweep.py`: well-known architectures, made small.
 
 Applications of Keras at the smallest images they take, and backbones of
 KerasHub with two layers of 32 features. All end in a `Dense(4)`.
@@ -153,7 +153,7 @@ def _samples(tensor, name, random, count):
 
 
 def _rescales(name):
-    """Whether an application begins by bringing bytes to scale."""
+    """Returns True if an application begins by scaling bytes."""
     application = getattr(keras.applications, name, None)
     return application is not None and (
         "include_preprocessing" in inspect.signature(application).parameters

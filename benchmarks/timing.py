@@ -20,7 +20,7 @@ SETUPS = {
     "torch": ("torch", False),
 }
 
-# Of the wall, and of the process, which other processes do not lengthen.
+# Other processes do not lengthen the time of the process.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 

@@ -20,7 +20,7 @@ def build():
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(WORDS, WIDTH, name="words")(inputs)
     for block in range(3):
-        # Weights that large are what T5's training comes to by itself.
+        # T5 reaches weights this large in normal training.
         spread = 60.0 if block == 2 else 0.1
         y = layers.LayerNormalization(name=f"norm_{block}")(x)
         y = dense(128, spread, f"in_{block}", "relu")(y)

@@ -1,4 +1,4 @@
-"""Firefox by WebDriver BiDi, which it speaks itself: no driver beside it.
+"""Drives Firefox by WebDriver BiDi, which needs no driver.
 
 https://w3c.github.io/webdriver-bidi/
 """
@@ -106,7 +106,7 @@ def firefox_or_skip():
 
 
 def _address(process):
-    """Where it says that it listens."""
+    """Returns the address at which it says that it listens."""
     ends = time.monotonic() + _START
     for line in process.stderr:
         if found := _LISTENS.search(line):

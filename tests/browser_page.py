@@ -79,7 +79,7 @@ class Browser(Reader):
         return self.driver.execute_script(script, *arguments)
 
     def shown(self, css):
-        """Whether any of these has a place on the page."""
+        """Returns True if any of these has a place on the page."""
         return any(self.values(css, "getClientRects().length"))
 
     def one(self, css):
@@ -124,7 +124,7 @@ class Browser(Reader):
         assert poll(look, seconds), look()
 
     def errors(self):
-        """What our page has logged since the last call."""
+        """Returns the errors that the page has logged since the last call."""
         ours = ("/mixed_precision/", "plugin_entry", "file://", "srcdoc")
         return [
             entry["message"]

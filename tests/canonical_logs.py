@@ -1,8 +1,7 @@
-"""A dozen logs as the monitor writes them, of runs that nobody trained.
+"""A dozen logs in the monitor's format, of invented runs of one small model.
 
-Each tells another story, on the same small model. The fixture `canonical` in
-`conftest.py` writes all of them, once per session. `test_golden.py` holds what
-reports make of them, word for word.
+The fixture `canonical` in `conftest.py` writes all of them, once per session.
+`test_golden.py` compares their reports with files.
 """
 
 import contextlib
@@ -84,7 +83,7 @@ class Fit:
     Args:
         log_dir: Path.
         layers: List of rows, as `layer` makes them.
-        tuner: Boolean. Whether a tuner takes part.
+        tuner: Boolean. True if there is a tuner.
         scales: Dict from the names of optimizers to their first loss scale.
     """
 
@@ -162,7 +161,7 @@ class Fit:
         Args:
             loss: Float.
             skips: Dict from the optimizers that skip it to variables.
-            kind: String. What the gradients are then.
+            kind: String. The non-finite numbers in the gradients.
             rows: Dict, the first bad row of each part of the batch.
         """
         _wait(SECONDS)
@@ -334,7 +333,7 @@ BEHIND = {"": ["embed/kernel", "block/norm/gamma"]}
 
 
 def healthy(log_dir):
-    """Nothing happens, and layers were compared with float32."""
+    """A run without events, whose layers were compared with float32."""
     fit = Fit(log_dir)
     fit.steps(1)
     fit.compare({"embed": [4e-4, 1e-3], "block/square": [1e-3, 2e-3]})
@@ -480,7 +479,7 @@ def bad_batch(log_dir):
 
 
 def two_optimizers(log_dir):
-    """A generator whose loss scale falls beside a sound discriminator."""
+    """A generator whose loss scale falls, and a healthy discriminator."""
     scales = {"generator": FIRST_SCALE, "discriminator": 2.0**10}
     fit = Fit(log_dir, scales=scales)
     fit.steps(10)
@@ -566,7 +565,7 @@ OTHER_EVENTS = {
 
 
 def every_other_event(log_dir):
-    """What the others have no event of, in one run that cannot be."""
+    """All events that the other logs lack, in one impossible run."""
     fit = Fit(log_dir, tuner=True)
     for kind, content in OTHER_EVENTS.items():
         fit.step(1.0)
@@ -587,7 +586,7 @@ def killed(log_dir):
 
 
 def many_layers(log_dir):
-    """Two thousand layers, a few of which have something."""
+    """Two thousand layers, a few with findings."""
     rows = [
         layer(f"block_{n // 10}/dense_{n % 10}", share=1 / 2000)
         for n in range(2000)
@@ -662,7 +661,7 @@ def write_all(folder) -> dict[str, Canonical]:
 
 
 def conversion() -> ConversionReport:
-    """What a conversion for inference reports, of a model like the others."""
+    """Returns the report of a conversion for inference."""
     rows = [
         ("embed", "float16", 128, 8.0, 12.5, ""),
         ("block/norm", "float16", 128, 4.0, 13.0, ""),

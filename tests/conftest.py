@@ -33,9 +33,9 @@ import keras_mixprec
 from keras_mixprec import _clock
 from keras_mixprec._patched import patched
 
-# What reads a log knows no backend. The one whose processes start
-# soonest trains for it, and has no TensorFlow beside it that would hide an
-# import. Steps that raise are torch's alone.
+# Reading a log needs no backend, so these tests run on torch alone. Its
+# processes start fastest, and without TensorFlow a needless import shows. Only
+# torch diagnoses steps that raise.
 if keras.backend.backend() != "torch":
     collect_ignore_glob = [
         "test_monitor_step_raised.py",
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(items):
             cases[test].append(item)
     place = ["tensorflow", "jax", "torch"].index(backend)
     for test, dealt in cases.items():
-        # From another backend on in each test: no backend gets all the first.
+        # Each test starts at another backend, so none gets all first cases.
         mine = place + zlib.crc32(test.encode())
         hands = min(3, len(dealt))
         for number, item in enumerate(dealt):
@@ -78,9 +78,9 @@ def _markers(item):
 
 
 def _has_no_backend(item):
-    """Whether a test or a case is of `one_backend`.
+    """Returns True if a test or a case is marked `one_backend`.
 
-    In a file of those, `every_backend` marks the others.
+    In a file with this mark, `every_backend` marks the exceptions.
     """
     own = {marker.name for marker in item.own_markers}
     in_file = item.get_closest_marker("one_backend")
@@ -108,7 +108,7 @@ def _past_modules_are_not_searched():
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_measured_before(tmp_path_factory):
-    """Nor does what a module's tests share, which is made before them."""
+    """Fixtures of a module use no earlier measurement either."""
     with pytest.MonkeyPatch.context() as patch:
         folder = _empty_folder(tmp_path_factory)
         patch.setenv("KERAS_MIXPREC_CACHE_DIR", folder)
@@ -117,14 +117,14 @@ def _nothing_measured_before(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _nothing_measured(monkeypatch, tmp_path_factory):
-    """No test goes by what another one, or the developer, has measured."""
+    """No test uses what another test or the developer has measured."""
     folder = _empty_folder(tmp_path_factory)
     monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", folder)
 
 
 @pytest.fixture(autouse=True)
 def _fresh_state(monkeypatch):
-    # Which a command that runs in this process may choose anew.
+    # A command that runs in this process may change it.
     monkeypatch.setenv("KERAS_BACKEND", keras.backend.backend())
     keras.utils.set_random_seed(0)
     keras_mixprec.set_global_policy("float32")
@@ -167,7 +167,7 @@ class SetClock:
         return self.now
 
     def each_look_takes(self, seconds):
-        """Context in which to read it takes time, as on a slow machine."""
+        """Context in which each reading takes time, as on a slow machine."""
 
         def read():
             self.wait(seconds)
@@ -226,7 +226,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def told(canonical):
-    """What the canonical logs hold, without the page, by run."""
+    """Returns the content of the canonical logs by run, without the page."""
     log_dir, _ = canonical["healthy"]
     runs = keras_mixprec.load_report(log_dir.parent).to_dict()
     return {name.removesuffix("/mixprec"): run for name, run in runs.items()}

@@ -66,10 +66,10 @@ class OwnLoss(keras.Model):
 
 
 def model_of(*parts, shape=(8,), wide=(), seed=0, policy=None, **arguments):
-    """A functional model of layers in a row, all but some in float16.
+    """Returns a functional model of layers in a row, in float16 but for `wide`.
 
-    It is given the policy once it is made. One that is made under `policy` is
-    to be given what makes its layers, or layers that were made under it.
+    The model gets its dtypes after it is made. With `policy` it is made under
+    that policy, so the parts must be functions or follow it already.
     """
     keras.utils.set_random_seed(seed)
     if policy:
@@ -89,7 +89,7 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def compiled(model, loss="mse", optimizer="adam", jit=False, **scaling):
-    """Compiles a model; `scaling` is what the loss scale is made of."""
+    """Compiles a model; `scaling` are arguments of the loss scale."""
     optimizer = kmp.LossScaleOptimizer(optimizer, **scaling)
     model.compile(optimizer, loss, jit_compile=jit)
     return model
@@ -120,7 +120,7 @@ def demoted(tuner):
 
 
 def everything(model):
-    """The values of all variables, those of the optimizer too."""
+    """Returns the values of all variables, including the optimizer's."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *getattr(optimizer, "variables", ())]
     return [ops.convert_to_numpy(v.value).copy() for v in variables]

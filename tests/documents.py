@@ -22,7 +22,7 @@ def _enter_folder(namespace):
     folder = tempfile.TemporaryDirectory()
     namespace.update(keras=keras, np=np, kmp=kmp, _folder=folder)
     os.chdir(folder.name)
-    # What a page measures is for that page.
+    # Each page has its own measurements.
     os.environ["KERAS_MIXPREC_CACHE_DIR"] = folder.name
 
 

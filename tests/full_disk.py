@@ -22,9 +22,9 @@ def small_disk(tmp_path):
 
 @contextlib.contextmanager
 def full(folder):
-    """Context in which nothing more can be written into a folder.
+    """Context in which the disk of a folder is full.
 
-    Without a disk of its own no file of this process can grow.
+    If the folder has no own disk, no file of this process can grow.
     """
     if os.path.ismount(folder):
         filler = folder / "filler"

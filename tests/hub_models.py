@@ -61,6 +61,6 @@ def generate(model, x):
 
 
 def _is_added(path):
-    """Whether a weight writes into the sum that goes through all layers."""
+    """Returns True if a weight writes into the residual stream."""
     written = "attention_output", "output_dense", "position_embedding"
     return any(name in path for name in written)

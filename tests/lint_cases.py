@@ -1,11 +1,11 @@
 """Models that each rule of lint must find something in, and must not.
 
-A case is a function that returns a model, `(model, x)` or `(model, x, y)`, with
-a dict of further arguments of `lint` last if there are any; `products` in it is
-the matmul precision that is set, and the device an H100. `FINDS` has cases by
-the rule that must find something, the layer that it must name, if it is of a
-layer, and the severity, if it is not the rule's own. `PASSES` has cases by the
-rules that must find nothing. `test_lint_rules.py` runs over all of them.
+A case is a function that returns a model, `(model, x)` or `(model, x, y)`. A
+dict at the end has more arguments of `lint`; `products` sets the matmul
+precision on an H100. `FINDS` has cases by the rule that must find something,
+with the layer that it must name and the severity if it differs from the
+rule's. `PASSES` has cases by the rules that must find nothing.
+`test_lint_rules.py` runs all of them.
 """
 
 import functools
@@ -118,7 +118,7 @@ def large_moving_variance():
 
 
 def normalization(mean, variance):
-    """Of features that are around a mean, which are not standardized yet."""
+    """Returns a `Normalization` of features around a mean."""
     return between(layers.Normalization(mean=mean, variance=variance, name="n"))
 
 
@@ -141,7 +141,7 @@ def plain_adam():
 
 
 def with_optimizer(wrap=kmp.LossScaleOptimizer, build=mlp, of=8, **arguments):
-    """Of SGD with further arguments, wrapped if there is something for it."""
+    """Returns a model with SGD, wrapped unless `wrap` is None."""
     optimizer = keras.optimizers.SGD(**arguments)
     return compiled(build(of), wrap(optimizer) if wrap else optimizer)
 
@@ -205,7 +205,7 @@ def attention_over_padded_ids():
     return model, ids
 
 
-# What a layer of the user's own computes, on samples.
+# Custom layers, on samples.
 
 
 class Own(layers.Layer):

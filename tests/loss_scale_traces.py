@@ -46,9 +46,9 @@ def trace_peer(make, overflows):
 def comparable(scales, make):
     """Marks the steps at which a float32 rule can equal a peer.
 
-    All, if the peer keeps float32 itself: then also its way to 0 and to
-    infinity. A Python float goes on where float32 ends, so there the marks end
-    with the first scale that is not a normal float32 number.
+    If the peer uses float32 itself, all steps are marked, on the way to 0 and
+    to infinity too. If it uses Python floats, the marks end with the first
+    scale that is not a normal float32 number.
     """
     if isinstance(next(make()), np.float32):
         return np.ones(scales.shape, bool)

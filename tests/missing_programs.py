@@ -19,7 +19,7 @@ def skip_without(program, command):
 @contextlib.contextmanager
 def browser_or_skip():
     """A browser: Chromium of the system, or one that Selenium downloads."""
-    # Selenium is installed beside torch alone.
+    # Selenium is installed only in the environment of torch.
     from selenium.common.exceptions import WebDriverException
 
     from benchmarks.browser import browser

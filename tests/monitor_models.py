@@ -1,9 +1,9 @@
-"""Runs whose losses, gradients and overflows are known beforehand.
+"""Runs with known losses, gradients and overflows.
 
-`one_weight` has a float16 weight of 1 that a learning rate of 0 keeps there:
-a batch of the number `v` has the loss `v * v` and the gradient `2 * v * v`,
-both exact in float16 for the numbers of `good`. A batch of `BAD` overflows in
-the forward pass.
+`one_weight` has a float16 weight of 1 and a learning rate of 0. A batch of the
+number `v` has the loss `v * v` and the gradient `2 * v * v`. Both are exact in
+float16 for the numbers of `good`. A batch of `BAD` overflows in the forward
+pass.
 """
 
 import inspect
@@ -24,10 +24,10 @@ ROWS = 4
 JITS = {"tensorflow": [True, False], "jax": [True], "torch": [False]}[BACKEND]
 # Op by op on TensorFlow; JAX always compiles, torch never does.
 JIT = JITS[-1]
-# For files most of which runs on one backend, and what in them runs on each.
+# Marks for files whose tests mostly run on one backend.
 one_backend = pytest.mark.one_backend
 every_backend = pytest.mark.every_backend
-# A test of both compiles with XLA by default, as `compile` does by itself.
+# By default the tests compile with XLA, like `compile`.
 each_jit = pytest.mark.parametrize(
     "jit",
     [
@@ -159,7 +159,7 @@ def monitor(log_dir, **arguments):
     return kmp.MixPrecMonitor(log_dir, **usual | arguments)
 
 
-# For a monitor that looks as often as it does by itself.
+# The defaults of the monitor.
 DEFAULTS = {"max_overhead": 0.02, "probe_every": 100}
 
 
@@ -188,7 +188,7 @@ class Run:
 
 
 def watched(folder, data, model=None, *others, **arguments):
-    """Trains a model, beside other callbacks; returns the `Run`.
+    """Trains a model with a monitor and other callbacks.
 
     Args:
         folder: For the log.
@@ -205,14 +205,14 @@ def watched(folder, data, model=None, *others, **arguments):
 
 
 def scalars(log_dir, tag):
-    """Dict step -> number of one curve, of the main group unless it says so."""
+    """Returns a curve as a dict step -> number."""
     tag = tag if tag.startswith("mixprec_") else f"mixprec/{tag}"
     points = read_tag(os.path.join(log_dir, "mixprec"), tag)
     return {step: float(value) for step, value in points.items()}
 
 
 def tags(log_dir):
-    """The tags of a log, those of the main group without its name."""
+    """Returns the tags of a log, without the name of the main group."""
     return {
         value.tag.removeprefix("mixprec/")
         for event in read_events(os.path.join(log_dir, "mixprec"))
@@ -234,7 +234,7 @@ def texts(log_dir, tag):
 
 
 def overview(log_dir):
-    """What the report of a folder says of its only run."""
+    """Returns the only run in the report of a folder."""
     (run,) = kmp.load_report(log_dir).to_dict().values()
     return run
 
@@ -260,7 +260,7 @@ class EveryStep(keras.callbacks.Callback):
 
 
 def assert_logged(log_dir, scales, optimizer=""):
-    """Both forms in which the log has them; scales by step from 0 on."""
+    """Checks the table and the curve of the loss scale, from step 0."""
     steps = range(len(scales))
     points = scalars(log_dir, f"loss_scale/{optimizer}".rstrip("/"))
     assert max(points) == steps[-1]

@@ -1,4 +1,4 @@
-"""What a reader does with the page of the tab, and what the page shows."""
+"""Drives the page of the tab in Node.js, and reads what it shows."""
 
 import base64
 import contextlib
@@ -22,12 +22,12 @@ FOLDER = pathlib.Path(__file__).parent
 CHECKS = FOLDER.parent / ".ci" / "page"
 TIMELINE, HISTOGRAM = "#timeline canvas", "#histogram canvas"
 HEAT = "#heatmap .heat-scroll:nth-of-type(1) canvas"
-# Of a picture, and where it begins: see `timeline.js` and `heatmap.js`.
+# Sizes of a chart, as in `timeline.js` and `heatmap.js`.
 WIDTH, LEFT, LABELS = 1000, 66, 250
 
 
 def place(steps, last):
-    """Where the timeline has these steps, with a margin at both ends."""
+    """Returns the place of steps on the timeline, which has margins."""
     pad = 0.5 + last * 0.004
     share = (np.asarray(steps) + pad) / (last + 2 * pad)
     return (LEFT + share * (WIDTH - 14 - LEFT)).tolist()
@@ -48,7 +48,7 @@ def colour(name, theme="light"):
 
 
 class Reader:
-    """What is in a page, by CSS selectors, wherever scripts run in it."""
+    """Reads a page by CSS selectors, in Node.js or a browser."""
 
     def run(self, script, *arguments):
         raise NotImplementedError
@@ -80,7 +80,7 @@ class Reader:
         return len(self.texts(css))
 
     def shown(self, css):
-        """Whether any of these elements is to be seen."""
+        """Returns True if any of these elements is visible."""
         return any(self.values(css, "offsetParent !== null"))
 
     def figures(self):
@@ -92,7 +92,7 @@ class Reader:
         return self.values("#layers tr[data-layer]", "dataset.layer")
 
     def chosen(self):
-        """What is selected in the bar and in the table of layers."""
+        """Returns the selection in the bar and in the table of layers."""
         (layer,) = self.values("#layers tr.chosen", "dataset.layer") or [None]
         return self.text("#selection span"), layer
 
@@ -146,7 +146,7 @@ class Page(Reader):
         return self
 
     def see(self, name, compare=None, **link):
-        """Opens the run of a canonical log, beside another one's."""
+        """Opens the run of a canonical log, and another one to compare."""
         other = {"compare": f"{compare}/mixprec"} if compare else {}
         return self.open(self.home, run=f"{name}/mixprec", **other, **link)
 
@@ -185,7 +185,7 @@ class Page(Reader):
         return self.settle()
 
     def hover(self, css, x, y):
-        """Moves the mouse there; returns what is said beside it."""
+        """Moves the mouse there, and returns the tooltip."""
         self.run(
             "const [css, clientX, clientY] = arguments;"
             "document.querySelector(css).dispatchEvent("
@@ -238,7 +238,7 @@ class Page(Reader):
         return self.rows(f"{details} tbody tr")
 
     def download(self, card, place=1):
-        """What is saved of a table of a card."""
+        """Returns the file that a table of a card is saved as."""
         before = len(self.run("return page.saved"))
         self.click(f"#{card} details:nth-of-type({place}) [data-export=csv]")
         name, text = self.run(
@@ -258,10 +258,10 @@ class Page(Reader):
         self.run("page.repeated.forEach((act) => act())")
         return self.settle()
 
-    # What is on a canvas.
+    # Marks on a canvas.
 
     def marks(self, css, kind=None, **wanted):
-        """What is drawn on a canvas, of one kind, or of one colour."""
+        """Returns the marks on a canvas, of one kind or one colour."""
         if "colour" in wanted:
             wanted["colour"] = colour(wanted["colour"])
         marks = self.values(css, "marks")[0]

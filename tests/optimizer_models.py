@@ -18,7 +18,7 @@ MODES = {
     "torch": ("eager",),
 }[BACKEND]
 COMPILED = [mode for mode in MODES if mode != "eager"]
-# What `compile` takes where it makes no difference, so that little is traced.
+# Arguments of `compile` that avoid tracing, for tests that do not depend on it.
 QUICK = {
     "tensorflow": {"run_eagerly": True},
     "jax": {},
@@ -141,10 +141,11 @@ def _jitted(optimizer, variables):
 
 
 def stateless(step, optimizer, variables):
-    """Makes a function of JAX one that reads and writes the variables.
+    """Returns a function that reads and writes variables for a JAX function.
 
-    It is given the values of those of the optimizer, its arguments and the
-    values of `variables`, and returns new values of these, then of those.
+    The JAX function gets the values of the optimizer's variables, its arguments
+    and the values of `variables`. It returns new values of `variables`, then of
+    the optimizer's.
     """
 
     def run(*arguments):
@@ -159,7 +160,7 @@ def stateless(step, optimizer, variables):
 
 
 def run_python(code, *arguments, **environment):
-    """Runs code in a process of its own, in which warnings are errors."""
+    """Runs code in a new process, where warnings are errors."""
     return subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code, *arguments],
         env=os.environ | {"KERAS_BACKEND": BACKEND} | environment,

@@ -44,7 +44,7 @@ def ask(url, target, method="GET", host=None, body=None, **query):
 
 
 def interrupt(process):
-    """What Ctrl+C leaves: the status, and all that was printed behind."""
+    """Presses Ctrl+C; returns the exit status and the output after it."""
     process.send_signal(signal.SIGINT)
     printed = process.communicate(timeout=600)
     return process.returncode, *printed

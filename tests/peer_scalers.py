@@ -1,9 +1,9 @@
-"""What other systems do, one generator each, to hold our presets against.
+"""The update rules of other systems, as generators, to check our presets.
 
-A generator yields the loss scale that the next step runs with and is sent
-whether that step overflowed. Names, defaults and the order of the statements
-are each system's own; so is the arithmetic: `f32` where it keeps the scale in
-a float32 tensor, Python floats where it keeps it in Python.
+A generator yields the loss scale of the next step, and receives whether that
+step overflowed. Names, defaults, the order of the statements and the arithmetic
+are those of each system: `f32` if it stores the scale in a float32 tensor,
+Python floats if it stores it in Python.
 """
 
 import itertools

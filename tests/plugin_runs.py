@@ -15,7 +15,7 @@ from keras_mixprec.reporting.run_log import RunLog
 
 
 class Overflowing(layers.Layer):
-    """Exceeds float16 by itself, and comes back."""
+    """A layer that exceeds float16 inside, but not in its output."""
 
     def call(self, x):
         return keras.ops.square(x * 300.0) / 300.0 / 300.0
@@ -74,7 +74,7 @@ def write(
     scale=None,
     tables=None,
 ):
-    """Writes the log of a run that nobody trained.
+    """Writes the log of an invented run.
 
     Args:
         log_dir: Path.

@@ -83,9 +83,9 @@ def tensorboard(log_dir, *flags, **environment):
 
 
 def poll(look, seconds=600):
-    """What `look()` returns as soon as that is true, or at last.
+    """Calls `look()` until it is true, and returns its last result.
 
-    It waits for as long as only a test that hangs takes.
+    Only a test that hangs reaches the time limit.
     """
     deadline = time.monotonic() + seconds
     while not (seen := look()) and time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def poll(look, seconds=600):
 
 
 def get(url, route, **query):
-    """The JSON that a TensorBoard answers, `None` for what it has not yet."""
+    """Returns TensorBoard's JSON answer, `None` if it has no data yet."""
     query = urllib.parse.urlencode(query)
     try:
         with urllib.request.urlopen(f"{url}data/{route}?{query}") as answer:

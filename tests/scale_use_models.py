@@ -25,7 +25,7 @@ class Step:
         return ops.mean(ops.square(ops.subtract(model(x, training=True), y)))
 
     def scaled(self, model, loss):
-        """What gradients are taken of."""
+        """Returns the loss that gradients are computed of."""
         return model.optimizer.scale_loss(loss)
 
     def update(self, optimizer, gradients, variables):
@@ -47,7 +47,7 @@ class Step:
 
 
 def gradients_of(function, variables):
-    """What a function returns, and the gradients of the variables."""
+    """Returns the result of a function, and the gradients of the variables."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 

@@ -180,7 +180,7 @@ def test_a_schedule_is_lowered(tmp_path):
 @pytest.mark.parametrize("most", [0, 1])
 def test_it_returns_so_often_and_no_more(most, tmp_path):
     class Raise(keras.callbacks.Callback):
-        """Sets the rate again, whatever it was lowered to."""
+        """Sets the learning rate again after the tuner lowered it."""
 
         def on_train_batch_begin(self, batch, logs=None):
             inner = self.model.optimizer.inner_optimizer

@@ -229,7 +229,7 @@ CONVERT = "convert --calibration x.npz --out out.keras --to"
     ("model", "to", "kernels"),
     [
         ("model", "plan.json", ["bfloat16", "float32"]),
-        # What only training needs, need not load.
+        # A loss that only training needs does not have to load.
         ("own_loss", "bfloat16", ["bfloat16"]),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_model_is_converted(model, to, kernels, run, folder):
     assert "<td>head</td>" in (folder / "pages/report.html").read_text()
 
 
-# What is wrong with arguments is said before anything is loaded.
+# Wrong arguments are refused before anything is loaded.
 EARLY = {
     f"{CONVERT} float8 none.keras": "'float8'",
     f"{CONVERT} float16 out.keras": "another file",

@@ -11,7 +11,7 @@ import keras_mixprec as kmp
 from keras_mixprec.analysis.comparison.batches import read_batches
 from keras_mixprec.analysis.resume import fingerprint
 
-# A plain `fit` under it says so, where 16 bits bring no speed.
+# A plain `fit` warns if 16 bits are no faster.
 pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("ignore:The policy:UserWarning"),
@@ -45,7 +45,7 @@ def losses(arm):
 
 @pytest.fixture(scope="module")
 def arms():
-    """What is known of each policy and plan, by name, and the plan."""
+    """Returns the record of each policy by name, and the plan."""
     with kmp.policy_scope("mixed_bfloat16"):
         plan = kmp.PrecisionPlan.from_model(models.dense())
     policies = {name: name for name in POLICIES} | {
@@ -68,7 +68,7 @@ def test_losses_are_those_of_a_plain_fit_under_each_policy(arms, policy):
     data = models.arrays()
     expected = plain_fit(models.dense, data, policy, seed=7, epochs=4)
     assert losses(arms[0][policy]) == expected
-    # Data repeat from epoch to epoch, and another policy rounds otherwise.
+    # Data repeat from epoch to epoch, and each policy rounds differently.
     others = [losses(arms[0][p]) for p in POLICIES if p != policy]
     assert expected not in others
 

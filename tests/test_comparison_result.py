@@ -1,7 +1,6 @@
-"""What a comparison says: text, page, files.
+"""Text, page and files of comparisons whose records are written down here.
 
-Of records that are written down, from which what is shown must follow. The
-words stand in `golden`.
+Files in `golden` hold the exact words.
 """
 
 import json

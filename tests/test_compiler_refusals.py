@@ -24,7 +24,7 @@ def upsampling():
 
 
 def attention():
-    """Of float16 added up in float32, on JAX on a CPU."""
+    """An attention that JAX refuses on CPUs: float16 summed in float32."""
     inputs = keras.Input((4, 8))
     attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
     x = attention(inputs, inputs)

@@ -118,7 +118,7 @@ def damaged_bytes(data, count):
 
 
 def survives(read, data, path, errors=ValueError):
-    """Whether a damaged file is read; or it raises what is promised."""
+    """Returns True if a damaged file is read; else it raises `errors`."""
     path.write_bytes(data)
     try:
         read(path)
@@ -130,7 +130,7 @@ def survives(read, data, path, errors=ValueError):
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """What a tuner wrote that demoted layers."""
+    """Returns the plan of a tuner that demoted layers."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     fit(chain(), [1000.0] * 4, tuner(path))
     content = json.loads(path.read_text())
@@ -140,7 +140,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load():
-    """What a tuner does with a plan before training, and what follows it."""
+    """Returns a function that uses a plan like a tuner before training."""
     keras.utils.set_random_seed(0)
     model = chain()
     return lambda path: start_from(path, model)
@@ -244,7 +244,7 @@ def test_every_value_of_a_batch(batch, tmp_path):
 
 @many
 def test_bytes_of_a_batch(count, batch, tmp_path):
-    """Of the file, and of its arrays in a file whose checksums are right."""
+    """Bytes change in the file, or in its arrays with valid checksums."""
     for data in damaged_bytes(batch, count):
         survives(usable, data, tmp_path / "batch.npz")
     with zipfile.ZipFile(io.BytesIO(batch)) as archive:
@@ -358,7 +358,7 @@ def test_every_value_of_an_event(kind, examples):
 
 @pytest.mark.parametrize("kind", sorted(NEEDED))
 def test_every_key_of_an_event(kind, examples):
-    """What it cannot do without is missed, and the report says so."""
+    """The report names a key that is missing and needed."""
     event = examples[kind]
     keys = event.keys() - {"kind", "step"}
     without = [{k: v for k, v in event.items() if k != key} for key in keys]

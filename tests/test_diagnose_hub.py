@@ -10,7 +10,7 @@ from hub_models import BLOCK, LENGTH, generate, inputs, made, made_large
 
 import keras_mixprec as kmp
 
-# What KerasHub's own layers warn of.
+# KerasHub's own layers warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

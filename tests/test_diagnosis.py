@@ -95,8 +95,8 @@ def test_a_train_step_of_the_users_own():
 
 @not_jax  # It hands on its state itself.
 def test_a_train_step_that_unscales_its_gradients(monkeypatch):
-    # At 2**15 the gradients of `units` overflow; nobody sees that after
-    # unscaling them with another scale than they have.
+    # At 2**15 the gradients of `units` overflow. Unscaling them with another
+    # scale hides that.
     class Unscales(kmp.LossScaleOptimizer):
         def apply(self, grads, variables=None):
             super().apply(self.unscale(grads), variables)
@@ -139,7 +139,7 @@ def test_a_model_without_a_call():
     tuned(model, X, Y)
 
 
-# What is no fault of a layer.
+# Faults that no layer causes.
 
 
 def with_inf():
@@ -330,7 +330,7 @@ def test_a_list_stays_a_list(tmp_path):
 
 
 class Ends(layers.Layer):
-    """Of 16 graphs the sum of the squares at the ends of their edges."""
+    """Sums the squares at the ends of the edges of 16 graphs."""
 
     def compute_output_shape(self, shapes):
         return 16, shapes[0][-1]
@@ -365,7 +365,7 @@ def test_parts_of_other_sizes_are_diagnosed(jit, tmp_path):
     assert "ends" in demoted(tuner)
 
 
-# A lack of memory blames nobody.
+# A lack of memory is not the fault of a layer.
 
 
 def out_of_memory():

@@ -1,4 +1,4 @@
-"""What is at fault within layers, and what only looks as if it was."""
+"""Faults within layers, and healthy layers that look like faults."""
 
 import keras
 import numpy as np

@@ -1,7 +1,7 @@
-"""What is at fault outside of the model's layers, and in what they add to it.
+"""Faults outside of the model's layers.
 
-In its own `call`, loss and step, in layers that it does not hold, in losses
-that layers add and in statistics that they keep.
+They are in its own `call`, loss or step, in layers that it does not hold, in
+losses that layers add, and in statistics that they keep.
 """
 
 import keras
@@ -33,7 +33,7 @@ HEAD = dense(3, name="head")
 
 
 def named(model, x=X, y=Y, loss=LOGITS, **scaling):
-    """What is found but a loss scale that is still searched for."""
+    """Returns all findings except `scale_search`."""
     compiled(model, loss, **scaling)
     verdicts = kmp.diagnose(model, x, y)
     said = [(v.layer, v.kind, v.direction) for v in verdicts]
@@ -259,7 +259,7 @@ def test_callbacks_run_in_a_loop_around_a_model_without_compile(tmp_path):
 
 
 def spread(x):
-    """Distances of rows, those of a row to itself masked."""
+    """Returns the distances of rows, with the diagonal masked."""
     apart = ops.expand_dims(x, 0) - ops.expand_dims(x, 1)
     # 1e-12 is 0 in float16, and the derivative of the root infinite.
     distance = ops.sqrt(ops.sum(apart * apart, -1) + 1e-12)
@@ -280,8 +280,8 @@ def penalized(penalty):
     ],
 )
 def test_the_gradients_of_an_added_loss(parts):
-    # What the root's gradient is called differs: JAX multiplies by its
-    # reciprocal, so that no operand is 0 where it becomes infinite.
+    # The kind differs by backend: JAX multiplies by the reciprocal of the root,
+    # so no operand is 0 when the gradient becomes infinite.
     [(path, _, direction)] = named(with_head(*parts()), 4 * X)
     assert (path, direction) == ("adds", "backward")
 
@@ -391,7 +391,7 @@ def test_a_loss_that_loses_the_logits_of_a_16_bit_softmax(size, layers):
 
 
 class OfPairs(FunctionalOwnStep):
-    """Of two rows of samples, one loss: the batch is no input of the model."""
+    """A model with one loss for two rows; its input is not the batch."""
 
     def loss_of(self, pairs, y):
         return ops.mean(ops.square(self(pairs[0]) - self(pairs[1])))

@@ -105,7 +105,7 @@ def test_nothing_is_changed(build):
 
 
 def masked(by):
-    """Scores of which half are masked, as attention does it."""
+    """Returns scores, half of them masked as in attention."""
     return Own(lambda x: ops.where(ops.arange(8) % 2 == 0, x, by), name="mask")
 
 
@@ -195,7 +195,7 @@ def test_wrong_calls(arguments, message):
 # `diagnose_call`: functions that call a model, such as decoding loops.
 
 STEPS, WORDS = 5, 7
-# Of the words that follow each other, the third has large features.
+# The third word of the sequence has large features.
 SIZES = [1.0, 1.0, 2.0, 300.0, 1.0, 1.0, 1.0]
 THIRD = ("root", "forward_overflow", 3)
 
@@ -206,7 +206,7 @@ def root():
 
 
 def speaker(sizes=SIZES):
-    """A model by which each word is followed by the next one."""
+    """Returns a model that predicts the next word of a fixed sequence."""
     words = layers.Embedding(WORDS, WORDS, name="words")
     head = layers.Dense(WORDS, use_bias=False, name="head")
     model = model_of(words, root(), head, shape=(), dtype="int32")

@@ -1,4 +1,4 @@
-"""What is compiled for a diagnosis under XLA is used again."""
+"""A diagnosis under XLA uses compiled programs again."""
 
 import numpy as np
 import pytest
@@ -69,11 +69,11 @@ def called(by):
 @pytest.mark.parametrize(
     ("layer", "shared"),
     [
-        # What differs in a constant alone is another program,
+        # Another constant is another program,
         (times, False),
         # a weight is not part of it,
         (plus_weight, True),
-        # and a call of Python is never taken for another.
+        # and each Python callback is its own program.
         pytest.param(called, None, marks=only_jax),
     ],
 )

@@ -26,7 +26,7 @@ LABELS = (np.arange(16) % 2).astype("float32")[:, None]
 ADAM = keras.optimizers.Adam
 TENSORFLOW = BACKEND == "tensorflow"
 
-# `a @ b` of unequal dtypes: JAX widens one of them by itself.
+# JAX widens one operand of `a @ b` with unequal dtypes.
 refuses_mixes = not_jax
 
 
@@ -128,7 +128,7 @@ def test_a_mix_of_dtypes_in_a_layer_is_named_with_what_mends_it(jit):
     mixed.fit(X, LABELS, verbose=0)
 
 
-# What is found, and which layers the tuner demotes.
+# Findings, and the layers that the tuner demotes.
 
 
 def token_ids(jit):
@@ -309,7 +309,7 @@ def test_a_loss_that_refuses_what_a_sequential_casts(in_sequential, jit):
     casts = model_of(*parts, head, shape=(4,), policy="mixed_float16")
     compiled(casts, "binary_crossentropy", jit=jit)
     large = np.where(np.arange(16)[:, None] == 3, 1e5, X)
-    # By itself the normalization takes float32 as it comes.
+    # Outside of a `Sequential` the normalization accepts float32.
     named = ["first", "block/norm"][: 1 + in_sequential]
     expected = {(layer, "cast_overflow") for layer in named}
     assert set(found(casts, large, LABELS)) == expected

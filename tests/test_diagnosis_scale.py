@@ -48,7 +48,7 @@ def classifier(jit=False, **scaling):
 
 
 def fit(model, *callbacks, rows=64, epochs=1, y=Y, batch_size=32):
-    """Trains beside a tuner, which is returned, and other callbacks."""
+    """Trains with a tuner and other callbacks, and returns the tuner."""
     tuner = kmp.PrecisionTuner(verbose=0, bfloat16=False)
     callbacks = [*callbacks, tuner]
     data, sizes = (X[:rows], y[:rows]), (batch_size, epochs)
@@ -125,7 +125,7 @@ def fixes(folder):
 
 @each_jit
 def test_a_scale_that_fell_is_not_to_start_higher(jit):
-    """What made it fall would do so again."""
+    """The cause of the fall would lower it again."""
     model = classifier(jit)
     model.optimizer.build(model.trainable_variables)
     model.optimizer.set_loss_scale(2.0**8)
@@ -135,7 +135,7 @@ def test_a_scale_that_fell_is_not_to_start_higher(jit):
     assert "initial_scale" not in verdict.advice
 
 
-# What the tuner does about a scale that a rule holds where it suits no layer.
+# The rule holds the scale at a value that suits no layer: the tuner acts.
 
 
 @pytest.mark.long
@@ -315,7 +315,7 @@ def test_rounding_errors_may_overflow_all_the_same(jit):
 @pytest.mark.long
 @each_jit
 def test_gradients_that_are_rounding_errors_need_no_loss_scale(jit):
-    """Those of attention, which cancel in a normalization of one channel."""
+    """Attention's gradients cancel in a normalization of one channel."""
     keras.utils.set_random_seed(2)
     # Without dropout it does not compile on JAX on a CPU.
     dropout = 1e-9 if BACKEND == "jax" else 0.0
@@ -373,7 +373,7 @@ def test_growth_that_will_overflow_is_repaired_before_it_does(jit):
     assert "overflows_in_steps" in str(change["reasons"])
 
 
-# What a loss computes of the outputs in 16 bits.
+# Losses that compute in 16 bits.
 
 
 @pytest.mark.long
@@ -413,7 +413,7 @@ def test_a_loss_function_that_does_not_bear_a_rounded_output_is_named():
     assert "'surprise'" in verdict.advice
 
 
-# What 16-bit variables make of an optimizer's constants.
+# Optimizer constants that 16-bit variables cannot hold.
 
 
 def narrow(optimizer, dtype="float16"):

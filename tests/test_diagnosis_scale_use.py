@@ -178,7 +178,7 @@ class Logs(Step):
 
 
 class MicroBatches(Step):
-    """Adds up the gradients of two halves, of which both are to be scaled."""
+    """Adds up the gradients of two halves; both losses need scaling."""
 
     def take(self, model, x, y):
         halves = []
@@ -215,12 +215,12 @@ class ScalesOneHalf(MicroBatches):
 
 
 def keeping(update, shape=None, first=0.0):
-    """A step that keeps numbers from step to step, of its variables' shapes.
+    """Returns a step that keeps numbers, with the shapes of its variables.
 
     Args:
         update: Function of `model.kept`, the optimizer, gradients, variables.
-        shape: Tuple, in place of those of the variables. Defaults to `None`.
-        first: Float. What is kept at first. Defaults to 0.
+        shape: Tuple that replaces the variables' shapes. Defaults to `None`.
+        first: Float. The first number. Defaults to 0.
     """
 
     def build():
@@ -662,7 +662,7 @@ def test_an_update_that_does_not_is_not(build):
     assert "loss_scale_ignored" not in [v.kind for v in found(build())]
 
 
-# What follows it not, of how many variables, and a word of the advice.
+# What ignores the scale, in how many variables, and a word of the advice.
 EXPLAINED = {
     "adds penalty": (None, 2, "penalty"),  # A bias of 0 has no penalty.
     "custom gradient": ("<model>", 4, "custom_gradient"),

@@ -246,7 +246,7 @@ def large(*drawn):
 
 # A function of numbers, and what is found of it first, if anything.
 DRAWN = {
-    # Of 1 only if it is drawn in float32 and rounded.
+    # The log is 0 only if the number is drawn in float32 and rounded to 1.
     "exponential": (lambda *drawn: -ops.log(1 - uniform(*drawn)), None),
     "gaussian": (gaussian, None),
     "in float32": (

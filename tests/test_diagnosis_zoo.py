@@ -4,7 +4,7 @@ import keras
 import pytest
 from zoo import CASES, cases
 
-# Of constants that do not fit float16, as the models are built and trained.
+# Constants that do not fit float16 warn as the models are built and trained.
 pytestmark = [
     pytest.mark.chosen_by_backend,
     pytest.mark.filterwarnings(
@@ -14,7 +14,7 @@ pytestmark = [
 
 BACKEND = keras.backend.backend()
 DEFAULT = [case for case in CASES.values() if case.default == BACKEND]
-# JAX compiles every operation by itself: there the rest run compiled alone.
+# JAX compiles each operation, so there the rest runs only as compiled steps.
 REST = [c for c in CASES.values() if c not in DEFAULT and BACKEND != "jax"]
 
 COMPILED = {

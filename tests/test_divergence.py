@@ -1,4 +1,4 @@
-"""A run that diverges is told from one that 16 bits fail."""
+"""Divergence is not confused with a fault of 16 bits."""
 
 import keras
 import numpy as np
@@ -198,7 +198,7 @@ def test_a_loss_that_nothing_logs_leaves_the_weights_to_tell(
     assert verdict.numbers.get("largest_weight", 1e9) > 1000
 
 
-# A layer on its way to an overflow is told from one that is not.
+# Forecasts of overflows.
 
 
 def forecasts(headrooms):
@@ -212,7 +212,7 @@ def test_a_steady_fall_is_predicted():
     answers = forecasts(np.arange(12, 2, -1.0))
     assert answers[: thresholds.TREND_POINTS - 1] == [None] * 7
     assert answers[-1] == pytest.approx(300)
-    # What overflows already has no steps left.
+    # A layer that overflows already has no steps left.
     assert forecasts(np.arange(6, -4, -1.0))[-1] == 0
 
 

@@ -6,6 +6,7 @@ Their code runs in tests/documents.py.
 import json
 import pathlib
 import re
+from functools import partial
 
 import comparison_models as models
 import pytest
@@ -51,17 +52,31 @@ def test_tables_have_every_name_kind_preset_and_rule():
 # The keys of files.
 
 
-def keys(heading):
-    """The names in the first column of the table below a heading."""
+def table(heading):
+    """Returns the cells of the rows in the table below a heading."""
     _, _, below = FILES.partition(f"\n{heading}\n")
-    table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0]
-    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
-    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    rows = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)[0].splitlines()
+    return [line.split("|")[1:4] for line in rows[2:]]
+
+
+def names(text):
+    return {*re.findall(r"`(\w+)`", text)}
+
+
+def keys(heading):
+    """Returns the names in the first column of a table."""
+    return {name for first, *_ in table(heading) for name in names(first)}
+
+
+def keys_in(heading, key):
+    """Returns the keys of the objects that a row of a table describes."""
+    (content,) = (c for first, _, c in table(heading) if first == f" `{key}` ")
+    return names(content)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run in which layers were demoted, with its log and its plan."""
+    """Returns the folder of a run with demoted layers, its log and its plan."""
     folder = tmp_path_factory.mktemp("run")
     monitor = kmp.MixPrecMonitor(folder / "logs", verbose=0)
     tuner = kmp.PrecisionTuner(
@@ -75,25 +90,26 @@ def test_the_keys_of_a_plan(folder):
     plan = json.loads((folder / "plan.json").read_text())
     assert plan.keys() == keys("## plan.json")
     entries = [{*entry} for entry in plan["layers"]]
-    assert set.union(*entries) == keys("### Entries of layers") - {"note"}
-    assert plan["tuner"].keys() == keys("### The tuner's part")
+    assert set.union(*entries) == keys_in("## plan.json", "layers") - {"note"}
+    part = "### The tuner's part"
+    assert plan["tuner"].keys() == keys(part)
     for demotion in plan["tuner"]["demotions"].values():
-        assert demotion.keys() == keys("### Demotions")
-    assert plan["tuner"]["sign_off"].keys() == keys("### The sign-off")
+        assert demotion.keys() == keys_in(part, "demotions")
+    assert plan["tuner"]["sign_off"].keys() == keys_in(part, "sign_off")
 
 
 def test_the_keys_of_a_report(folder):
     (run,) = kmp.load_report(folder / "logs").to_dict().values()
+    inside = partial(keys_in, "## report.to_dict()")
     assert run.keys() == keys("## report.to_dict()")
     assert {*run["layers"][0]} == keys("### Layers")
-    assert {*run["scale"][0]} == keys("### Loss scales")
-    assert run["heat"].keys() == keys("### Heat")
-    assert {*run["heat"]["metrics"][0]} == keys("### Metrics")
-    assert {*run["cards"][0]} == keys("### Cards")
+    assert {*run["scale"][0]} == inside("scale")
+    assert run["heat"].keys() == inside("heat")
+    assert {*run["heat"]["metrics"][0]} == inside("heat.metrics")
+    assert {*run["cards"][0]} == inside("cards")
     figures = [f for card in run["cards"] for f in card["figures"]]
-    assert (
-        {*figures[0]} <= {k for f in figures for k in f} <= keys("### Figures")
-    )
+    known = {k for f in figures for k in f}
+    assert {*figures[0]} <= known <= inside("cards[].figures")
 
 
 def test_every_kind_of_event_is_listed(folder):
@@ -110,11 +126,11 @@ def test_the_keys_of_a_comparison():
         models.dense, models.arrays(), "float32",
         steps=4, blocks=2, seeds=1, verbose=0,
     )  # fmt: skip
-    assert result.to_dict().keys() == keys("## A comparison")
+    assert result.to_dict().keys() == {"record", "rows"}
     assert result.record.keys() == keys("### The record")
     (arm,) = result.record["arms"]
     assert arm.keys() == keys("### Arms")
-    assert arm["seeds"][0].keys() == keys("### Trainings")
+    assert arm["seeds"][0].keys() == keys_in("### Arms", "seeds")
     of_memory = memory_record(models.dense())
-    assert of_memory.keys() == keys("### Memory of an arm")
+    assert of_memory.keys() == keys_in("### Arms", "memory")
     assert result.rows[0].keys() == keys("### Rows")

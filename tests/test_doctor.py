@@ -20,8 +20,8 @@ BACKEND = keras.backend.backend()
 OTHER = "jax" if BACKEND == "torch" else "torch"
 NUMBER = int, float
 
-# What docs/doctor.md says of the form of `--json`: types by name; with a
-# question mark where it may be null.
+# The form of `--json` in docs/doctor.md: types by name, with a question mark if
+# null is allowed.
 FORM = (
     "schema:int backend:dict kind:str? devices:list versions:dict quick:bool "
     "settings:dict speed:list self_test:list findings:list cache:str date:str "

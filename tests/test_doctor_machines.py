@@ -56,7 +56,7 @@ def test_a_recorded_machine(name):
     for format, status in machine["formats"].items():
         assert supports[format].status == status
     for support in supports.values():
-        # What a CPU's own flags say needs no source.
+        # The CPU's own flags need no source.
         own = machine["kind"] == "cpu" and support.status == "native"
         if support.status in ("native", "emulated") and not own:
             assert URL.fullmatch(support.source)

@@ -1,4 +1,4 @@
-"""A loss that does not fall is said to be that, and no other one is."""
+"""Reports name a loss that does not fall, and no other."""
 
 import math
 

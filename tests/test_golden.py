@@ -1,4 +1,4 @@
-"""What reports make of the canonical logs, word for word.
+"""The reports of the canonical logs, word for word.
 
 The files in `golden` are read in review. `pytest tests/test_golden.py
 --force-regen` writes them again.

@@ -1,6 +1,6 @@
-"""The one sentence on a run: true, and the same wherever it is said.
+"""The sentence on a run is true, and the same in all reports.
 
-Its words stand in `golden`; here is what real runs make of it.
+Files in `golden` hold the words. The runs here are real.
 """
 
 import re
@@ -98,8 +98,8 @@ def test_a_run(build, values, state, said, tuning, options, tmp_path):
 
 
 def test_steps_skipped_at_the_end_are_those_the_optimizer_counted(tmp_path):
-    # Of 43 skipped steps between two readings the first are not kept one by
-    # one, so that the step applied among them is none that the log knows.
+    # There are 43 skipped steps between two readings. The first ones are not
+    # recorded one by one, so the log does not know the step applied among them.
     values = [*good(1), *[BAD] * 3, *good(1), *[BAD] * 40]
     watcher = monitor(tmp_path, update_freq=100)
     fit(one_weight(jit=JIT), values, [watcher])
@@ -109,7 +109,7 @@ def test_steps_skipped_at_the_end_are_those_the_optimizer_counted(tmp_path):
 
 @pytest.mark.parametrize("steps", [20, 60])
 def test_a_collapse_waits_for_the_diagnosis_of_its_cause(steps, tmp_path):
-    # Of 20 steps none is read before the end.
+    # The counters of 20 steps are read only at the end.
     watcher = monitor(tmp_path, update_freq=30)
     fit(chain(scale=2.0**-10), [1000.0] * steps, [watcher])
     kinds = [verdict.kind for verdict in watcher.verdicts]
@@ -133,7 +133,7 @@ DIVERGED = found("divergence", None, 107, numbers={"loss": 1e9})
 BATCH_ALONE = found("divergence", None, 107)
 COLLAPSED = found("scale_collapsed", None, 9)
 BROKEN = {"kind": "validation_not_finite", "step": 9, "message": "loss is nan"}
-# Events, the first that counts, and the facts beside them.
+# Events, the one that counts, the state, and other facts.
 STORIES = {
     "lost": ([LOST, OVERFLOW], OVERFLOW, "failing"),
     "two": ([UNDERFLOW, OVERFLOW], OVERFLOW, "severe"),

@@ -40,7 +40,7 @@ class _Read(html.parser.HTMLParser):
 
 
 def log_of(log_dir, name):
-    """A log in which layers, metrics, optimizers and findings are so named."""
+    """Returns a log whose layers, metrics and optimizers have this name."""
     rows = [row | {"path": f"{name}{row['path']}"} for row in small_model()]
     fit = Fit(log_dir, rows, tuner=True, scales={name: 8.0})
     fit.steps(3, skips={name: [f"{name}/kernel"]}, rows={"x": 1})
@@ -104,7 +104,7 @@ def test_a_name_is_text_in_every_page(hostile):
 
 
 def test_every_class_with_a_page_is_tried(hostile):
-    """What else writes HTML is to be added above."""
+    """Add new classes with HTML above."""
     writers = {
         value
         for value in vars(kmp).values()

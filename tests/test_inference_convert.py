@@ -117,7 +117,7 @@ def test_outputs_are_nearly_those_in_float32_and_of_its_dtype(conversion):
     assert drift["mean"] == pytest.approx(error.mean(), rel=0.1)
     agree = np.mean(exact.argmax(-1) == low.argmax(-1))
     assert drift["top1_agreement"] == pytest.approx(agree)
-    # A file does not keep what the model's own layers make by themselves.
+    # A file does not keep the dtypes of layers that other layers create.
     assert f"set_dtype_policy({LOW!r})" in report.notes[0]
 
 
@@ -126,7 +126,7 @@ def test_a_plan_from_training_is_followed():
     plan = kmp.apply_policy(mixed_graph(), "mixed_bfloat16", rules=[])
     policies = {**plan, "shared": "float32", "block/dense": "float32"}
     small, report = converted(mixed_graph(), kmp.PrecisionPlan(policies))
-    # What a nested model shares, Keras makes two of.
+    # Keras makes two layers of one that a nested model shares.
     for path in "shared", "block/dense", "inner/shared":
         assert report.plan[path] == "float32"
     assert report.plan["statistics"] == "mixed_bfloat16"
@@ -139,7 +139,7 @@ def test_rules_are_followed_and_their_reasons_are_whole_in_the_text():
     query = kmp.PrecisionRule("mha/query")
     rules = [query, kmp.PrecisionRule("shared", reason=reason)]
     _, report = converted(mixed_graph(), rules=rules)
-    # What encloses a wide part is wide, so that a file keeps it.
+    # A layer around a wide part is wide too, so that a file keeps it.
     assert report.plan["mha"] == report.plan["mha/key"] == "float32"
     assert report.plan["gru"] == LOW
     assert f"shared: {reason}" in " ".join(str(report).split())

@@ -1,4 +1,4 @@
-"""What exported files of converted models keep, by the runtimes for them."""
+"""Exported files of converted models work in their runtimes."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ import keras_mixprec as kmp
 BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype("float32")
 
-# Those that export warn of their own parts, and of what they lack.
+# The exporters warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -47,8 +47,8 @@ def test_tensorflow_loads_the_same_dtypes_and_numbers(dtype, tmp_path):
     small.export(tmp_path / "saved", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "saved")
     assert {v.dtype.name for v in loaded.variables} == {dtype, "float32"}
-    # What JAX and TensorFlow compile rounds at other places: by an ulp of
-    # float16 of a probability below 1.
+    # Programs of JAX and TensorFlow round differently, by one float16 ulp of a
+    # probability below 1.
     atol = 5e-4 if BACKEND == "jax" else 1e-6
     y = small.predict(X, verbose=0)
     np.testing.assert_allclose(loaded.serve(X), y, rtol=0, atol=atol)

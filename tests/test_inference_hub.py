@@ -13,7 +13,7 @@ import keras_mixprec as kmp
 # On CPUs JAX has no attention in float16.
 LOW = "bfloat16" if keras.backend.backend() == "jax" else "float16"
 
-# What KerasHub's own layers warn of.
+# KerasHub's own layers warn.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 64)).astype("float32")
 WORDS = np.array(["a b c", "b c", "c a a", "d"])
 
-# What Keras warns of as it quantizes a model: layers that have nothing for it.
+# Keras warns of layers that it cannot quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer")
 
 HAS_TEXT = keras.backend.backend() == "tensorflow"
@@ -28,7 +28,7 @@ def converted(model, x=X):
 
 
 def assert_close_to(model, small, x, tmp_path):
-    """Outputs, also those of a file, which are equal."""
+    """Checks the outputs of the new model, and that a file has the same."""
     exact, low = model.predict_on_batch(x), small.predict_on_batch(x)
     # Some ulps of float16 of sums of 64 products.
     np.testing.assert_allclose(low, exact, atol=5e-3 * np.abs(exact).max())

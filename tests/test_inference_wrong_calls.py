@@ -1,4 +1,4 @@
-"""What is wrong with a call is said by it, and nothing has changed."""
+"""Wrong calls raise helpful errors, and change nothing."""
 
 import keras
 import numpy as np
@@ -73,6 +73,6 @@ def test_a_wrong_call_is_refused_and_changes_nothing(said):
         kmp.convert_for_inference(model, **arguments)
     assert str(state_of(model)) == before
     assert keras.config.dtype_policy().name == "float32"
-    # Of sentences that are put together nothing is left in between.
+    # Joined sentences have no stray punctuation.
     joints = "..", "  ", " .", ";."
     assert not any(joint in str(refusal.value) for joint in joints)

@@ -1,4 +1,4 @@
-"""What the package needs of Keras beyond its public API, in one place."""
+"""All private names of Keras that the package needs are in one place."""
 
 import ast
 import importlib
@@ -63,17 +63,17 @@ def test_only_one_module_names_what_is_private_in_keras(private):
         assert not [m for m in modules if m.startswith("keras.src")], path
 
 
-# Of `fit`, so that no test finds them on a model.
+# These exist only during `fit`, so no test can find them on a model.
 IN_FIT = {"_jax_state", "_eval_epoch_iterator"}
-# Of Keras on one backend.
+# These exist only on one backend.
 ON_JAX = {"_get_jax_state", "_jax_state_synced"}
 ON_TENSORFLOW = {"_keras_logits"}
 
 
 def examples():
-    """Pairs of an object and its private attributes that are needed.
+    """Returns pairs of an object and the private attributes that are needed.
 
-    By the package's subclasses as well, which name them on `self`.
+    The package's subclasses use some on `self`.
     """
     inputs = keras.Input((2,))
     dense, sequential = keras.layers.Dense(1), keras.Sequential([inputs])

@@ -37,7 +37,7 @@ def lint(build):
 
 @contextlib.contextmanager
 def on_h100(products):
-    """What a backend says of such a machine, and its own switch."""
+    """Simulates an H100 with this matmul precision."""
     gpu = {"kind": "cuda", "devices": ["NVIDIA H100 80GB HBM3"]}
     gpu |= {"compute_capability": (9, 0)}
     found = active.devices() | gpu

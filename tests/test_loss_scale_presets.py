@@ -107,7 +107,7 @@ def assert_same_scales(case, arguments, overflows):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_scales_and_defaults_are_the_peers(case):
     name, fixed, peer, names = case
-    # Those of torch and Keras are held against the real ones below.
+    # The presets of torch and Keras are compared with the real ones below.
     others = {"torch", "keras"}
     assert {name for name, *_ in CASES.values()} | others == set(PRESETS)
     rng = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""The update rules of the loss scale: what holds whatever the sequence."""
+"""Properties of the update rules that hold for every sequence of steps."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""What training takes of memory and energy, measured and counted by hand."""
+"""Memory and energy of training, as measured and as computed by hand."""
 
 import mmap
 import tracemalloc
@@ -26,7 +26,7 @@ ACTIVATION = ROWS * WIDTH * 4
 
 
 def deep(*more, **compile_arguments):
-    """Layers without bias, each of which keeps what it returns."""
+    """Returns a model of layers without bias that keep their outputs."""
     layer = {"units": WIDTH, "activation": "tanh", "use_bias": False}
     layers = [keras.layers.Dense(**layer) for _ in range(DEPTH)]
     model = keras.Sequential([keras.Input((WIDTH,)), *layers, *more])
@@ -40,8 +40,8 @@ def test_a_compiled_program_takes_what_it_takes_on_paper():
     model = deep(jit_compile=True)
     batch = np.zeros((2, ROWS, WIDTH))
     found = memory_record(model, tuple(batch))
-    # Of each layer its output, of one the gradient of that too, and all
-    # gradients of weights; Adam has two slots.
+    # In memory are the outputs of all layers, the gradient of one output, and
+    # the gradients of all weights. Adam has two slots.
     kept = (DEPTH + 1) * ACTIVATION
     on_paper = 2 * ACTIVATION + (1 + 2 + 1) * WEIGHTS + kept
     assert found["measured_by"] == "compiled_program"
@@ -93,7 +93,7 @@ def test_a_diagnosis_makes_fewer_arrays_than_a_step_has_tensors():
     finally:
         tracemalloc.stop()
     assert "scale" in [verdict.layer for verdict in found]
-    # Of each layer the output and its gradient.
+    # Each layer needs its output and the gradient of that.
     assert peak < 2 * len(model.layers) * x.nbytes
 
 
@@ -109,7 +109,7 @@ def gives(value):
 
 
 class Library:
-    """Two GPUs that have counted 3 J and 5 J; there is none here."""
+    """Simulates two GPUs that have counted 3 J and 5 J."""
 
     nvmlInit_v2 = staticmethod(lambda: 0)
     nvmlDeviceGetCount_v2 = staticmethod(gives(2))

@@ -10,7 +10,7 @@ from zoo import CASES
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 
-# Of constants that do not fit float16, as models are built and trained.
+# Constants that do not fit float16 warn as models are built and trained.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|invalid value) encountered:RuntimeWarning"
 )
@@ -21,7 +21,7 @@ Y = RANDOM.integers(0, 3, 16)
 
 BACKEND = keras.backend.backend()
 
-# Of the zoo, what runs on every backend; the rest runs on one.
+# Cases of the zoo that run on every backend; the others run on one.
 EVERYWHERE = {"attn_logits", "grad_underflow", "healthy_mlp"}
 
 
@@ -177,7 +177,7 @@ def test_a_tolerance_out_of_reach_is_refused():
     [
         (lambda s: True, set()),
         (lambda s: {"b/x", "d"} <= s, {"b/x", "d"}),
-        # Of two that can stand in for each other, the first ranked.
+        # If one of two is enough, the first in the ranking.
         (lambda s: bool({"c", "b/y"} & s), {"b/y"}),
         (lambda s: "a" in s or {"b/x", "b/y"} <= s, {"a"}),
         # Two that do not mix can only be spared together.
@@ -199,5 +199,5 @@ def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
 
     assert trials(0, 1) <= 8
     assert trials(100, 200) <= 48
-    # Two for each that has to stay, of which one is only to be sure.
+    # Each layer that has to stay takes two trials; one of them is a check.
     assert trials(*range(100)) <= 230

@@ -42,7 +42,7 @@ def search(model=None, y=Y, **arguments):
 
 @pytest.fixture(scope="module")
 def searches(tmp_path_factory):
-    """What is found with held-back data and without, and its file's text."""
+    """Returns the plans with and without held-back data, and the file."""
     path = tmp_path_factory.mktemp("search") / "trials.json"
     return search(**DATA), search(resume=path), path.read_text()
 
@@ -116,7 +116,7 @@ def test_a_search_that_was_killed_goes_on(plan, tmp_path):
     assert dict(resumed) == dict(plan)
     # NaN, of what is not finite, is the same there.
     assert repr([*resumed.trade_off]) == repr([*plan.trade_off])
-    # One evaluation is that of float32.
+    # One of the evaluations is in float32.
     again = search(**arguments)
     assert (len(done) - len(whole), dict(again)) == (1, dict(plan))
 

@@ -128,7 +128,7 @@ def test_the_scale_that_is_put_back_is_logged(update_freq, tmp_path):
     def read(batch=None, logs=None):
         scales.append(float(model.optimizer.loss_scale))
 
-    # What each batch is trained with, and the last one.
+    # Records the scale before each batch, and at the end.
     seen = {"on_train_batch_begin": read, "on_train_end": read}
     seen = tuner(), keras.callbacks.LambdaCallback(**seen)
     options = {"update_freq": update_freq, "epochs": 1}

@@ -64,7 +64,7 @@ LARGE = [("forward_overflow", "large")]
 @pytest.mark.long
 @each_jit
 def test_a_layer_that_overflows_is_named(tmp_path, jit, capsys):
-    # At 2% nobody looks in a run as short as this.
+    # With 2% nothing would be measured in so short a run.
     done = run(tmp_path, overflowing(jit), max_overhead=0.5, verbose=1)
     assert found(done) == LARGE
     [event] = done.told("verdict")
@@ -160,8 +160,8 @@ class Break(keras.callbacks.Callback):
 @pytest.mark.parametrize("who", ["monitor", "tuner"])
 def test_what_cannot_be_diagnosed_is_trained_on(who, tmp_path):
     model = model_with(Fragile(name="fragile"), jit=BACKEND == "jax")
-    # A tuner audits before the first step, at which nothing may overflow; the
-    # next one raises, and three steps that are skipped are not diagnosed.
+    # A tuner audits before the first step, so nothing may overflow there. The
+    # next step raises. Three skipped steps are not diagnosed.
     x = X if who == "monitor" else X / 1000
     x = np.concatenate([x[:136], np.full((24, 8), 1e4, "float32")])
     watcher = monitor(tmp_path, update_freq=1)
@@ -231,7 +231,7 @@ LOST = ["first", "lost"]
 
 
 def in_metres(jit=None):
-    """A head in SI units beside one that keeps the loss scale down."""
+    """A head in SI units, and another one that keeps the loss scale low."""
     inputs = keras.Input((4,))
     hidden = layers.Dense(8, name="first")(inputs)
     metres = layers.Dense(1, name="lost")(hidden)

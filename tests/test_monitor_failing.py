@@ -1,7 +1,7 @@
-"""What becomes of a run in which something fails, and of the monitor's parts.
+"""Runs with errors, and errors in a part of the monitor.
 
-A run that raises or cannot be helped ends with the reason; a disk that fails,
-and a part of the monitor that does, end nothing.
+A run that raises or cannot be repaired ends with the reason. It continues if
+the disk or a part of the monitor fails.
 """
 
 import math
@@ -178,7 +178,7 @@ def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
     for place in watcher.report, printed, watcher.summary:
         assert "OSError: disk is full" in prose(place)
         assert "no findings" not in prose(place)
-    # A fit after it is judged by itself.
+    # A later fit has its own state.
     later = watched(tmp_path, good(2), model).overview()
     assert later["headline"]["state"] != "failing"
 
@@ -306,7 +306,7 @@ def test_a_fit_that_does_not_start(other, match, tmp_path):
     assert model.evaluate(*arrays([1 / 8]), verbose=0) == 1 / 64
 
 
-# By argument, values of the wrong type and wrong ones.
+# Values of the wrong type and wrong values, for each argument.
 WRONG = {
     "update_freq": ([1.5, "x", True], [0, -1]),
     "on_stop": ([], ["explode"]),

@@ -1,4 +1,4 @@
-"""What the monitor writes, read back by TensorBoard's own readers."""
+"""TensorBoard's own readers read the monitor's log."""
 
 import json
 import math
@@ -106,7 +106,8 @@ def test_each_fit_has_a_table_of_dtypes(tmp_path):
         kmp.apply_policy(model, policy)
         run = watched(tmp_path, good(2), model)
     tables = run.texts("layer_dtypes")
-    # At 6 TensorBoard would delete what the fit before logged there.
+    # TensorBoard deletes older entries of a step that is logged again, so 6 is
+    # not used twice.
     assert [*tables] == [0, 7, 9]
     assert ["float16" in tables[step] for step in (0, 7)] == [True, False]
 
@@ -145,7 +146,7 @@ def test_changes_in_training_are_logged(tmp_path):
 
 @every_backend
 def test_what_was_written_when_a_process_is_killed_is_read(tmp_path):
-    """What other processes see then is what a kill would leave."""
+    """Another process sees what a kill would leave."""
     seen = tmp_path / "seen"
 
     def look(epoch, logs=None):
@@ -169,7 +170,7 @@ LOOK, READINGS = 50, 2000
 
 
 def failing(look):
-    """What a reading finds where all steps are skipped at the lowest scale."""
+    """Simulates a run that skips all steps at the lowest scale."""
     first, last = LOOK * look, LOOK * (look + 1)
     steps = [
         NonfiniteStep(step, 0.5, ["dense/kernel"])
@@ -199,7 +200,7 @@ def test_a_log_of_skips_is_small_and_counts_each(tmp_path):
     assert len(course["steps"]) < 1500
 
 
-# What lint found before training.
+# Findings of lint before training.
 
 
 @pytest.mark.parametrize("repaired", [False, True])
@@ -254,7 +255,7 @@ def test_an_output_left_in_float16_is_told(last, tmp_path):
     assert "'first'" not in left
 
 
-# Loggers beside the log: the real clients, offline, and a user's own.
+# Other loggers: the real clients, offline, and a custom one.
 
 
 class Recorder:

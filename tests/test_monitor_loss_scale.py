@@ -107,11 +107,11 @@ def test_a_scale_set_by_hand_is_not_guessed(tmp_path):
     assert (points[100], points[110], points[120]) == (2**5, 2**6, 2**6)
 
 
-# A scale that fell far and stays low is a finding; a search is none.
+# A scale that fell far and stays low is a finding, but a search is not.
 
 
 class Log:
-    """What is logged, in memory."""
+    """A log in memory."""
 
     def __init__(self):
         self.events = []
@@ -189,7 +189,7 @@ def test_a_burst_is_reported_with_the_way_back(every):
     assert event["kind"] == LOW
     assert (event["held"], event["scale"]) == (2.0**15, 2.0**3)
     assert (event["at_step"], event["good_steps"]) == (51, 12 * 2000)
-    # What the rule itself needs.
+    # Count the steps that the rule itself needs.
     rule = kmp.DynamicLossScale(initial_scale=8.0)
     state, needed = rule.initial_state(), 0
     while state.scale < event["held"]:

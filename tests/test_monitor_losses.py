@@ -39,7 +39,7 @@ COUNTED = {"inf": 3, "-inf": 1, "nan": 2}
     ("per_epoch", "epochs", "max_overhead", "bad"),
     [
         pytest.param(12, 2, 1.0, [], marks=every_backend),
-        # Where no budget lets it read, each epoch has a mean.
+        # Without a budget for readings each epoch still has a mean.
         (12, 4, 0.0, []),
         # As many steps an epoch as between two readings, or one more.
         (2, 4, 1.0, []),
@@ -98,7 +98,7 @@ def targets(*values):
 
 
 def counts(run, tag):
-    """What is last in the curve of each kind."""
+    """Returns the last value of the curve of each kind."""
     curves = {kind: run.scalars(f"{tag}/{kind}") for kind in COUNTED}
     return {kind: [*c.values()][-1] for kind, c in curves.items() if c}
 
@@ -147,7 +147,7 @@ def test_losses_are_counted_by_kind(make, jit, tmp_path):
     assert counts(run, "nonfinite_losses") == COUNTED
     (event,) = run.told("nonfinite_losses")
     assert event["counts"] == COUNTED
-    # What a step of one's own returns is shown as it is.
+    # The loss of a custom step is shown unchanged.
     if (curve := run.overview()["loss"]) and not isinstance(make.func, type):
         assert np.isfinite(curve["values"]).all()
 
@@ -245,7 +245,7 @@ def test_a_metric_that_overflows_is_logged_once(
     assert verdicts == ["mape"] * validated
 
 
-# Metrics of every kind beside a skipped step.
+# Metrics of every kind with a skipped step.
 
 METRICS = [
     keras.metrics.RootMeanSquaredError,

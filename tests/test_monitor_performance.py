@@ -23,7 +23,7 @@ from keras_mixprec.reporting.schema import Row
 
 pytestmark = [
     one_backend,
-    # Of generators nobody knows beforehand how many batches they have.
+    # The number of batches of a generator is not known before its end.
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
 ]
 
@@ -31,7 +31,7 @@ PAUSE = 0.01
 
 
 class Pace(keras.callbacks.Callback):
-    """Steps of a known length, by a clock that stands still otherwise."""
+    """Makes steps of known length, with a clock that only steps move."""
 
     def __init__(self, clock):
         super().__init__()
@@ -143,7 +143,7 @@ def test_what_the_host_enqueues_is_not_taken_for_a_step(steps_clock, clock):
     assert durations == near([0.001] * 21)  # Now they are seen.
 
 
-# What is made of the rows of a log.
+# Figures from the rows of a log.
 
 
 def row(step, steps, median, p95):
@@ -162,7 +162,7 @@ def test_percentiles_are_of_all_rows():
     assert found["measured_steps"] == 200
     expected = np.percentile(times, [50, 95], method="inverted_cdf")
     assert [found["step_time_median"], found["step_time_p95"]] == [*expected]
-    # Rows of many steps have that of most.
+    # Rows of many steps have the value of most steps.
     rows = [row(n, 50, 1.0, p) for n, p in enumerate((2.0, 3.0, 9.0))]
     found = found_in(rows)
     assert (found["step_time_median"], found["step_time_p95"]) == (1.0, 3.0)
@@ -187,7 +187,7 @@ def test_a_speed_is_one_of_training(steps, skipped, known):
     assert is_of_training(found_in(rows), skipped) == known
 
 
-# What may be spent is a share of the time that training itself took.
+# The budget is a share of the training's own time.
 
 
 def test_what_is_no_training_leaves_the_budget_alone(clock):

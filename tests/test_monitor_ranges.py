@@ -1,4 +1,4 @@
-"""The ranges of every layer, measured beside training."""
+"""The ranges of every layer, measured during training."""
 
 import warnings
 
@@ -46,7 +46,7 @@ def sequential(jit=None):
 
 
 def measured(folder, data, model=None, *others, **arguments):
-    """A run whose monitor looks as often as it does by itself."""
+    """Returns a run whose monitor has the default settings."""
     arguments = DEFAULTS | {"batch_size": 32} | arguments
     return watched(folder, data, model or sequential(), *others, **arguments)
 
@@ -228,7 +228,7 @@ def tables(run):
 @undiagnosed
 @pytest.mark.parametrize("update_freq", [1, 1000])
 def test_ranges_are_read_every_so_often(tmp_path, update_freq):
-    # At this scale no step is skipped, after which ranges would be read.
+    # At this scale no step is skipped. Skips would cause more readings.
     first = layers.Dense(8, name="first")
     run = often(tmp_path, first, scale=2.0**8, update_freq=update_freq)
     found = tables(run)

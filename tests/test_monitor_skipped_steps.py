@@ -84,7 +84,7 @@ def test_an_epoch_of_skipped_steps_is_neither_best_nor_plateau(tmp_path):
 
 
 class Shown(keras.callbacks.Callback):
-    """What the progress bar shows at each batch."""
+    """Records the loss in the progress bar at each batch."""
 
     def __init__(self):
         super().__init__()

@@ -13,7 +13,7 @@ import keras_mixprec as kmp
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(96, 16)).astype("float32")
 Y = RANDOM.integers(0, 2, (96, 1))
-# Nothing but zeros in the second batch, for which 1e-8 is 0 in float16.
+# A batch of zeros makes the norm 0, because 1e-8 is 0 in float16.
 X[40:44] = 0
 FIT = {"batch_size": 32, "shuffle": False, "verbose": 0}
 refused = pytest.raises(RuntimeError, match="between 0 and")

@@ -78,7 +78,7 @@ def test_epochs_of_unknown_length(tmp_path):
 @runs_out
 @only_tensorflow
 def test_epochs_that_end_with_a_call_without_a_batch(tmp_path):
-    # Of which nothing may be left that waits for one.
+    # After the last call nothing may wait for another batch.
     model, tuner = one_weight(jit=False), kmp.PrecisionTuner(verbose=0)
     data = of_unknown_length(*arrays(with_bad(good(7), 3)))
     options = {"epochs": 4, "keep_failing_batches": 3}
@@ -105,7 +105,7 @@ def test_each_fit_is_a_stretch_of_its_own(wrap, tmp_path):
     assert begins == [(1, 0), (2, 3)]
     found = run.overview()
     assert (found["last_step"], found["skipped"]) == (7, 4)
-    # What was skipped before belongs to another folder.
+    # Earlier skipped steps belong to another folder.
     other = watched(tmp_path / "b", good(3), model)
     assert other.overview()["skipped"] == 0
     assert {*other.scalars("skipped_steps").values()} == {0}
@@ -130,7 +130,7 @@ def test_everything_counts_steps_alike(tmp_path):
     assert "| 6 |" in run.texts("skipped_step")[6]
 
 
-# When the counters are read. Nothing is fetched from the device in every step.
+# Readings of the counters, which do not happen in every step.
 
 
 @one_backend
@@ -171,5 +171,6 @@ def test_readings_are_as_many_as_they_may_cost(
 @pytest.mark.long
 def test_epochs_of_one_step_are_read_at_some_of_their_ends(tmp_path, clock):
     run = watched(tmp_path, good(1) * 40, epochs=40, **DEFAULTS)
-    # At each end it took 5% to 14% of the time. Here time stands still.
+    # A reading at each end of an epoch took 5% to 14% of the time, so there are
+    # fewer. The clock stands still here.
     assert [*run.scalars("loss_scale")] == [0, 1, 2, 4, 8, 16, 32, 40]

@@ -1,4 +1,4 @@
-"""A run that is watched is the same run, whatever is done to its model."""
+"""A watched run equals the same run without callbacks."""
 
 import contextlib
 import copy
@@ -265,7 +265,7 @@ def test_a_loop_by_hand_is_the_same(built, epochs, tmp_path):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-# Whatever a model's own code does.
+# Models with unusual code.
 
 GLOBAL = {"steps": 0}
 STEPS = 0
@@ -328,7 +328,7 @@ def assert_same(one, other):
 
 
 def own_outcome(keep, *callbacks):
-    """What a model has come to after two fits and a diagnosis between."""
+    """Returns a model's state after two fits and a diagnosis between them."""
     global STEPS
     STEPS = GLOBAL["steps"] = 0
     keras.utils.set_random_seed(1)
@@ -552,7 +552,7 @@ def test_a_reading_that_fails_trains_no_batch_twice(monkeypatch, tmp_path):
 
 
 def waiting(model):
-    """What is called for the next step of a model, in order."""
+    """Returns the functions that a model's next step will call, in order."""
     model.make_train_function()
     function, called = TrainFunction.of(model), []
     works = [lambda _, name=name: called.append(name) for name in "abc"]
@@ -639,7 +639,7 @@ def test_a_copy_is_a_model_of_its_own(name, make, tmp_path):
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
-# What every callback of the package bears.
+# Properties of every callback of the package.
 
 CALLBACKS = [
     kind
@@ -660,7 +660,7 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def trains(callback, model=None):
-    """Whether it trains as without the callback."""
+    """Checks that a model trains as without the callback."""
     history = fit(model or one_weight(), [1 / 8, 1 / 4], [callback])
     return history == {"loss": [5 / 128]}
 
@@ -704,7 +704,7 @@ def test_used_callbacks_are_copied_with_their_results(kind, make):
 @every_backend
 @only_tensorflow
 def test_a_train_step_that_the_user_compiles(tmp_path):
-    """What is traced of it in a dry step would be what training runs."""
+    """If a dry step traced it, training would run that trace."""
     import tensorflow as tf
 
     class Own(keras.Sequential):

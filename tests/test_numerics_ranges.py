@@ -1,4 +1,4 @@
-"""Ranges that are read are those of the next step, which they leave alone."""
+"""Measured ranges are those of the next step, which does not change."""
 
 import keras
 import numpy as np
@@ -89,7 +89,7 @@ def test_calls_are_distinct_and_in_order(jit):
     activations = [p for p, r in readings.items() if "activation" in r.parts]
     (cell,) = [p for p in readings if p.startswith("rnn/")]
     assert activations == ["shared", "shared#1", "inner/first", "rnn", cell]
-    # What it computes is what the layer returns.
+    # The layer returns the outputs of its cell.
     own, of_layer = readings[cell].parts, readings["rnn"].parts
     assert set(own) == {"activation", "gradient", "weight", "weight_gradient"}
     assert own["activation"].largest == of_layer["activation"].largest
@@ -129,12 +129,12 @@ def test_what_the_dtype_cannot_hold_is_not_finite(jit):
     found = read(model, np.full((48, 6), 16.0, "float32"))
     assert found["squares"].parts["activation"].largest == 256.0
     squares = found["squares_1"].parts["activation"]
-    # 65536 is kept in float32 by XLA, and is none of float16's numbers.
+    # XLA keeps 65536 in float32, and float16 does not have this number.
     assert squares.nonfinite == squares.size
     assert squares.largest == 0.0
 
 
-# Where both are possible XLA compiles each shape: 25 s on two cores.
+# XLA compiles each shape, which takes 25 s on two cores, so it is slow.
 SHAPES = {
     "tensorflow": [(False, 2), pytest.param(True, 1, marks=pytest.mark.slow)],
     "jax": [(True, 2)],
@@ -145,7 +145,7 @@ SHAPES = {
 @pytest.mark.long
 @pytest.mark.parametrize(("jit", "steps"), SHAPES)
 def test_shapes_that_change_from_batch_to_batch(jit, steps, tmp_path):
-    """Layers over axes whose lengths nobody knows before a batch comes."""
+    """Layers over axes whose lengths differ from batch to batch."""
     images = keras.Input((None, None, 3))
     words = keras.Input((None,), dtype="int32")
     x = layers.Conv2D(2, 3, padding="same", name="convolution")(images)

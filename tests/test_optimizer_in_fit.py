@@ -69,7 +69,7 @@ def test_an_optimizer_is_wrapped_where_it_is_needed(name):
 
 
 class Capped(keras_own):
-    """What a user derives from Keras' own, to hold the scale down."""
+    """A user's subclass of Keras' optimizer that limits the scale."""
 
     def scale_loss(self, loss):
         if self.built:

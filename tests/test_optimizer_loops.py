@@ -24,7 +24,7 @@ from zoo.own_step import OwnStep
 import keras_mixprec as kmp
 from keras_mixprec import LossScaleOptimizer
 
-# The gradient of 3 * w, whatever the loss scale.
+# The true gradient of 3 * w, and the loss scale.
 TRUE, SCALE = 3.0, 8.0
 
 
@@ -171,7 +171,7 @@ def arrays(tensors):
     return [ops.convert_to_numpy(t) for t in tensors]
 
 
-# What is applied, of gradients that are all 8 times as large as they are.
+# Ways to apply gradients that are scaled by 8.
 APPLIED = {
     "unscaled": lambda o, g: o.unscale(g),
     "after all": lambda o, g: after(o, g, g),

@@ -85,7 +85,7 @@ def record(optimizer):
     return (
         optimizer.attempted_steps,
         optimizer.skipped_steps,
-        # Without paths: those of a loaded model lack the model's name.
+        # Only the values: the paths of a loaded model lack the model's name.
         list(optimizer.overflow_counts().values()),
         [s[:2] + tuple(s.kinds.values()) for s in optimizer.nonfinite_steps()],
         optimizer.nonfinite_counts(),
@@ -100,7 +100,7 @@ def assert_same(loaded, optimizer):
         assert record(loaded) == record(optimizer)
 
 
-# `(writer, its policy)`, which may make Keras wrap by itself.
+# `(writer, its policy)`. Keras wraps the optimizer under mixed_float16.
 WRITERS = {
     "ours": (ours, "float32"),
     "Keras'": (theirs, "float32"),
@@ -230,7 +230,7 @@ def test_a_copy_of_a_copy_goes_on_where_the_first_was(original, how, tmp_path):
         other = keras.saving.load_model(tmp_path / "m.keras").optimizer
     else:
         other = COPIES[how](COPIES[how](optimizer))
-    # Of an optimizer that is not built, too.
+    # An optimizer that is not built is checked too.
     pairs = [(optimizer, other)]
     if how != "file":
         fresh = ORIGINALS[original]()

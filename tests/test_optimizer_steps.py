@@ -1,4 +1,4 @@
-"""A run by hand against NumPy's: weights, scales, and what is told of it."""
+"""Weights, scales and counters of a custom loop equal those of NumPy."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ WINDOW = 3
 
 
 class Run:
-    """What NumPy makes of steps of an SGD with a rate of 1, all weights 1."""
+    """Steps of SGD in NumPy, with a rate of 1 and weights of 1."""
 
     def __init__(self, rule, window):
         self.rule, self.window = rule, window

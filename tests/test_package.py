@@ -26,8 +26,8 @@ PROTOCOLS = [
     *(getattr(device_interface, name) for name in DEVICE_INTERFACES.split(",")),
 ]
 
-# Which rooms each room may import, beyond itself and the plain helpers. Those
-# that may import neither `_console` nor `keras_internals` work without Keras.
+# Packages that each package may import, besides the plain helpers. A package
+# without `_console` and `keras_internals` works without Keras.
 KERAS = "_console,keras_internals"
 BASE = f"backend,{KERAS}"
 WATCHING = (
@@ -100,7 +100,7 @@ def test_nothing_is_public_by_accident():
     assert dir(kmp) == sorted(kmp.__all__)
     with pytest.raises(AttributeError, match="'nothing'"):
         kmp.nothing  # noqa: B018
-    # What type checkers and editors read.
+    # Type checkers and editors read the stub.
     stub = (ROOT / "__init__.pyi").read_text()
     for name in kmp.__all__:
         assert re.search(rf"\bas {name}\b|^{name}:", stub, re.M)

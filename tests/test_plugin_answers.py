@@ -1,4 +1,4 @@
-"""What the page answers: a plan, and what is left to do."""
+"""The page answers with a plan, and says what is left to do."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_the_log_has_the_graph_of_a_model(tuned):
     assert sum(map(len, fed_by.values())) == links - 1
 
 
-# What was found, what was done, and what is left to do.
+# Findings, repairs, and what is left to do.
 
 
 def test_a_repair_of_what_a_loss_scale_cures_leads_to_that(page, tmp_path):

@@ -47,7 +47,7 @@ def report(logs):
     return logs / "report.html"
 
 
-# In a file, in a notebook, and beside TensorBoard.
+# The page in a file, in a notebook, and in TensorBoard.
 
 
 def test_all_is_drawn_in_a_file_without_a_network(page, report):
@@ -124,7 +124,7 @@ def test_of_2000_layers_only_rows_near_the_view_exist(many):
     for top, path in (1e6, last), (0, first):
         many.run(set_top, top)
         many.until(lambda path=path: path in many.layers())
-    # What is out of view is drawn without being scrolled to.
+    # The map draws nodes out of view before the reader scrolls.
     assert "bits left" in many.values("#map button.node", "title")[0]
 
 

@@ -1,4 +1,4 @@
-"""What the pictures of a run show, and what stands beside them."""
+"""The charts of a run, and the text next to them."""
 
 import numpy as np
 from node_page import HEAT, TIMELINE, place
@@ -55,7 +55,7 @@ def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(page, told):
     assert nodes["logits"].endswith(said)
     assert said in page.text("#what-if tr[data-layer=logits]")
     assert said in page.table("heatmap")[behind][1]
-    # Those that it is the fault of have a mark beside.
+    # The row of the culprit has a mark.
     (mark,) = page.marks(HEAT, "shape", colour="bad")
     assert mark["points"][0][1] // ROW == culprit
 

@@ -1,4 +1,4 @@
-"""What Python makes of a log for the page: ranges, faults and their cause."""
+"""Facts that Python computes for the page: ranges, faults and causes."""
 
 import math
 
@@ -93,7 +93,7 @@ def test_gradients_are_without_the_loss_scale(written, step):
     found = own["gradient"]["largest"]
     assert found == pytest.approx(MOST - 7 - power, abs=1e-3)
     assert own["gradient"]["low"] == 2 - power
-    # Those of weights are logged without it.
+    # Gradients of weights are logged without the loss scale.
     found = own["weight_gradient"]["largest"]
     assert found == pytest.approx(MOST - 3, abs=1e-3)
 
@@ -263,7 +263,7 @@ FAULTS = "forward_overflow", "cast_overflow"
     [
         # Without a graph, all behind it in the model's order.
         ({}, {"b": FAULTS[0]}, {"c": "b", "d": "b"}),
-        # A branch beside it has its own.
+        # A parallel branch has its own.
         ({"c": ["a"], "d": ["c"]}, {"b": FAULTS[0]}, {}),
         ({}, {"b": FAULTS[0], "c": FAULTS[1]}, {"d": "c"}),
         ({}, {"b": "precision_loss"}, {}),
@@ -294,9 +294,9 @@ NESTED = {
 @pytest.mark.parametrize(
     ("culprit", "behind"),
     [
-        # What is called in the one at fault is before what that one returns.
+        # Layers inside the culprit run before it returns.
         ("first", {"second", "second/query", "second/query/dense"}),
-        # Neither is one that is called beside the one at fault.
+        # A parallel layer is not behind the culprit either.
         ("second/query", {"second"}),
     ],
 )
@@ -322,7 +322,7 @@ def grid_of(worst, names=("b", "c")):
     ("made", "received", "origin"),
     [
         (INF, INF, "b"),
-        # Of infinities no layer makes zeros, and a finite one made nothing.
+        # Zeros do not come from infinities, nor from a finite layer.
         (-INF, INF, None),
         (2.0, -INF, None),
     ],
@@ -346,7 +346,7 @@ def test_who_made_it_is_told_alike_in_table_and_picture(
     ("metric", "value", "is_passed"),
     [
         (GRADIENTS, -INF, True),
-        # Those may have vanished on their own.
+        # These gradients may have vanished on their own.
         (GRADIENTS, INF, False),
         (NONFINITE, 3.0, False),
     ],

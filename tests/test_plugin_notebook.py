@@ -28,12 +28,12 @@ print(found["tab_name"])
 
 
 def executed(folder, patch):
-    """What each code cell put out, and at last what TensorBoard answered."""
+    """Returns the output of each code cell, and TensorBoard's answer."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(ASK))
     for name in "work", "registered":
         (folder / name).mkdir()
-    # Where TensorBoards register: the only one there is the notebook's.
+    # TensorBoards register here, so the only one is the notebook's.
     patch.setenv("TMPDIR", str(folder / "registered"))
     # `%tensorboard` runs the `tensorboard` of the path.
     patch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)

@@ -1,4 +1,4 @@
-"""What a reader does with the page: opens, chooses, sorts, filters, copies."""
+"""A reader opens the page, chooses, sorts, filters and copies."""
 
 import os
 import pathlib
@@ -107,7 +107,7 @@ def test_a_hostile_log_is_shown_as_text(page, tmp_path):
     assert page.count("img") == 0
 
 
-# From an alarm to what it is about.
+# Links from a finding to its layer and step.
 
 
 def test_the_headline_leads_to_the_event_that_matters_most(page):
@@ -130,7 +130,7 @@ def test_a_finding_has_the_code_that_repairs_it_to_be_copied(page, told):
     page.click("#events .fix button")
     assert page.text("#events .fix button") == "Copied"
     assert page.copied() == codes[0]
-    # What to do stands before what was measured.
+    # The fix stands before the numbers.
     first = "#events li.chosen .what > :not(wbr)"
     assert page.values(first, "className")[0] == "fix"
     details = page.texts("#events li.chosen .detail")

@@ -1,4 +1,4 @@
-"""What TensorBoard has of a log and of us, by either of its loaders."""
+"""TensorBoard shows a log and the tab, with both of its loaders."""
 
 import importlib.util
 import json
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 def ask(url, route, method="GET", **query):
-    """What TensorBoard answers for our plugin's route."""
+    """Returns TensorBoard's answer for our plugin's route."""
     target = f"{urllib.parse.urlsplit(url).path}{OWN}{route}"
     return Answer(*ask_server(url, target, method, **query))
 
@@ -169,7 +169,7 @@ def test_every_chart_of_the_layout_has_a_curve(fast):
         for tag in chart["multiline"]["tag"]:
             asked = {"tag": tag, "run": TUNED}
             found = get(fast, "plugin/custom_scalars/scalars", **asked)
-            # Of steps that are probed, all of them, the time is not taken.
+            # All steps are measured here, so none is timed.
             timed = tag.startswith("mixprec_performance/")
             assert found["tag_to_events"] or timed, chart["title"]
 
@@ -200,7 +200,7 @@ def test_hparams_has_a_trial_for_each_run_with_eight_metrics(fast):
     assert [m["value"] for m in values if m["name"]["tag"] == skipped] == [20]
 
 
-# TensorBoard starts whatever is wrong with us or with a log.
+# TensorBoard starts even if the plugin or a log is broken.
 
 
 # As users start it, but without TensorFlow, which would itself not come up

@@ -1,6 +1,6 @@
-"""A policy reaches every layer, and nothing but the policy changes.
+"""A policy reaches every layer, and nothing else changes.
 
-Layers that are made later, files and the global policy included.
+This includes layers that are made later, files and the global policy.
 """
 
 import threading

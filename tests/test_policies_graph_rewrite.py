@@ -23,7 +23,7 @@ def instructions():
 
 
 def is_done():
-    """Whether TensorFlow rewrites to bfloat16 on this machine's CPU."""
+    """Returns True if TensorFlow can rewrite to bfloat16 on this CPU."""
     return BACKEND == "tensorflow" and " avx512f" in instructions()
 
 

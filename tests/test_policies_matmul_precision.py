@@ -1,4 +1,4 @@
-"""What is set is in force in the backend itself, and restored by the scope."""
+"""The backend uses the precision that is set; a scope restores the old one."""
 
 import queue
 

@@ -62,7 +62,7 @@ def test_paths_can_be_read():
     assert "bidirectional/forward_lstm/lstm_cell" in paths(model)
 
 
-# What the process has made before: another model, with names or without.
+# The process may have made another model before, with names or without.
 BEFORE = {
     "nothing": lambda: None,
     "more layers": lambda: [layers.Dense(1) for _ in range(9)],

@@ -73,7 +73,7 @@ def test_the_range_of_float16():
     assert np.abs(values(Norm(dtype="mixed_float16"), x)).max() < 0.01
     found = values(Norm(dtype=RescaledPolicy(-6)), x)
     np.testing.assert_allclose(found, x / np.sqrt(squares), rtol=2e-3)
-    # What does not fit is returned in float32.
+    # Outputs that do not fit are returned in float32.
     layer = Energy(dtype=RescaledPolicy(-6, 12, wide_outputs=True))
     assert squares.max() > 65504
     np.testing.assert_allclose(values(layer, x), squares, rtol=2e-3)

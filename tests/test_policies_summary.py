@@ -86,7 +86,7 @@ def test_work(layer, shapes, expected):
 
 
 def names(model, low, policy="mixed_float16"):
-    """The lone layers of a float32 model in which `low` are in 16 bits."""
+    """Returns layers in 16 bits that gain nothing, if only `low` are."""
     rules = [PrecisionRule(name, policy) for name in low]
     apply_policy(model, "float32", rules=rules)
     return "".join(layer.name for layer in isolated_layers(model))

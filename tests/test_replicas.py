@@ -7,7 +7,7 @@ from workers import run
 pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="It has none.")
 
 
-# Where it takes seconds it is not slow.
+# On a backend where it takes seconds it is not marked slow.
 @pytest.mark.parametrize(
     "what",
     [

@@ -1,4 +1,4 @@
-"""Reports of canonical logs: what is read is what was written, everywhere."""
+"""Reports of canonical logs agree with what was written."""
 
 import base64
 import builtins
@@ -59,7 +59,7 @@ def run_of(report):
 
 
 def unpacked(page):
-    """What is inside a page, as its script would see it."""
+    """Returns the data in a page, as its script reads them."""
     packed = re.search(r'MIXPREC_INLINE = "([^"]*)"', page)[1]
     return json.loads(zlib.decompress(base64.b64decode(packed)))
 
@@ -75,7 +75,7 @@ def test_the_dict_has_what_was_logged(name, canonical, reports):
     key = lambda event: (event["step"], event["wall_time"])  # noqa: E731
     served = sorted(run["events"], key=key)
     for event, line in zip(served, sorted(logged, key=key), strict=True):
-        # That only a log of several fits knows.
+        # Only the log adds this key.
         known = line.keys() - {"failing_since"}
         assert {k: event[k] for k in known} == {k: line[k] for k in known}
     tables = read_heat(str(folder))
@@ -122,7 +122,7 @@ def test_page_tab_and_dict_agree(name, canonical, reports):
 
 
 def agrees_with(heat, name, data):
-    """Whether what is sent of a metric is what the dict has of it."""
+    """Returns True if the page and the dict have the same metric."""
     (length,) = struct.unpack_from("<I", data)
     header = json.loads(data[4 : 4 + length])
     (metric,) = (m for m in heat["metrics"] if m["name"] == name)

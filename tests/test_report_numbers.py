@@ -83,9 +83,9 @@ OPTIONS = {
 
 
 def runs():
-    """Thirty runs, of options drawn at random; most of them are slow.
+    """Returns thirty runs with random options; most of them are slow.
 
-    Of this seed the first have 160 of the 221 pairs of options.
+    With this seed the first ones cover 160 of the 221 pairs of options.
     """
     drawn, found = np.random.default_rng(167), []
     for n in range(30):
@@ -120,11 +120,11 @@ def trained(case, tmp_path):
         steps_per_execution=several,
     )
     oracle = Oracle()
-    # Whatever it costs, the end of each epoch is read.
+    # This budget allows a reading at the end of each epoch.
     monitor = kmp.MixPrecMonitor(tmp_path, max_overhead=1.0, verbose=0)
     callbacks = {
         "monitor": [oracle, monitor],
-        # What a tuner does is over before it is recorded.
+        # The tuner acts before the oracle records.
         "tuner": [monitor, kmp.PrecisionTuner(verbose=0), oracle],
         "monitor first": [monitor, oracle],
     }[case["callbacks"]]

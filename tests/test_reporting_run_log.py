@@ -95,7 +95,7 @@ def test_a_second_run_bears_what_a_killed_one_left(tmp_path, cut):
     for torn in (path, os.path.join(log.folder, "events.jsonl")):
         os.truncate(torn, os.path.getsize(torn) - cut)
     with RunLog(tmp_path) as log:
-        # Of step 2 both were cut.
+        # Both entries of step 2 were cut.
         assert log.next_step == 2
         log.event(3, {"n": 3})
         log.scalars(3, {"a": 3})
@@ -218,7 +218,7 @@ def test_what_is_removed_is_made_again(damage, kept, tmp_path):
     lines = [x["step"] for x in lines_of(log.folder, "mine")]
     assert lines[-4:] == [3, 4, 5, 6]
     assert len(lines_of(log.folder, "log_gap")) == 1
-    # What stands for the whole run is written again.
+    # Tables of the whole run are written again.
     assert read_rows(log.folder, "layers")
     kmp.load_report(log_dir)
 
@@ -284,7 +284,7 @@ def test_what_happened_in_one_step_of_thousands_is_there(tmp_path):
     np.testing.assert_array_equal(rows[found], [[-2.0, 1.0], [3.0, 0.0]])
     grid = read(log).grid("activation_headroom_bits", 100)
     assert grid.worst.shape == (2, 97)  # Groups of 20 rows.
-    # An infinity leaves no headroom, whatever the finite numbers have.
+    # An infinity leaves no headroom, even if other numbers have some.
     (column,) = np.flatnonzero(grid.worst[0] == -np.inf)
     assert grid.first[column] <= found <= grid.last[column]
     assert grid.worst[1, column] == 3.0

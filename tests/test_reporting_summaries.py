@@ -1,4 +1,4 @@
-"""What is put into a log, decoded by TensorBoard's own code, and new kinds."""
+"""TensorBoard's own code decodes the summaries in a log."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a file to resume from has to have in common with the call."""
+"""A call resumes from a file only if both agree."""
 
 import json
 import os
@@ -145,6 +145,6 @@ def test_killed_at_any_stage_it_comes_to_the_same(whole, tmp_path, where, done):
     assert [len(arm["seeds"]) for arm in before] == [done, done]
     resumed = compared_training.compare(path, isolate="isolate" in where)
     assert measured(resumed) == measured(whole)
-    # What was finished was not done again, and its times are what they were.
+    # Finished trainings are not repeated, so their times are the same.
     for arm, known in zip(resumed["arms"], before, strict=True):
         assert arm["seeds"][:done] == known["seeds"]

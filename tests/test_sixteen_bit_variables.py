@@ -92,7 +92,7 @@ def test_a_layer_in_float32_computes_with_variables_of_16_bits(
     assert convolution.weights[0].dtype == policy
     found = ops.convert_to_numpy(convolution(x))[:, 0, 0]
     exact = np.einsum("nhwc,hwco->no", x[:, :3, :3], kernel.astype("float64"))
-    # Of 27 products of ones, in float32.
+    # Each is a sum of 27 products, in float32.
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
     history = model.fit(x, np.ones((16, 1)), epochs=8, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]

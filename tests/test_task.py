@@ -1,4 +1,4 @@
-"""A task that cannot be learnt is told, on every backend, and no other one."""
+"""Tasks that cannot be learned are found on every backend, and no others."""
 
 import keras
 import numpy as np

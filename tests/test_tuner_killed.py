@@ -1,9 +1,9 @@
-"""A tuned training that is killed goes on where it was.
+"""A tuned training that is killed continues where it stopped.
 
     python tests/test_tuner_killed.py FOLDER KILL
 
 Five epochs of 20 steps. From the 25th on, numbers are so large that a layer
-overflows. KILL is a step to be killed at.
+overflows. KILL is the step at which the process is killed.
 """
 
 import json
@@ -33,8 +33,8 @@ def train(folder, kill=None, checkpoint=None):
     """Trains, from a checkpoint or the backup if there is one.
 
     Returns:
-        The losses by epoch, and what has to outlive a kill as each epoch
-        begins; that of -1 is the end.
+        The losses by epoch, and the state that must survive a kill, by
+        epoch; -1 is the end.
     """
     model, epoch, states, losses = chain(rate=2.0**-38, scale=2.0**4), 0, {}, {}
     metadata = folder / "backup" / "training_metadata.json"
@@ -83,7 +83,7 @@ def train(folder, kill=None, checkpoint=None):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder, losses and states of a run that nobody killed."""
+    """Returns folder, losses and states of a run that was not killed."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, *train(folder)
 
@@ -123,7 +123,7 @@ def test_from_a_checkpoint_older_than_the_demotion(whole, tmp_path):
     assert_same(states[1], expected[1], "sizes", "skipped")
     assert_same(states[1], expected[-1], *changes)
     assert_same(states[-1], expected[-1], *changes)
-    # What is known fails no more; the loss scale may still be too high once.
+    # Known faults do not return, but the loss scale may be too high once.
     assert states[-1]["skipped"] <= 2 <= expected[-1]["skipped"]
     assert losses[4] <= 1.02 * known[4]
 

@@ -1,4 +1,4 @@
-"""What a tuner refuses, what it says, and where it gives up."""
+"""Errors and messages of the tuner, and when it gives up."""
 
 import re
 

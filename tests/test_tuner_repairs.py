@@ -51,14 +51,14 @@ def test_a_fault_in_the_midst_of_training_is_repaired(scale, rate, jit):
         states.append([v.numpy().copy() for v in variables])
         scales.append(float(model.optimizer.loss_scale))
 
-    # Behind the tuner it sees the model as that left it.
+    # This callback runs after the tuner, so it sees the changed model.
     noting = keras.callbacks.LambdaCallback(on_train_batch_begin=note)
     _, callback = tuned([GOOD] * 20 + [BIG] * 30, noting, model=model)
     assert demoted(model) == CURE
     ((_, step),) = done(callback)
     # Seen at a look within ten steps, and in the next batch that fails.
     assert 20 < step <= 20 + 10 + 2
-    # Weights and momentum are what they were.
+    # Weights and momentum did not change.
     assert any(np.any(v) for v in states[20][3:])
     for then, later in zip(states[20], states[step], strict=True):
         np.testing.assert_array_equal(then, later)
@@ -115,7 +115,7 @@ def test_an_isolated_layer_is_demoted_with_the_others():
 
 
 class Within(layers.Layer):
-    """Two layers, of which the second's kernel has a large gradient."""
+    """Two layers; the kernel of the second one has a large gradient."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -146,9 +146,9 @@ class Around(layers.Layer):
 
 @pytest.mark.long
 def test_a_repair_takes_along_all_that_it_takes_to_run():
-    # TensorFlow does not add float32 to float16, two levels up from `down`.
-    # Gradients of `faint` vanish wherever those of `down` fit: no loss scale
-    # suits both.
+    # TensorFlow does not add float32 to float16, two levels up from `down`. If
+    # the gradients of `down` fit, those of `faint` vanish: no loss scale suits
+    # both.
     inputs = keras.Input((8,))
     x = Around(name="around")(layers.Dense(8, name="first")(inputs))
     x = layers.Dense(3, name="head")(x)
@@ -207,8 +207,8 @@ def train_on(x, layer):
 @pytest.mark.long
 @pytest.mark.parametrize("sound", [0, 16])
 def test_a_sum_over_all_rows(sound):
-    # Squares of 500: the sum of 64 is 32,000, that of 512 beyond float16.
-    # Nothing is NaN: x / infinity is 0. An audit is before step 16.
+    # The sum of 64 squares is 32,000; the sum of 512 overflows. There is
+    # no NaN, because x / infinity is 0. An audit is before step 16.
     x = np.tile(np.sign(X), (sound + 2, 1))
     x[sound * 512 :] *= 500.0**0.5
     model, (change,) = train_on(x, OverBatch)

@@ -30,7 +30,7 @@ one_backend = pytest.mark.one_backend
 
 @pytest.fixture
 def seen(monkeypatch, clock):
-    """The step of each diagnosis, all of which take no time."""
+    """Returns the steps of the diagnoses, which take no time here."""
     steps, examine = [], in_training.examine
 
     def noted(*args, **kwargs):
@@ -83,7 +83,7 @@ def test_skips_in_a_row_are_diagnosed_at_once():
 @pytest.mark.parametrize(
     ("begin", "arguments", "least"),
     [
-        # At 10 `big` and `last` fail, then `first` as well.
+        # At step 10 `big` and `last` fail, then `first` fails too.
         ([GOOD] * 10 + [BIG] * 12, {"cooldown": 30}, 30),
         # `first` does not fail on the batch that is diagnosed at the start.
         ([BIG], {"cooldown": 1000, "promote_after": 0}, 1),
@@ -109,7 +109,7 @@ def test_a_dry_run_advises_once_and_changes_nothing(seen, tmp_path):
     assert (advice["kind"], advice["dry_run"]) == ("demote", True)
     assert {p: c["after"] for p, c in advice["layers"].items()} == CURE
     assert event["layers"] == advice["layers"]
-    # What was only advised is found again.
+    # A repair that was only advised is found again.
     _, callback = tuned([BIG], model=model)
     assert done(callback) == [("demote", 0)]
 
@@ -186,7 +186,7 @@ def test_a_later_fit_knows_what_was_demoted_and_why(new_callback, tmp_path):
     assert "max_rebuilds=1" in again.history[-1]["message"]
 
 
-# Beside a monitor: one engine, one diagnosis, one log.
+# Monitor and tuner share one session, one diagnosis and one log.
 
 each_order = pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
 
@@ -280,7 +280,7 @@ def test_a_demotion_that_training_bears_stays(rate, values):
     assert "squares" in demoted(model)
 
 
-# What is needed no more returns to 16 bits.
+# Layers that no longer need float32 return to 16 bits.
 
 
 def test_what_the_weights_have_outgrown_returns_in_a_later_fit():

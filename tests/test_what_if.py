@@ -1,4 +1,4 @@
-"""What layers would do in another format, and the plan from that."""
+"""Predictions for layers in another format, and the plan from them."""
 
 import math
 
@@ -15,7 +15,7 @@ REFUSED = {"float16": ["forward_overflow"]}
 
 
 def cast_state(largest, low, dtype):
-    """What becomes of numbers between two powers of two in a format."""
+    """Returns how a format holds numbers between two powers of two."""
     numbers = np.array([2.0**low, 2.0**largest], "float64")
     with np.errstate(over="ignore"):
         # Without infinities a format has NaN there.
@@ -52,7 +52,7 @@ def reading(largest, low=None):
 
 
 def asked(layers, own, dtype="float16", **more):
-    """What is said of these layers, of which this was measured."""
+    """Returns the prediction for these layers from these measurements."""
     ranges = {"layers": own, "overflowing_scale": None, "needed_scale": None}
     return what_if(layers, ranges | more)["formats"][dtype]
 
@@ -136,7 +136,7 @@ def test_layers_behind_one_at_fault_are_not_known_to_need_float32():
     assert "behind a: b, c." in plan(chain, {"a": lost})["text"]
     for more in {}, {"in_float32": 3.6}:
         assert [*wide(chain, {"a": lost | more})] == ["a"]
-    # What it returns in float32 is beyond float16 where it is cast.
+    # Its float32 output is beyond float16 when the next layer casts it.
     assert [*wide(chain, {"a": lost | {"in_float32": 17}})] == ["a", "b"]
 
 

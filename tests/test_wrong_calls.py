@@ -51,7 +51,7 @@ PLAN = plan({"dense": "float32"})
 NO_MODELS = ["model", 3, None, layers.Dense(1)]
 NO_SCALES = [0, -8.0, INF, NAN, 1e38]
 
-# Of each callable, by argument: values of a wrong range, and of a wrong type.
+# Arguments of each callable, with values of a wrong range and of a wrong type.
 ARGUMENTS = {
     kmp.DynamicLossScale: {
         "initial_scale": (NO_SCALES, ["x", True, None, [1.0]]),
@@ -116,7 +116,7 @@ def starting_at_zero():
 own = keras.optimizers.LossScaleOptimizer
 policies = keras.dtype_policies
 
-# What goes by more than one argument, or is told by another name.
+# Errors that depend on several arguments, or name another one.
 WRONG_CALLS = {
     "max_scale=8.0": lambda: preset("megatron", max_scale=8.0),
     r"schedule\(0\)": starting_at_zero,
@@ -143,7 +143,7 @@ def test_a_wrong_call_is_refused(match):
 ONE = ops.ones((2,))
 
 
-# Of an optimizer that is built, with a fixed scale of 8.
+# Wrong calls of a built optimizer with a fixed scale of 8.
 STEPS = {
     "1 gradients for 2": lambda o, v: o.apply([ONE], v),
     "No gradients provided": lambda o, v: o.apply([None, None]),

@@ -5,9 +5,9 @@ from monitor_models import BACKEND, Squares, stream
 
 import keras_mixprec as kmp
 
-# What `big` of `chain` bears in float16, and what it does not.
+# Inputs of `chain`: `big` can compute with GOOD in float16, but not with BIG.
 GOOD, BIG = 1.0, 1000.0
-# What a batch of 1000 needs in float32.
+# The layers that a batch of BIG needs in float32.
 CURE = {"big": "float32", "last": "float32"}
 
 
@@ -29,9 +29,9 @@ def compiled(
     scale=1.0,
     **arguments,
 ):
-    """Compiles a model; where `jit` does not matter it takes no tracing.
+    """Compiles a model, without tracing unless `jit` matters.
 
-    At a loss scale of 1 no gradient overflows.
+    With a loss scale of 1 no gradient overflows.
     """
     optimizer = keras.optimizers.SGD(rate, momentum=momentum)
     eagerly = jit is None and BACKEND == "tensorflow"
@@ -110,10 +110,10 @@ def demoted(model):
 
 
 def entries(callback, kind):
-    """What a tuner's history has of one kind."""
+    """Returns the entries of one kind in a tuner's history."""
     return [entry for entry in callback.history if entry["kind"] == kind]
 
 
 def done(callback):
-    """What is in a tuner's history: pairs of kind and step."""
+    """Returns a tuner's history as pairs of kind and step."""
     return [(entry["kind"], entry["step"]) for entry in callback.history]

@@ -12,7 +12,7 @@ from optimizer_models import BACKEND
 
 SCRIPTS = pathlib.Path(__file__).parent / "distribution"
 
-# Of `MultiWorkerMirroredStrategy`, `DistributedDataParallel` and
+# They use `MultiWorkerMirroredStrategy`, `DistributedDataParallel` and
 # `keras.distribution.DataParallel`.
 WORKER = {
     "tensorflow": "multi_worker.py",

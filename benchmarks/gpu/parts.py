@@ -1,7 +1,7 @@
-"""What is measured: the parts, in the order in which they are run.
+"""The parts of the GPU measurement, in the order of their runs.
 
 Most are other benchmarks of this folder, with sizes for a GPU, or tiny ones.
-Nothing here imports Keras before a part is measured.
+This file does not import Keras before a part is measured.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from benchmarks.timing import SETUPS
 
 
 class Part(NamedTuple):
-    """One kind of figures.
+    """One part of the measurement.
 
     Attributes:
         title: String. What the table shows.
-        weight: Float. The share of the time that it gets, among the weights of
-            those that are not done yet.
+        weight: Float. Its share of the time, relative to the other parts that
+            are not done yet.
         items: Function `(tiny, cases)` that returns the names of its items.
         measure: Function `(item, tiny)` that returns the rows of one, dicts
             from columns to cells.
-        alone: Boolean. Whether each item has a process of its own, since it
+        alone: Boolean. True if each item needs its own process, because it
             measures memory.
-        parallel: Boolean. Whether several processes may do it at a time, since
-            it times nothing.
+        parallel: Boolean. True if several processes may run at a time, because
+            it measures no time.
     """
 
     title: str
@@ -48,7 +48,7 @@ def _jit_compile():
 
 
 def _examine(item, tiny):
-    """What the doctor measures and finds."""
+    """Returns the measurements and findings of the doctor."""
     import keras_mixprec as kmp
 
     report = kmp.doctor(quick=tiny)
@@ -74,8 +74,8 @@ _LONGEST_TRIAL = 120.0
 
 _COMPARED = ["resnet50", "transformer", "unet"]
 
-# What float32 is by default differs: on a GPU, JAX computes products in TF32,
-# and torch convolutions.
+# The default of float32 differs. On a GPU JAX uses TF32 for products, and torch
+# for convolutions.
 _POLICIES = {
     "float32": "float32+float32",
     "TF32": "float32+tf32",
@@ -195,7 +195,7 @@ def _probed_fits(item, tiny):
 
 
 def _cases(tiny, names):
-    """Cases of the zoo, in an order in which the first are of all kinds."""
+    """Returns cases of the zoo, sorted so that the first are of all kinds."""
     from zoo import CASES
 
     if names or tiny:
@@ -204,7 +204,7 @@ def _cases(tiny, names):
 
 
 def _diagnose(item, tiny):
-    """What is found, with what float16 is on this device."""
+    """Returns what `diagnose` finds in float16 on this device."""
     import keras
     from zoo import CASES
 
@@ -218,7 +218,7 @@ def _diagnose(item, tiny):
 
 
 def _repair(item, tiny):
-    """Whether it fails at all, with what float16 is on this device."""
+    """Returns whether the case fails in float16 on this device."""
     import keras
     from zoo import CASES
 

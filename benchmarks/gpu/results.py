@@ -16,17 +16,16 @@ import json
 import pathlib
 from typing import NamedTuple
 
-# In place of an item: what ended a part before it had any.
+# Stands for an item if a part ended before its first one.
 START = "start"
 
 
 class Found(NamedTuple):
-    """What is known of a part on a backend.
+    """The results of a part on a backend.
 
     Attributes:
         items: List of names of all its items.
-        last: Dict from an item to its last record, but that with its rows if
-            there is one.
+        last: Dict from an item to its record with rows, or else its last one.
         on: List of what it ran on.
     """
 
@@ -83,7 +82,7 @@ class Results:
         return found
 
     def open_item(self, run: str, process: int) -> dict | None:
-        """Returns the beginning of what a process has not ended."""
+        """Returns the record of the item that a process did not finish."""
         begun = None
         for record in self.records():
             if (record["run"], record.get("process")) == (run, process):

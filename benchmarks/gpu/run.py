@@ -1,8 +1,8 @@
-"""The plan of the time: a process at a time for each part and backend.
+"""Divides the time, and runs a process for each part and backend.
 
-Each part gets its weight's share of the time that is left, so that what one
-does not need goes to those behind it. A process that is over its time is
-ended, and so is whatever it has started.
+Each part gets a share of the time that is left, by its weight, so time that one
+part does not need goes to the later ones. A process that takes too long is
+killed, with all processes that it started.
 """
 
 import concurrent.futures
@@ -31,14 +31,14 @@ def run(folder, parts, backends, minutes, tiny=False, cases=(), here=False):
     """Measures, and writes `gpu.jsonl`, `gpu.md` and `gpu.log`.
 
     Args:
-        folder: Path, where these go. What is there is not measured again.
-        parts: List of strings, in the order in which to go.
-        backends: List of strings, likewise.
+        folder: Path of these files. Results in it are not measured again.
+        parts: List of strings, in this order.
+        backends: List of strings, in this order.
         minutes: Float.
         tiny: Boolean. As in `Task`.
         cases: List of strings. As in `Task`.
-        here: Boolean. Whether to run all in this process, on the backend that
-            it has, without a limit of time.
+        here: Boolean. True to run everything in this process, on its backend,
+            without a time limit.
     """
     results = Results(folder / "gpu.jsonl")
     end = time.time() + 60 * minutes - _RESERVE
@@ -61,7 +61,7 @@ def run(folder, parts, backends, minutes, tiny=False, cases=(), here=False):
 
 
 def _end_of_first(todo, end):
-    """When the first is to end, so that all have their share until `end`."""
+    """Returns when the first one must end, so that all get their share."""
     weights = [PARTS[part].weight for _, part in todo]
     now = time.time()
     return now + (end - now) * weights[0] / sum(weights)
@@ -148,12 +148,11 @@ def _since(start):
 def _environment(task):
     environment = {**os.environ, "KERAS_BACKEND": task.backend}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # JAX would take most of the device's memory at once, also from those
-    # beside it and those that it starts.
+    # JAX would reserve most of the device's memory, which other processes need.
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if PARTS[task.part].parallel:
         environment["OMP_NUM_THREADS"] = "2"
-        # What one has compiled the others take from here.
+        # The processes share what they compile.
         cache = str(pathlib.Path(task.path).with_name("compiled"))
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
         for name, least in _CACHED.items():
@@ -163,7 +162,7 @@ def _environment(task):
 
 _CACHED = {"COMPILE_TIME_SECS": "0", "ENTRY_SIZE_BYTES": "-1"}
 
-# Of the processes that run now, each with what it has started.
+# Process groups that run now.
 _groups = set()
 
 
@@ -178,7 +177,7 @@ def end_with_this_process():
     def stop(number, frame):
         for group in list(_groups):
             _end(group)
-        # At once: threads still wait, and what was measured is in the file.
+        # Do not wait for threads: the results are already in the file.
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -10,8 +10,8 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.results import START, Results
 from benchmarks.timing import markdown
 
-# The column that says how a case differs from what is known of it on a CPU.
-# Where there is one, only those rows are shown that do.
+# The column that says how a case differs from its result on a CPU. A table with
+# this column shows only the cases that differ.
 DIFFERS = "differs"
 
 # A row that is a line below the table instead.
@@ -19,7 +19,7 @@ NOTE = "note"
 
 
 def write_table(folder) -> str:
-    """Writes `gpu.md` beside `gpu.jsonl`, and returns it."""
+    """Writes `gpu.md` from `gpu.jsonl`, and returns it."""
     found = Results(folder / "gpu.jsonl").parts()
     sections = [
         _section(name, {b: f for (b, part), f in found.items() if part == name})
@@ -54,7 +54,7 @@ def _note(row):
 
 
 def _lines(backend, found):
-    """What is to be known beside the table: what it ran on, and what failed."""
+    """Returns the lines below a table: the device, and what failed."""
     done = [r["rows"] for r in found.last.values() if "rows" in r]
     line = f"- {backend}: {len(done)} of {len(found.items)} done"
     compared = [r[DIFFERS] for rows in done for r in rows if DIFFERS in r]

@@ -1,7 +1,7 @@
-"""The models that are compared, compiled, and their data: random numbers.
+"""The compiled models that are compared, and their random data.
 
 Functions without arguments, which other processes can import. The data are two
-batches; the larger batches that are tried repeat their samples.
+batches. Larger batches repeat their samples.
 """
 
 import keras
@@ -13,10 +13,10 @@ _PIXELS, _CLASSES = 224, 1000
 _SEGMENTED, _KINDS = 256, 21
 _TOKENS, _VOCABULARY = 512, 30_000
 
-# Samples of a batch; each has room beside float32's largest.
+# Samples of a batch; each fits into memory in float32 too.
 BATCHES = {"resnet50": 128, "transformer": 32, "unet": 16, "tiny": 4}
 
-# Of the one whose throughput is given in tokens as well.
+# The throughput of this model is also given in tokens.
 TOKENS = {"transformer": _TOKENS}
 
 

@@ -1,9 +1,9 @@
-"""What runs in a process of its own: the items of one part on one backend.
+"""Measures the items of one part on one backend, in its own process.
 
     python -m benchmarks.gpu.work '{"part": "doctor", ...}'
 
-An item that fails ends its process, since what is wrong with a device may
-stay; the next process goes on behind it.
+An item that fails ends its process, because the device may stay in a bad state.
+The next process continues with the next item.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ _LONGER, _SECONDS = 3, 60
 
 
 class Task(NamedTuple):
-    """What a process is to do.
+    """The work of a process.
 
     Attributes:
         path: String, of the results.
-        run: String. Names the run, in which no item is tried twice.
+        run: String. Name of the run, which tries each item once.
         backend, part: Strings.
-        tiny: Boolean. Whether to take sizes that a CPU does in seconds.
+        tiny: Boolean. True for sizes that take seconds on a CPU.
         cases: List of names of the zoo's cases, empty for all.
         until: Float. When to end, as `time.time()` has it; `None` for never.
         share: Pair of ints `(k, n)`: the k-th of n processes that share the
@@ -75,7 +75,7 @@ def work(task: Task) -> bool:
 
 
 def _left(task, items, results):
-    """What is to be done; what another run did not get through comes last."""
+    """Returns the open items; those that another run began come last."""
     last = results.parts()[task.backend, task.part].last
     k, n = task.share
     left = [
@@ -126,7 +126,7 @@ def _watched(until, left):
 
 
 def _forget():
-    """What one item leaves behind, the next is not to meet."""
+    """Clears the state that one item leaves for the next."""
     import keras
 
     keras.config.set_dtype_policy("float32")
@@ -147,7 +147,7 @@ def _surroundings(tiny):
 
 
 def main():
-    """Does what the JSON of a `Task` says, and ends with who started it."""
+    """Runs the `Task` in the JSON argument, and ends with its parent."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it.
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
     sys.exit(MORE if work(Task(**json.loads(sys.argv[1]))) else 0)

@@ -17,11 +17,11 @@ from tuned import ROWS, rows  # noqa: E402
 
 
 def mirrored(make):
-    """Makes a model, and gets round two faults of Keras 3.15.
+    """Makes a model, and avoids two faults of Keras 3.15.
 
-    With several workers `fit` hands `strategy.reduce` a tuple of
-    `PerReplica`s, which only strategies of one process take, and asks for the
-    mean of a scalar loss along its first axis (keras-team/keras#20585).
+    With several workers `fit` gives `strategy.reduce` a tuple of `PerReplica`s,
+    but only strategies of one process accept that. It also asks for the mean of
+    a scalar loss along its first axis (keras-team/keras#20585).
     """
     with STRATEGY.scope():
         model = make()

@@ -44,7 +44,7 @@ def value(variable):
 
 
 def in_pairs(first, second):
-    """Returns batches of which each device gets `ROWS` rows of a number."""
+    """Returns batches that give each device `ROWS` rows of one number."""
     pairs = np.array([first, second], "float32").T
     x = np.repeat(pairs.reshape(-1), ROWS)[:, None]
     return x, np.zeros_like(x)

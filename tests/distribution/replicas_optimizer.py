@@ -25,7 +25,7 @@ def build(inner):
                 keras.layers.Dense(1, dtype="float32"),
             ]
         )
-        # Keras remembers the strategy in which an optimizer is made.
+        # The optimizer is made here because Keras stores its strategy.
         optimizer = LossScaleOptimizer(inner(), initial_scale=SCALE)
         model.compile(optimizer, "mse", jit_compile=not IS_TENSORFLOW)
         optimizer.build(model.trainable_variables)
@@ -55,7 +55,7 @@ def a_bad_shard_skips_the_step(shard, inner):
 
 
 def check_told(model, optimizer):
-    """Of two steps, the last of which was skipped."""
+    """Checks the counters after two steps; the last one was skipped."""
     assert float(optimizer.loss_scale) == SCALE / 2
     assert optimizer.step_counts() == (2, 1, 1)
     assert value(optimizer.iterations) == 1

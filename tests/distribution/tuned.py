@@ -1,4 +1,4 @@
-"""What the scripts of the tuner share: each prints what its worker did."""
+"""Shared by the scripts of the tuner; each prints what its worker did."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROWS = 4
 
 
 class Case(NamedTuple):
-    """What each of two workers trains on, a batch of each number."""
+    """The batches of two workers, one batch per number."""
 
     values: tuple
     scale: Any = 1.0
@@ -38,12 +38,12 @@ CASES = {
     "quiet": Case(
         ([GOOD] * 60, [BIG] * 5 + [GOOD] * 55), arguments={"promote_after": 20}
     ),
-    # What only the second worker sees holds for both.
+    # A metric that only the second worker sees counts for both.
     "validated": Case(
         ([GOOD] * 6, [GOOD] * 6),
         arguments={"validate": lambda model: seen_in_16_bits(model)},
     ),
-    # What it lets through throws the weights of both anywhere.
+    # The demotion lets through gradients that ruin the weights of both.
     "diverging": Case(
         ([0.5] * 60, [0.5] * 20 + ([BIG] + [0.5] * 9) * 4), diverges=True
     ),
@@ -92,7 +92,7 @@ def work(worker, wrap, dataset):
         tuner = kmp.PrecisionTuner(plan, verbose=0, **case.arguments)
         fit(model, dataset, case.values[worker], tuner)
         found[name] = told(model, tuner) | {"wrote": os.path.exists(plan)}
-    # Of the first case's plan only the first worker has the file.
+    # Only the first worker has the plan file of the first case.
     tuner = kmp.PrecisionTuner(os.path.join(folder, "at_first.json"))
     fit(again := wrap(lambda: build(1.0)), dataset, [GOOD], tuner)
     found["again"] = told(again, tuner)["demoted"]

@@ -1,8 +1,7 @@
-"""What two workers with a monitor do: each prints what it did.
+"""Two workers with a monitor; each prints what it did.
 
-The second is made to have nothing left to spend at first, so that left to
-itself it would look and stop at other steps than the first. The first
-takes long to log what both report.
+The second one starts with an empty budget. Without agreement it would read and
+stop at other steps than the first one, which is slow to log reports.
 """
 
 import json

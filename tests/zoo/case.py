@@ -1,4 +1,4 @@
-"""What a case of the zoo consists of."""
+"""The class of the zoo's cases."""
 
 import dataclasses
 import functools
@@ -27,31 +27,30 @@ class Case:
         name: String.
         build: Function that returns the model, built under the global policy.
         data: Function that returns `(x, y)`.
-        culprits: Set of layer paths, the smallest whose demotion to float32
-            repairs it, found by training. `"<model>"` is what the model
-            itself computes or casts, outside of its layers. Empty for a
-            control.
-        tolerated: Set of paths whose own gradients are wrong as well.
-        kind, direction: Strings, of the verdict on the first culprit; for a
-            control the kind of the one verdict that names no layer, if any.
+        culprits: The smallest set of layer paths whose demotion to float32
+            repairs the model, found by training. `"<model>"` stands for the
+            model's own code outside of its layers. Empty for a control.
+        tolerated: Set of other paths whose gradients are wrong too.
+        kind, direction: Strings in the verdict on the first culprit. For a
+            control, the kind of the only verdict without a layer, if any.
         decoy: String. A layer whose demotion does not repair it.
         optimizer: Function that returns the inner optimizer, Adam at 1e-3
             if the table has no `rate`.
         loss, metric, epochs, batch_size: As in `compile` and `fit`.
         samples: Int. Size of the batch that is diagnosed.
-        scaled: Boolean. Whether the loss is scaled.
+        scaled: Boolean. True if the loss is scaled.
         initial_scale: Float. The loss scale that it starts from.
         warm_up: Int. Epochs trained in float16 before the diagnosis.
         absent_on: Set of setups, such as `"tensorflow-xla"`, that do not
             have the fault.
-        incurable: Boolean. Whether it fails in float16 and no layer is to be
-            named: none repairs it, or a larger loss scale does.
-        source: String. `"thresholds"` were set on it, before those of
-            `"architectures"` were written; `"reported"` publicly of such
-            models, or `"devised"` in their likeness; `"everyday"` and
-            `"unseen"` code was written by others, who knew no rules.
-        default: String. The backend on which the tests diagnose it by
-            default, elsewhere as slow ones.
+        incurable: Boolean. True if it fails in float16 and no layer may be
+            named, because none repairs it, or a larger loss scale does.
+        source: String. `"thresholds"`: the thresholds were set with it.
+            `"architectures"`: it was written afterwards. `"reported"`: users
+            reported such a model. `"devised"`: it is similar to these.
+            `"everyday"`, `"unseen"`: its author did not know the rules.
+        default: String. The backend on which the default tests diagnose it;
+            on others it is slow.
     """
 
     name: str
@@ -152,13 +151,13 @@ class Case:
         return runs
 
     def learns(self, value: float, exact: float) -> bool:
-        """Whether a metric is as good as float32's, but for noise."""
+        """Returns True if a metric equals float32's, except for noise."""
         if self.metric.endswith("accuracy"):
             return value >= exact - 0.1
         return math.isfinite(value) and value <= 1.5 * exact + 1e-6
 
     def fails(self, setup: str) -> bool:
-        """Whether training in float16 fails in a setup."""
+        """Returns True if training in float16 fails in a setup."""
         return self.incurable or bool(self.expected(setup))
 
     def expected(self, setup: str) -> frozenset:
@@ -196,7 +195,7 @@ class Case:
 
 
 class Judgement(NamedTuple):
-    """What was found, and whether it is right."""
+    """A finding, and whether it is right."""
 
     found: frozenset
     kind: str | None
@@ -206,9 +205,9 @@ class Judgement(NamedTuple):
 
 
 def case(data, **code):
-    """Registers what the decorated function builds as a case.
+    """Registers the model of the decorated function as a case.
 
-    `code` is what is no number or name, which the table has.
+    `code` has the functions; the table has numbers and names.
     """
 
     def register(build):

@@ -7,10 +7,10 @@ import numpy as np
 
 
 def dataset(function=None, seed=0):
-    """Makes a function of random numbers return what `Case.data` is.
+    """Turns a function of a random generator into one for `Case.data`.
 
-    What it returns, without the first argument, is a function that returns
-    arrays of float32 and int32.
+    The new function takes the other arguments, and returns a function that
+    returns arrays of float32 and int32.
     """
     if function is None:
         return functools.partial(dataset, seed=seed)

@@ -49,7 +49,7 @@ def lifetimes(random):
 
 
 class InverseSoftplus(layers.Layer):
-    """What softplus makes the input of."""
+    """The inverse of softplus."""
 
     def call(self, x):
         return ops.log(ops.exp(x) - 1.0)
@@ -167,7 +167,7 @@ def healthy_saturated_gate():
 
 
 class ClippedLog(layers.Layer):
-    """Logarithms of probabilities, not below that of a thousandth."""
+    """Logarithms of probabilities, clipped at one thousandth."""
 
     def call(self, p):
         return ops.log(ops.clip(p, 1e-3, 1.0))

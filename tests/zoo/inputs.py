@@ -156,9 +156,9 @@ def sound_log_of_income():
 
 
 class DeepCross(Parts):
-    """x0 * (x W) + x beside a dense tower, on features as they come.
+    """Adds x0 * (x W) + x to a dense tower, on raw features.
 
-    The product is in float32 once the model does not cast `x0`.
+    The product is in float32 if the model does not cast `x0`.
     """
 
     def call(self, x0):
@@ -208,7 +208,7 @@ class Rotary(Own):
 
 @case(first_word())
 def rotary_far_positions():
-    """Positions from 30,000 on, of which float16 has each sixteenth."""
+    """Positions from 30,000 on; float16 holds every sixteenth one."""
     words = embedding(4, 32, embeddings_initializer="normal", name="words")
     scale = layers.Rescaling(20.0, name="scale")
     rotary = Rotary(start=30000.0, name="rotary")

@@ -171,7 +171,7 @@ def global_response_norm():
 
 
 class MeanResponse(GlobalResponse):
-    """Weighs channels by their root mean square, over that of all."""
+    """Weighs channels by their root mean square relative to all channels."""
 
     pool = staticmethod(ops.mean)
 
@@ -421,7 +421,7 @@ class MovingStandardizer(layers.Layer):
 
 @case(vectors(scale=3.0, mean=2.0))
 def healthy_moving_statistics():
-    """Their last digits are lost, which what they measure has not."""
+    """They lose digits that their data do not have either."""
     return before_mlp(MovingStandardizer())
 
 
@@ -465,7 +465,7 @@ def healthy_equalized():
 
 @case(images())
 def healthy_batch_of_one():
-    """Instances are normalized by themselves."""
+    """Each instance is normalized on its own."""
     convs = [conv(16, 3, activation="relu") for _ in range(2)]
     convs.insert(1, layers.GroupNormalization(-1))
     return classifier((8, 8, 3), *convs, layers.GlobalAveragePooling2D())

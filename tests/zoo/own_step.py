@@ -82,9 +82,9 @@ _STEPS = {"tensorflow": tensorflow_step, "torch": torch_step, "jax": jax_step}
 
 
 def with_input_gradient(function, x):
-    """What a function returns, and the gradient of its sum.
+    """Returns the result of a function, and the gradient of its sum.
 
-    That is to be differentiated again.
+    The gradient can be differentiated again.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

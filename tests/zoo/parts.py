@@ -73,9 +73,9 @@ def behind_dense(*parts, hidden=None):
 
 
 class Own(layers.Layer):
-    """A layer that keeps what it is given by name.
+    """A layer that stores its arguments by name.
 
-    Of a `seed` it makes a generator of random numbers, `seeds`.
+    From a `seed` it makes a generator of random numbers, `seeds`.
     """
 
     def __init__(self, name=None, seed=None, **own):

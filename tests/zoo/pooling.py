@@ -157,7 +157,7 @@ class SoftMaximum(layers.Layer):
 
 @case(loads())
 def healthy_log_sum_exp():
-    """The exponentials are those of differences, all of them below 1."""
+    """The exponentials are below 1, because they are of differences."""
     scale = layers.Rescaling(0.1, offset=-25.0), layers.AveragePooling1D(20)
     last = partial(layers.Conv1D, 16, 3), SoftMaximum(), relu(16)
     return classifier((400, 1), *scale, *last)
@@ -274,7 +274,7 @@ class BoxFilter(layers.Layer):
 
 @case(brightest())
 def summed_area_table():
-    """Sums of 50,000, of which float16 has each 32nd, before they differ."""
+    """Subtracts sums near 50,000; float16 holds every 32nd number there."""
     return classifier(
         (96, 96, 1),
         BoxFilter(name="filter"),
@@ -393,7 +393,7 @@ def healthy_resnet():
 
 
 class Transmittance(layers.Layer):
-    """What passes all the samples of a ray before each one, times its own."""
+    """Transmittance of the samples before each one of a ray, times its own."""
 
     def call(self, x):
         density, colours = ops.softplus(x[..., :1]), x[..., 1:]

@@ -34,7 +34,7 @@ def rnn_overflow():
 
 @dataset
 def increments(random, samples=256, length=50):
-    """A start of 20000, then small steps whose sum is to be told."""
+    """Returns a start of 20000, then small steps; the target is their sum."""
     x = random.uniform(0, 6, (samples, length, 1)).astype("float32")
     y = (x[:, 1:].sum(axis=1) - 147) / 12
     x[:, 0] = 20000

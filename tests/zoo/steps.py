@@ -1,7 +1,6 @@
-"""Train steps of one's own.
+"""Custom train steps.
 
-Each model computes its loss by itself, with operations in the dtype of what
-its layers return.
+Each model computes its own loss, in the dtype of its layers' outputs.
 """
 
 from functools import partial

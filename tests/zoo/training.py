@@ -148,7 +148,7 @@ CONFLICT = {"classes": small_loss(1e-7), "price": "mse"}
 
 @case(class_and_price(), optimizer=adam(1e-14), loss=CONFLICT)
 def range_conflict():
-    """A loss of 1e-7 beside one of 1e8."""
+    """A loss of 1e-7 and one of 1e8."""
     inputs = keras.Input((32,))
     classes = row(inputs, relu(64, "a1"), dense(4, name="classes"))
     price = layers.Dense(1, name="price")(inputs)
@@ -219,7 +219,7 @@ def sound_loss_of_millions():
 
 
 class Weighted(keras.Model):
-    """Two losses, one of which does not count."""
+    """Two losses; one of them has a weight of 0."""
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
         logits = ops.cast(y_pred["label"], "float32")
