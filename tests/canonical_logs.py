@@ -556,6 +556,7 @@ OTHER_EVENTS = {
         "points": [{"share_in_16_bits": 1.0, "error": 0.5, "float32": []}],
     },
     "return": {"message": "goes back", "to": 0, "done": "a rate of 0.1"},
+    "spikes": {"message": "skips 1 step", "count": 1, "times": 80.0},
     "undo": _MADE,
     "validate": {"message": "held back"},
     "validation_failed": _FAILED,

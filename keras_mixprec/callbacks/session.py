@@ -27,6 +27,7 @@ from keras_mixprec.monitoring.attach import (
     log_epoch,
     settings_of,
     stop_watching,
+    watch_spikes,
 )
 from keras_mixprec.monitoring.audits import Examiner
 from keras_mixprec.monitoring.counter_log import CounterLog
@@ -185,8 +186,8 @@ class Session:
         """Lets a tuner repair what is found.
 
         Args:
-            tuning: Object with `repair(examination, batch, step, raised)`, and
-                `end()`, which is called at the end of training.
+            tuning: Object with `repair(examination, batch, step, raised)`,
+                `recovers`, and `end()`, which is called at the end of training.
         """
         if self.has_tuner:
             raise ValueError(
@@ -544,6 +545,8 @@ class Session:
             self._next_agreement = first_step + settings.agree_every
         self._layers = LayerLog(model, log)
         self.counters = Counters(self.synchronized_model(), log, first_step)
+        if self._tuner and self._tuner.recovers:
+            watch_spikes(self.synchronized_model())
         self._guard = guard_of(model)
         self.counter_log = CounterLog(self, self.counters)
         self.performance = PerformanceLog(self)

@@ -30,6 +30,7 @@ from keras_mixprec.loss_scaling.current_step import (
 )
 from keras_mixprec.loss_scaling.history import CONSECUTIVE
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.policies.layers import has_own_step
 
 # By the better end of a metric.
@@ -135,10 +136,15 @@ class MetricGuard:
         def guarded(*args, **kwargs):
             model = self._model
             state = args[0] if keras.backend.backend() == "jax" else None
-            metrics = model.metrics_variables
-            # Copies, since torch writes into the variables' own memory.
-            values = state[3] if state else [ops.copy(v.value) for v in metrics]
-            before = dict(zip(map(id, metrics), values, strict=True))
+            layers = (
+                model.non_trainable_variables if gates_of(self._model) else []
+            )
+            written = [*layers, *model.metrics_variables]
+            if state:
+                values = [*(state[1] if layers else []), *state[3]]
+            else:  # Copies: torch writes into the variables' own memory.
+                values = [ops.copy(v.value) for v in written]
+            before = dict(zip(map(id, written), values, strict=True))
 
             def weights():
                 return [*state[0], *state[1]] if state else model.variables
@@ -155,13 +161,20 @@ class MetricGuard:
     def _settled_state(self, before, logs, state):
         """The same on JAX, where a step is a function of the state."""
         model = self._model
-        held = [*model.optimizer.variables, *model.metrics_variables]
-        mapping = list(zip(held, [*state[2], *state[3]], strict=True))
+        parts = (
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        mapping = [
+            pair
+            for variables, values in zip(parts, state[1:], strict=True)
+            for pair in zip(variables, values, strict=True)
+        ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self._settle(logs, before)
-        values = [scope.get_current_value(variable) for variable in held]
-        count = len(state[2])
-        return logs, (*state[:2], values[:count], values[count:])
+        now = [[scope.get_current_value(v) for v in part] for part in parts]
+        return logs, (state[0], *now)
 
     def _note_loss(self, update_state):
         @functools.wraps(update_state)
@@ -179,6 +192,7 @@ class MetricGuard:
             before: Dict from the ids of the metrics' variables to their values
                 before it.
         """
+        self._undo_spike(logs, before)
         losses = self._losses_of(logs) if isinstance(logs, dict) else []
         if not losses or all(map(active.step().known_finite, losses)):
             return
@@ -200,9 +214,7 @@ class MetricGuard:
             for history in histories:
                 history.remember_loss(loss_kinds())
         for variable in self._model.metrics_variables:
-            # Some metrics make theirs only in the step, of zeros.
-            old, new = before.get(id(variable), 0), _read(variable)
-            variable.assign(ops.where(bad, ops.cast(old, new.dtype), new))
+            _put_back(variable, before, bad)
         hidden = ops.logical_or(
             self._weights_lost(histories),
             ops.logical_and(
@@ -218,6 +230,26 @@ class MetricGuard:
                     now = ops.logical_and(bad, _not_finite(spoilt[name]))
                 value = ops.cast(ops.where(hidden, math.nan, value), old.dtype)
                 logs[name] = ops.where(now, value, old)
+
+    def _undo_spike(self, logs, before):
+        """Undoes all that a step that was a spike has written."""
+        model, spiked = self._model, self._spiked()
+        if spiked is False:
+            return
+        for variable in (
+            *model.non_trainable_variables,
+            *model.metrics_variables,
+        ):
+            _put_back(variable, before, spiked)
+        for name, value in self._numbers().items():
+            old = logs.get(name) if isinstance(logs, dict) else None
+            if _is_number(old):
+                logs[name] = ops.where(spiked, ops.cast(value, old.dtype), old)
+
+    def _spiked(self):
+        """Whether the last step was a spike; `False` if nobody asks."""
+        gates = gates_of(self._model)
+        return bool(gates) and ops.any(ops.stack([g.skips for g in gates]))
 
     def _losses_of(self, logs):
         """The loss of a batch, or what may stand for it."""
@@ -277,6 +309,7 @@ class MetricGuard:
         now = _read(histories[0].nonfinite_losses)
         before = 0 if self._counted is None else self._counted
         bad = ops.any(ops.greater(now, before))
+        bad = ops.logical_or(bad, self._spiked())
         skipped = ops.logical_and(bad, self._untouched())
         return ops.logical_or(skipped, self._weights_lost(histories))
 
@@ -298,6 +331,12 @@ class MetricGuard:
             self._counted = active.step().read(history.nonfinite_losses).copy()
             if lost is not None:
                 history.epoch_lost.assign(ops.cast(lost, "int32"))
+
+
+def _put_back(variable, before, condition):
+    # Some metrics make theirs only in the step, of zeros.
+    old, new = before.get(id(variable), 0), _read(variable)
+    variable.assign(ops.where(condition, ops.cast(old, new.dtype), new))
 
 
 def _read(variable):

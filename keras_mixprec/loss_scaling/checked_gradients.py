@@ -1,6 +1,7 @@
 """One step: check all gradients, agree, then apply everywhere or nowhere."""
 
 import functools
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -58,12 +59,21 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        self.finite, self.norms, self.flags = self._examine(maxima, seen)
+        self.size: Any = None
+        self.finite, self.norms, self.flags = self._examine(maxima, seen, kept)
 
-    def _examine(self, maxima, seen):
+    @property
+    def ordinary(self):
+        """Whether they are no spike, if the optimizer skips spikes."""
+        return ops.logical_not(self._optimizer.spikes.is_spike(self.size))
+
+    def _examine(self, maxima, seen, kept):
         """Whether all is finite; norms and flags, in the order of `build`."""
         gradients, backend = self._given, self._backend
         norms = self._over_replicas(backend.gradient_norms(gradients))
+        if self._optimizer.spikes is not None:
+            squares = ops.square(ops.where(np.array(kept), 0.0, norms))
+            self.size = ops.sqrt(ops.sum(squares))
         # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
         # graph optimizer turns that into `greater`, which NaN fails as well.
         limits = np.array(backend.largest_norms(gradients), "float32")
@@ -98,28 +108,36 @@ class CheckedGradients:
         shape = (self._count, *values.shape[1:])
         return ops.scatter(self._order, values, shape)
 
-    def commit(self, finite):
-        """Applies the update if `finite`, and records the step.
+    def commit(self, finite, ordinary):
+        """Applies the update if it shall be, and records the step.
 
         Args:
             finite: Boolean, or a boolean scalar tensor.
+            ordinary: As `finite`. Whether it is no spike, which leaves the loss
+                scale alone.
         """
         optimizer, window = self._optimizer, self._optimizer.window
         backend, on_host = self._backend, isinstance(finite, bool)
         read = backend.read if on_host else backend.value
         position, to_discard = window.place(on_host, read) if window else (0, 0)
-        applied = _where(to_discard > 0, False, finite) if window else finite
+        sound = finite
+        if ordinary is not True:
+            sound = _where(finite, ordinary, False)
+        applied = _where(to_discard > 0, False, sound) if window else sound
 
         def record():
             optimizer._advance(finite, self.norms, read)
+            if optimizer.spikes is not None:
+                optimizer.spikes.record(self.size, finite, ordinary)
             if window:
-                window.advance(finite, position, to_discard)
+                window.advance(sound, position, to_discard)
 
         def remember(skipped):
             if window:
                 window.discard(skipped, position)
-                # A micro-batch that is skipped only because another one in its
-                # window overflowed is not recorded as an overflow.
+            if window or optimizer.spikes is not None:
+                # A spike, or a micro-batch that is skipped only because another
+                # one in its window overflowed, is not recorded as an overflow.
                 skipped = _where(finite, False, True)
             if skipped is not False:
                 kinds, loss = self._kinds(skipped)
@@ -167,13 +185,18 @@ def overflowing(gradients):
 
 
 def commit_together(steps):
-    """Applies all of `steps` if every gradient of every one is finite."""
-    finite = steps[0].finite
-    if len(steps) > 1:
-        finite = ops.all(ops.stack([step.finite for step in steps]))
-    finite = active.step().to_host_bool(finite)
+    """Applies all of `steps`, or none if one is not finite or a spike."""
+    to_host = active.step().to_host_bool
+    finite = to_host(_all([step.finite for step in steps]))
+    watched = [step for step in steps if step.size is not None]
+    ordinary = to_host(_all([s.ordinary for s in watched])) if watched else True
     for step in steps:
-        step.commit(finite)
+        step.commit(finite, ordinary)
+
+
+def _all(conditions):
+    first, *others = conditions
+    return ops.all(ops.stack(conditions)) if others else first
 
 
 def _where(condition, if_true, if_false):

@@ -383,7 +383,9 @@ def _slots(capacity, count):
 def _if(skipped, compute, otherwise):
     if skipped is True:
         return compute()
-    return ops.cond(skipped, compute, lambda: otherwise)
+    # Another function each time: for one that it knows JAX takes the trace that
+    # it knows, of another model's weights.
+    return ops.cond(skipped, lambda: compute(), lambda: otherwise)
 
 
 def _bits(kinds):

@@ -42,6 +42,7 @@ from keras_mixprec.loss_scaling.rules import (
     resolve_rule,
     safe_scale,
 )
+from keras_mixprec.loss_scaling.spikes import SpikeGate
 from keras_mixprec.loss_scaling.stages import (
     StepStages,
     as_tensors,
@@ -155,6 +156,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             if discard_window
             else None
         )
+        self.spikes: SpikeGate | None = None
         self._stages = StepStages()
         self._scale_variable: Any = None
         self._growth_variable: Any = None
@@ -237,6 +239,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             aggregation="only_first_replica",
             name=name,
         )
+
+    def skip_spikes(self) -> bool:
+        """Skips steps whose gradients are a spike, until `spikes.stop()`.
+
+        Returns:
+            Whether compiled steps have to be compiled again to do so.
+        """
+        self._check_built("skip_spikes")
+        is_new = self.spikes is None
+        if self.spikes is None:
+            self.spikes = SpikeGate(self._add_state)
+        self.spikes.start()
+        return is_new
 
     def _build_inner(self, variables):
         inner = self.inner_optimizer

@@ -6,16 +6,22 @@ import keras
 
 from keras_mixprec import _clock
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import optimizers_of, variable_scope
+from keras_mixprec.backend.common import (
+    build_optimizer,
+    optimizers_of,
+    variable_scope,
+)
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.spikes import gates_of, skip_spikes
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.range_reading import output_dtype
 from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.set_policies import rebuild_functions
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.schema import (
     EPOCHS,
@@ -183,9 +189,28 @@ def keep_watching(model):
     guard_of(model).keep()
 
 
+def watch_spikes(model):
+    """Skips steps whose gradients are a spike, until `stop_watching`.
+
+    Args:
+        model: A compiled `keras.Model` that is watched.
+    """
+    build_optimizer(model)
+    with variable_scope(model):
+        if skip_spikes(model):
+            rebuild_functions(model)
+        guard = guard_of(model)
+        if guard.on:
+            guard.keep()
+        else:
+            guard.start()
+
+
 def stop_watching(model):
     """Leaves the model as it is without being watched."""
     guard_of(model).stop()
+    for gate in gates_of(model):
+        gate.stop()
 
 
 def guard_of(model) -> MetricGuard:

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from keras_mixprec.keras_internals import flat_layers
+from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
 # A state is kept before the first step and whenever so many steps were taken.
@@ -94,6 +95,8 @@ class KeptStates:
         """
         if batch is None or not all(x.built for x in flat_layers(model)):
             return  # The first step may have to build it.
+        if any(gate.read().in_a_row for gate in gates_of(model)):
+            return
         state = State.of(model)
         if state.is_finite:
             self.held.append(KeptState(step, state, batch, rates_of(model)))

@@ -49,6 +49,7 @@ class Tuning:
     Attributes:
         records: As given.
         repairs: As given.
+        recovers: Boolean. Whether it may return to the last good state.
     """
 
     def __init__(self, tuner, session, repairs, records, held_back, is_checked):
@@ -66,6 +67,7 @@ class Tuning:
         session.bad_data.keeps_scale = keeps_scale
         self._trigger = Trigger(session)
         self._recovery = Recovery(session, repairs, tuner.max_returns)
+        self.recovers = tuner.recover and not tuner.dry_run
         self._captured = None
         self._phase = Phase.STARTING
         # Before this step there is nothing to be done.
@@ -139,6 +141,8 @@ class Tuning:
         if self._session.examiner.has_grown:
             left = 0
         triggered = self._trigger.read(step)
+        if self.recovers and self._spikes(step):
+            return
         if self._cooling(step):
             return
         if not (triggered or left <= 0) or not self._may_examine(step):
@@ -263,9 +267,9 @@ class Tuning:
             if sooner is not None:
                 self._due = min(self._due, step + sooner)
             self._trigger.explain(examination.bits_to_fall())
-        may_return = self._tuner.recover and self._phase is not Phase.ENDED
+        may_return = self.recovers and self._phase is not Phase.ENDED
         if may_return and self._recovery.helps(examination):
-            self._return(examination, step)
+            self._returned(step, *self._recovery.run(examination))
             return None
         if self._changes_nothing(step):
             return None
@@ -408,8 +412,20 @@ class Tuning:
 
     # Returning to the last good state.
 
-    def _return(self, examination, step):
-        since, done = self._recovery.run(examination)
+    def _spikes(self, step):
+        """Tells of new spikes; whether they are reason to go back."""
+        if spikes := self._recovery.new_spikes():
+            self.records.spikes(step, *spikes)
+        stuck = self._recovery.is_stuck() and not self._several_workers
+        if stuck:
+            self._on_next_batch(step, self._leave_spikes)
+        return stuck
+
+    def _leave_spikes(self, batch, step):
+        if returned := self._recovery.from_spikes(batch):
+            self._returned(step, *returned)
+
+    def _returned(self, step, since, done):
         self._probation = None
         self._session.counters.raise_scales(math.inf, step)
         self._changed(step)

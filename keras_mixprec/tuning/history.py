@@ -181,6 +181,22 @@ class TunerHistory:
         message = f"returns to the state of step {since:,} and {then}"
         self.report("return", step, message, to=since, done=done)
 
+    def spikes(self, step: int, count: int, times: float):
+        """Reports steps that were skipped for the size of their gradients.
+
+        Args:
+            step: As for `report`.
+            count: Int. How many since the last report.
+            times: Float. How many times as large as in any of the 128 steps
+                before they were in the last one.
+        """
+        which = "1 step whose" if count == 1 else f"{count:,} steps; the last's"
+        message = (
+            f"skips {which} gradients were {times:.3g} times as large as the "
+            "largest of the 128 steps before"
+        )
+        self.report("spikes", step, message, count=count, times=times)
+
     def rebuild(self, step: int):
         """Reports what the last rebuild cost, once its step is done."""
         seconds = self._repairs.rebuild_seconds()

@@ -1,13 +1,22 @@
 """Returns to the last good state, with what made training diverge changed."""
 
+import functools
+import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_mixprec.keras_internals import learning_rate_object
+from keras_mixprec.loss_scaling.spikes import gates_of
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.rehearsal import updating
 from keras_mixprec.verdict_kinds import LOST
+
+# Spikes in a row after which the weights may be at fault, and not the data.
+_STREAK = 3
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -53,6 +62,8 @@ class Recovery:
         self._repairs = repairs
         self._left = most
         self._stopped_at: Any = None
+        self._told = 0
+        self._has_looked = False
 
     def helps(self, examination) -> bool:
         """Whether nothing but another state helps against what was found."""
@@ -76,14 +87,19 @@ class Recovery:
         numbers: dict = {}
         for finding in examination.findings:
             numbers = finding.verdict.numbers | numbers
-        session = self._session
-        kept = session.examiner.states.back_to(numbers.get("since"))
+        change = _CHANGES.get(numbers.get("cause", ""))
+        return self._back_to(
+            numbers.get("since"),
+            functools.partial(change, self, numbers) if change else None,
+        )
+
+    def _back_to(self, step, change):
+        kept = self._session.examiner.states.back_to(step)
         kept.state.put_back()
         self._left -= 1
-        change = _CHANGES.get(numbers.get("cause", ""))
-        done = change(self, numbers) if change and self._left >= 0 else None
+        done = change() if change and self._left >= 0 else None
         if done is None:
-            session.model.stop_training = True
+            self._session.model.stop_training = True
             self._stopped_at = kept.state
         return kept.step, done
 
@@ -91,6 +107,53 @@ class Recovery:
         """Undoes the step that was under way when training was stopped."""
         if self._stopped_at:
             self._stopped_at.put_back()
+
+    def new_spikes(self) -> tuple | None:
+        """Returns how many steps were spikes since the last call, if any.
+
+        Returns:
+            That, and how many times as large as usual the last one was, `None`
+            if there was none.
+        """
+        read = self._read()
+        skipped = max((spikes.skipped for spikes in read), default=0)
+        before, self._told = self._told, skipped
+        self._has_looked &= any(spikes.in_a_row for spikes in read)
+        if skipped == before:
+            return None
+        return skipped - before, max(spikes.last for spikes in read)
+
+    def is_stuck(self) -> bool:
+        """Whether steps in a row are spikes, and nobody has asked why."""
+        in_a_row = max((s.in_a_row for s in self._read()), default=0)
+        return in_a_row >= _STREAK and not self._has_looked
+
+    def from_spikes(self, batch) -> tuple | None:
+        """Returns to a state whose gradients for a batch are no spike.
+
+        If there is none the data are at fault, and its spikes are skipped.
+
+        Args:
+            batch: As `train_step` takes it.
+
+        Returns:
+            As `run`, `None` if it stays.
+        """
+        self._has_looked = True
+        model, gates = self._session.model, gates_of(self._session.model)
+        limit = math.hypot(*(gate.limit() for gate in gates))
+        for kept in reversed(self._session.examiner.states.held):
+            with kept.state.in_place():
+                is_ordinary = _size(model, batch) <= limit
+            if is_ordinary:
+                for gate in gates:
+                    gate.end_streak()
+                return self._back_to(kept.step, lambda: _SAME)
+        return None
+
+    def _read(self):
+        with self._session.counter_log.synchronized():
+            return [gate.read() for gate in gates_of(self._session.model)]
 
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
@@ -115,5 +178,15 @@ class Recovery:
         self._repairs.recompile()
         return f"gradients clipped to a norm of {numbers['clip']:g}"
 
+
+def _size(model, batch):
+    """The norm of a batch's gradients in float32."""
+    step = exact_step(model, batch, records=False)
+    arrays = map(to_array, step.gradients.values())
+    squares = [np.square(x, dtype="float64").sum() for x in arrays]
+    return math.sqrt(sum(squares)) / step.scale
+
+
+_SAME = "the same settings, since the gradients there are as usual"
 
 _CHANGES = {"learning_rate": Recovery._lower, "gradients": Recovery._clip}

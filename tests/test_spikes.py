@@ -1,0 +1,144 @@
+"""Steps whose gradients are far out of their recent range."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_mixprec as kmp
+from tests.monitor_models import every_backend
+
+ROWS, STEPS, BAD = 8, 200, 150
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(ROWS * STEPS, 8)).astype("float32")
+Y = np.tanh(X[:, :1] + X[:, 1:2] ** 2)
+# The compiled step decides by itself.
+JITS = [False, True] if keras.backend.backend() != "torch" else [False]
+
+
+class Callback(keras.callbacks.Callback):
+    """Calls a function of the model before a batch, once."""
+
+    def __init__(self, at, work):
+        super().__init__()
+        self.at, self.work = at, work
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.at:
+            self.at = None
+            self.work(self.model)
+
+
+def model_of(policy="float32", jit=False, norm=True):
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    parts = [layers.Dense(16, activation="relu", name="hidden")]
+    parts += [layers.BatchNormalization()] * norm
+    parts += [layers.Dense(1, name="head", dtype="float32")]
+    model = keras.Sequential([keras.Input((8,)), *parts])
+    optimizer = keras.optimizers.Adam(0.01, use_ema=True)
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
+    return model
+
+
+def fit(model, *callbacks, x=X, y=Y, epochs=1):
+    return model.fit(
+        x,
+        y,
+        batch_size=ROWS,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks],
+    ).history
+
+
+def rows(first, count):
+    return slice(first * ROWS, (first + count) * ROWS)
+
+
+def tuner(**arguments):
+    return kmp.PrecisionTuner(verbose=0, recover=True, **arguments)
+
+
+def state(model):
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    variables = [*model.variables, *inner.variables]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+@every_backend
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(
+    ("policy", "count"), [("float32", 1), ("mixed_bfloat16", 6)]
+)
+def test_a_run_is_as_if_it_had_not_seen_the_spikes(policy, jit, count):
+    y = Y.copy()
+    y[rows(BAD, count)] *= 300
+    model, repaired = model_of(policy, jit), tuner()
+    losses = fit(model, repaired, y=y)
+    without = [np.delete(a, np.r_[rows(BAD, count)], axis=0) for a in (X, Y)]
+    other = model_of(policy, jit)
+    expected = fit(other, tuner(), x=without[0], y=without[1])
+    assert losses == expected
+    for one, two in zip(state(model), state(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+    spikes = [e for e in repaired.history if e["kind"] == "spikes"]
+    assert sum(event["count"] for event in spikes) == count
+
+
+@every_backend
+def test_lost_weights_that_are_finite_are_put_back():
+    def flip(model):
+        kernel = model.get_layer("hidden").kernel
+        values = np.array(keras.ops.convert_to_numpy(kernel))
+        values[0] *= 2.0**13
+        kernel.assign(values)
+
+    sound = fit(model_of(norm=False), epochs=2)["loss"][-1]
+    model, repaired = model_of(norm=False), tuner()
+    losses = fit(model, repaired, Callback(BAD, flip), epochs=2)["loss"]
+    (back,) = (e for e in repaired.history if e["kind"] == "return")
+    assert back["to"] == 128
+    assert losses[-1] < 2 * sound
+    assert np.abs(model.get_layer("hidden").get_weights()[0]).max() < 10
+
+
+@every_backend
+def test_larger_gradients_become_usual():
+    optimizer = kmp.LossScaleOptimizer(keras.optimizers.SGD(1.0), 1.0)
+    weight = keras.Variable([0.0, 0.0])
+    optimizer.build([weight])
+    optimizer.skip_spikes()
+    taken = []
+    # 9 times the largest is none, 11 times is; 64 steps are compared with.
+    sizes = [1.0] * 63 + [30.0, 270.0, 3000.0] + [1.0] * 128 + [11.0] * 140
+    for size in sizes:
+        before = int(optimizer.iterations)
+        gradient = keras.ops.convert_to_tensor([0.6 * size, -0.8 * size])
+        optimizer.apply([gradient])
+        taken.append(int(optimizer.iterations) > before)
+    assert taken == [True] * 65 + [False] + [True] * 128 + [False] * 128 + (
+        [True] * 12
+    )
+    assert optimizer.skipped_steps == 0
+    assert optimizer.spikes.read().last == pytest.approx(11.0, rel=1e-6)
+
+
+def test_a_tuner_leaves_nothing_behind():
+    model = model_of()
+    fit(model, tuner())
+    y = Y.copy()
+    y[rows(BAD, 1)] *= 300
+    before = int(model.optimizer.iterations)
+    fit(model, y=y)
+    assert int(model.optimizer.iterations) == before + STEPS
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_noise_is_no_spike(power):
+    """Sizes of samples that differ as log-normal ones of this spread."""
+    sizes = np.exp(power * RANDOM.normal(size=(len(X), 1)) / 2)
+    repaired = tuner()
+    fit(model_of(norm=False), repaired, y=Y * sizes)
+    assert not [e for e in repaired.history if e["kind"] == "spikes"]
