@@ -21,12 +21,6 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
     return next((share for share in shares if share is not None), None)
 
 
-def share_of_parameters(rows: list[dict]) -> float:
-    """Returns the share of the parameters, or else of the layers."""
-    share = _share(rows, parameters)
-    return (_share(rows, lambda row: 1) or 0.0) if share is None else share
-
-
 def knows_flops(rows: list[dict]) -> bool:
     """Whether most parameters are in layers whose FLOPs are known."""
     known = [row for row in rows if row.get("share_of_flops") is not None]

@@ -76,14 +76,15 @@ def apply_policy(
                 "A plan is applied exactly as it is; leave out `rules`. "
                 f"Received: rules={rules!r}"
             )
-        plan = policy_or_plan.fitted_to(model)
-        default, decide = plan.default, plan.decide
-    else:
-        default = resolve("policy_or_plan", policy_or_plan)
-        matcher = matcher_of(model, default, rules)
-        decide = _rule_decision(matcher, default)
-    exactly = isinstance(policy_or_plan, PrecisionPlan)
-    reasons, notes = set_policies(model, default, decide, exactly)
+        return policy_or_plan.apply(model)
+    default = resolve("policy_or_plan", policy_or_plan)
+    matcher = matcher_of(model, default, rules)
+
+    def decide(entry):
+        rule = matcher.first(entry)
+        return (rule.policy, rule.reason) if rule else (default, "")
+
+    reasons, notes = set_policies(model, default, decide, exactly=False)
     return PrecisionPlan.from_model(model, reasons, notes)
 
 
@@ -120,13 +121,3 @@ def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
         own = [rule for rule in rules if rule not in DEFAULT_RULES]
         PrecisionRules(own).warn_unmatched(model)
     return Matcher(rules, model)
-
-
-def _rule_decision(matcher, policy):
-    """How the rules decide about a layer: a function of a `LayerEntry`."""
-
-    def decide(entry):
-        rule = matcher.first(entry)
-        return (rule.policy, rule.reason) if rule else (policy, "")
-
-    return decide

@@ -55,16 +55,16 @@ def isolated_layers(model) -> list:
     return [
         entry.layer
         for entry, work in zip(entries, works, strict=True)
-        if _is_low(entry.layer)
+        if _computes_low(entry.layer)
+        and not sublayers(entry.layer)
         and _is_lone(*around.get(id(entry.layer), ([], [])))
         and work is not None
         and work <= min(small, WORTH_A_CAST * _elements(entry.layer))
     ]
 
 
-def _is_low(layer):
-    low = layer.compute_dtype in SIXTEEN_BITS
-    return low and not is_fixed(layer) and not sublayers(layer)
+def _computes_low(layer):
+    return layer.compute_dtype in SIXTEEN_BITS and not is_fixed(layer)
 
 
 def _is_lone(feeders, consumers):
@@ -91,8 +91,8 @@ _REASON = "its code mixes dtypes where a rule widens a part of it"
 def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
     """Changes policies of layers whose calls raise because of them.
 
-    Such a layer gets float32 with all that is inside it, a subclassed model
-    itself the default policy in all of its parts.
+    Such a layer gets float32 with all that is inside it. If no layer is at
+    fault but the code of the model itself, all layers get the default policy.
 
     Args:
         model: A `keras.Model`, with the policies that rules decided on.
@@ -103,51 +103,48 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
         Dict from the paths of the layers that were changed to the reason.
     """
     inputs = _inputs(model)
-    layers = [*(entry.layer for entry in entries), model]
-    written = [layer for layer in layers if not is_of_keras(layer)]
+    layers = [entry.layer for entry in entries]
+    written = [x for x in [*layers, model] if not is_of_keras(x)]
     if inputs is None or not any(map(_is_partial, written)):
         return {}
     paths = {id(entry.layer): entry.path for entry in entries}
     reasons = {}
-    error = _error(model, inputs)
-    while error is not None:
+    while error := _error(model, inputs):
         layer = _widened(model, inputs, error, paths)
         if layer is None:
-            return _undone(model, inputs, entries, default, reasons)
+            runs = _changed(layers, default, lambda: not _error(model, inputs))
+            return {} if runs else reasons
         reasons[paths[id(layer)]] = _REASON
-        error = _error(model, inputs)
     return reasons
 
 
 def _widened(model, inputs, error, paths):
     """The innermost layer on the stack that no longer raises in float32."""
-    for layer in _stack(error):
-        inside = [x for x in flat_layers(layer) if not is_fixed(x)]
-        low = any(x.compute_dtype in SIXTEEN_BITS for x in inside)
-        if id(layer) not in paths or not low:
-            continue
-        before = [x.dtype_policy for x in inside]
-        for part in inside:
-            set_policy(part, "float32")
+
+    def raises_elsewhere():
         after = _error(model, inputs)
-        if after is None or _stack(after)[:1] != _stack(error)[:1]:
+        return after is None or _stack(after)[:1] != _stack(error)[:1]
+
+    for layer in _stack(error):
+        inside = flat_layers(layer)
+        low = any(_computes_low(x) for x in inside)
+        known = id(layer) in paths
+        if known and low and _changed(inside, "float32", raises_elsewhere):
             return layer
-        for part, policy in zip(inside, before, strict=True):
-            set_policy_object(part, policy)
     return None
 
 
-def _undone(model, inputs, entries, default, reasons):
-    """Gives all layers the default, unless that does not run either."""
-    layers = [e.layer for e in entries if not is_fixed(e.layer)]
+def _changed(layers, policy, helps):
+    """Sets a policy if it helps; whether it does."""
+    layers = [layer for layer in layers if not is_fixed(layer)]
     before = [layer.dtype_policy for layer in layers]
     for layer in layers:
-        set_policy(layer, default)
-    if _error(model, inputs) is None:
-        return {}
-    for layer, policy in zip(layers, before, strict=True):
-        set_policy_object(layer, policy)
-    return reasons
+        set_policy(layer, policy)
+    if helps():
+        return True
+    for layer, own in zip(layers, before, strict=True):
+        set_policy_object(layer, own)
+    return False
 
 
 def _inputs(model):

@@ -30,24 +30,22 @@ _TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 # What grappler's deny list and `torch.autocast` keep in float32 and Keras
 # does not widen inside. They have no dtype of their own: they compute in that
 # of the layers that feed them.
-_SENSITIVE_OPERATIONS = frozenset(
-    [
-        "Exp",
-        "Exp2",
-        "Expm1",
-        "Log",
-        "Log2",
-        "Log10",
-        "Power",
-        "Square",
-        "Reciprocal",
-        "Rsqrt",
-        "Sum",
-        "Prod",
-        "Cumsum",
-        "Norm",
-    ]
-)
+_SENSITIVE_OPERATIONS = {
+    "Exp",
+    "Exp2",
+    "Expm1",
+    "Log",
+    "Log2",
+    "Log10",
+    "Power",
+    "Square",
+    "Reciprocal",
+    "Rsqrt",
+    "Sum",
+    "Prod",
+    "Cumsum",
+    "Norm",
+}
 
 
 def output_layers(model) -> set[int]:
@@ -63,18 +61,16 @@ def output_layers(model) -> set[int]:
     return {id(layer) for layer in model.layers if _ends_in_softmax(layer)}
 
 
-def feeds_sensitive_operation(model) -> dict[int, str]:
-    """Returns the name of the operation for each layer id that feeds one.
+def feeds_sensitive_operation(model) -> set[int]:
+    """Returns the ids of the layers that feed such an operation.
 
-    Operations are found in the graph of functional models, nested ones
-    included.
+    Nested functional models are searched too.
     """
-    found = {}
+    found = set()
     for operation in _operations(model):
         name = type(operation).__name__
         if name in _SENSITIVE_OPERATIONS and not _is_layer(operation):
-            layers = _producers(_inputs(operation))
-            found |= dict.fromkeys(_ids(layers), name)
+            found |= _ids(_producers(_inputs(operation)))
     return found
 
 
@@ -86,10 +82,8 @@ def casts_input(layer) -> bool:
     if not layer.autocast:
         return False
     dtypes = {
-        feeder.dtype
-        if isinstance(feeder, keras.layers.InputLayer)
-        else feeder.compute_dtype
-        for feeder in _producers(_inputs(layer), through=())
+        feeder.dtype if _is_input(feeder) else feeder.compute_dtype
+        for feeder in _feeders(layer)
     }
     return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
 
@@ -102,8 +96,7 @@ def fed_by_inputs(model) -> set[int]:
     return {
         id(layer)
         for layer in filter(_is_layer, _operations(model))
-        for feeder in _producers(_inputs(layer), through=())
-        if isinstance(feeder, keras.layers.InputLayer)
+        if any(map(_is_input, _feeders(layer)))
     }
 
 
@@ -143,8 +136,8 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
     """
     found = {}
     for layer in filter(_is_layer, _operations(model)):
-        for feeder in _producers(_inputs(layer), through=()):
-            if not isinstance(feeder, keras.layers.InputLayer):
+        for feeder in _feeders(layer):
+            if not _is_input(feeder):
                 found.setdefault(id(layer), ([], []))[0].append(feeder)
                 found.setdefault(id(feeder), ([], []))[1].append(layer)
     return found
@@ -193,12 +186,20 @@ def _producers(tensors, through=_HANDS_ON):
     return layers
 
 
+def _feeders(layer):
+    return _producers(_inputs(layer), through=())
+
+
 def _inputs(operation):
     return [t for node in inbound_nodes(operation) for t in node.input_tensors]
 
 
 def _is_layer(operation):
     return isinstance(operation, keras.layers.Layer)
+
+
+def _is_input(operation):
+    return isinstance(operation, keras.layers.InputLayer)
 
 
 def _ends_in_softmax(layer):

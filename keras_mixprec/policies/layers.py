@@ -1,10 +1,11 @@
 """Walking a model's layers and giving each one stable path."""
 
+import difflib
 import functools
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import keras
@@ -147,9 +148,26 @@ def may_grow(layer) -> bool:
     )
 
 
-def keras_path(entry: LayerEntry) -> str:
-    """Returns the path with the names that Keras shows at the moment."""
-    return "/".join(reversed([e.layer.name for e in entry.lineage()]))
+def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
+    """Returns which layer a path that no layer has may be meant for.
+
+    Args:
+        path: String, such as the name that `model.summary()` shows.
+        entries: Collection of `LayerEntry`, as `walk` returns them.
+    """
+    paths = [entry.path for entry in entries]
+    shown = [
+        "/".join(reversed([e.layer.name for e in entry.lineage()]))
+        for entry in entries
+    ]
+    if path in shown:
+        found = paths[shown.index(path)]
+        return f"Keras calls it so in this process; its path is {found!r}"
+    ends = [p for p in paths if p.endswith(f"/{path}")]
+    if len(ends) > 1:
+        return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
+    near = ends or difflib.get_close_matches(path, paths, n=1, cutoff=0)
+    return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
 def _collect(holder, parent, seen, entries, name_siblings):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, overload
 
-from keras_mixprec._checks import check_type
+from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
 # What each name keeps of a float32 number's 24 significant bits.
@@ -156,21 +156,18 @@ def in_force() -> MatmulPrecision:
     """Returns what the active backend computes float32 products in here."""
     capabilities = active.devices()
     read = active.precision().read(capabilities["kind"])
-    return resolve(read, capabilities, _of_cpu(capabilities))
+    return resolve(read, capabilities)
 
 
-def resolve(
-    read: tuple[str, str], capabilities: dict, of_cpu: tuple = ()
-) -> MatmulPrecision:
+def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
     """Returns what settings come to on a device.
 
     Args:
         read: What products and convolutions are set to.
         capabilities: Dict, as `recommend_policy().capabilities`.
-        of_cpu: Tuple of the names that this CPU has beside float32.
     """
     place = capabilities["backend"], capabilities["kind"]
-    has = available(capabilities, of_cpu)
+    has = _available(capabilities)
     defaults = _DEFAULTS.get(place, ("float32", "float32"))
     named = [
         default if name == "default" else name
@@ -186,15 +183,12 @@ def resolve(
     return MatmulPrecision(products, convolutions, is_default, has, where)
 
 
-def available(capabilities: dict, of_cpu: tuple = ()) -> tuple[str, ...]:
-    """Returns the names that a backend has on a device, `"float32"` first.
-
-    Args:
-        capabilities: Dict, as `recommend_policy().capabilities`.
-        of_cpu: Tuple of the names that this CPU has beside float32.
-    """
+def _available(capabilities):
+    """The names that a backend has on a device, `"float32"` first."""
     place = capabilities["backend"], capabilities["kind"]
-    has = of_cpu if place[1] == "cpu" else _HAS.get(place, ())
+    has = _HAS.get(place, ())
+    if place[1] == "cpu":
+        has = active.precision().names_of_cpu()
     if place[1] == "cuda":
         capability = capabilities["compute_capability"]
         if capability is None or tuple(capability) < _TF32_FROM:
@@ -225,30 +219,18 @@ def _scope(name, kind) -> Iterator[str]:
 
 def _check(name, capabilities):
     check_type("name", name, str, "the name of a matmul precision")
-    if name not in NAMES:
-        raise ValueError(
-            f"`name` must be one of {_listed(NAMES)}. Received: name={name!r}"
-        )
-    has = available(capabilities, _of_cpu(capabilities))
+    check_choice("name", name, NAMES)
+    has = _available(capabilities)
     if name not in ("default", *has):
         backend = _TITLES[capabilities["backend"]]
         raise ValueError(
             f"{backend} has no {name!r} products on "
-            f"{_device(capabilities)}. It has {_listed(has)}. "
+            f"{_device(capabilities)}. It has {', '.join(map(repr, has))}. "
             f"Received: name={name!r}"
         )
-
-
-def _of_cpu(capabilities):
-    is_cpu = capabilities["kind"] == "cpu"
-    return active.precision().names_of_cpu() if is_cpu else ()
 
 
 def _device(capabilities):
     if capabilities["kind"] == "cpu":
         return "this CPU"
     return ", ".join(dict.fromkeys(capabilities["devices"]))
-
-
-def _listed(names):
-    return ", ".join(map(repr, names))

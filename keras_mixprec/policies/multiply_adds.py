@@ -9,7 +9,7 @@ import math
 
 from keras import layers
 
-from keras_mixprec.keras_internals import own_trainable
+from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import LayerEntry, is_of_keras
 
 
@@ -51,10 +51,6 @@ def _own(entry):
     raise _Unknown
 
 
-def _dense(layer):
-    return _size(layer.kernel.shape) * _size(_input_shape(layer)[1:-1])
-
-
 def _einsum_dense(entry):
     layer = entry.layer
     labels, kernel_labels = layer.equation.split("->")[0].split(",")
@@ -83,19 +79,17 @@ def _einsum_input_shape(entry):
     return shape
 
 
-def _conv(layer):
-    positions = _spatial(layer, layer.compute_output_shape(_input_shape(layer)))
-    return _size(layer.kernel.shape) * positions
-
-
-def _conv_transpose(layer):
-    return _size(layer.kernel.shape) * _spatial(layer, _input_shape(layer))
-
-
-def _separable_conv(layer):
-    shape = layer.compute_output_shape(_input_shape(layer))
-    kernels = layer.depthwise_kernel.shape, layer.pointwise_kernel.shape
-    return sum(map(_size, kernels)) * _spatial(layer, shape)
+def _kernels(layer):
+    """What a layer multiplies by its kernels at every position."""
+    shape = _input_shape(layer)
+    # A transposed convolution applies its kernel to each input.
+    if not type(layer).__name__.endswith("Transpose"):
+        shape = layer.compute_output_shape(shape)
+    first = getattr(layer, "data_format", "") == "channels_first"
+    positions = _size(shape[2:] if first else shape[1:-1])
+    held = [*own_trainable(layer), *own_non_trainable(layer)]
+    kernels = [v.shape for v in held if v.name.endswith("kernel")]
+    return sum(map(_size, kernels)) * positions
 
 
 def _scores(layer, per_pair):
@@ -130,25 +124,21 @@ def _cell(layer):
 
 
 _ESTIMATES = (
-    (layers.Dense, _dense),
     (
         (
-            layers.Conv1DTranspose,
-            layers.Conv2DTranspose,
-            layers.Conv3DTranspose,
-        ),
-        _conv_transpose,
-    ),
-    ((layers.SeparableConv1D, layers.SeparableConv2D), _separable_conv),
-    (
-        (
+            layers.Dense,
             layers.Conv1D,
             layers.Conv2D,
             layers.Conv3D,
+            layers.Conv1DTranspose,
+            layers.Conv2DTranspose,
+            layers.Conv3DTranspose,
             layers.DepthwiseConv1D,
             layers.DepthwiseConv2D,
+            layers.SeparableConv1D,
+            layers.SeparableConv2D,
         ),
-        _conv,
+        _kernels,
     ),
     (layers.MultiHeadAttention, _multi_head_attention),
     (layers.GroupQueryAttention, _grouped_query_attention),
@@ -178,11 +168,6 @@ def _build_shapes(layer):
     if not shapes:
         raise _Unknown
     return shapes
-
-
-def _spatial(layer, shape):
-    channels_first = layer.data_format == "channels_first"
-    return _size(shape[2:] if channels_first else shape[1:-1])
 
 
 def _size(shape):

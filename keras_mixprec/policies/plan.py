@@ -1,6 +1,5 @@
 """The plan: which policy each layer of a model follows, and why."""
 
-import difflib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,10 @@ from keras_mixprec.policies.layers import (
     MODEL_PATH,
     LayerEntry,
     check_model,
-    keras_path,
     may_grow,
     other_paths,
     walk,
+    what_was_meant,
 )
 from keras_mixprec.policies.names import can_be_set, policy_name
 from keras_mixprec.policies.set_policies import set_policies
@@ -77,7 +76,7 @@ def problems(plan, model) -> list[str]:
     """
     entries = {entry.path: entry for entry in walk(model)}
     unknown = [
-        f"unknown path {path!r}: {_advice(path, entries)}"
+        f"unknown path {path!r}: {what_was_meant(path, entries.values())}"
         for path in plan
         if path not in entries and not _may_appear(path, entries, model)
     ]
@@ -103,20 +102,6 @@ def _may_appear(path, entries, model):
         if path in entries:
             return may_grow(entries[path].layer)
     return may_grow(model)
-
-
-def _advice(path, entries):
-    ours = {keras_path(entry): p for p, entry in entries.items()}
-    if path in ours:
-        return (
-            f"that is the name Keras gave it in this process; its path is "
-            f"{ours[path]!r}"
-        )
-    ends = [p for p in entries if p.endswith(f"/{path}")]
-    if len(ends) > 1:
-        return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
-    near = ends or difflib.get_close_matches(path, entries, n=1, cutoff=0)
-    return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
 def _check_texts(name, value):

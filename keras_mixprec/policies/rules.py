@@ -16,8 +16,8 @@ from keras_mixprec.policies.graph import (
 from keras_mixprec.policies.layers import (
     LayerEntry,
     check_model,
-    keras_path,
     walk,
+    what_was_meant,
 )
 from keras_mixprec.policies.names import check_policy
 
@@ -162,18 +162,13 @@ class PrecisionRules(Sequence):
     def warn_unmatched(self, model: keras.Model) -> None:
         """Warns of each rule that matches no layer of the model."""
         entries = walk(model)
-        ours = {keras_path(entry): entry.path for entry in entries}
         for rule in self.unmatched(model):
-            paths = ", ".join(entry.path for entry in entries[:8])
-            hint = f"The model's layers start with: {paths}"
-            if isinstance(rule.match, str) and rule.match in ours:
-                hint = (
-                    "That is the name Keras gave a layer in this process; its "
-                    f"path is {ours[rule.match]!r}"
-                )
+            meant = ""
+            if isinstance(rule.match, str):
+                meant = f": {what_was_meant(rule.match, entries)}"
             warnings.warn(
                 f"{rule!r} matches no layer of model {model.name!r}, so it "
-                f"has no effect. {hint}",
+                f"has no effect{meant}.",
                 UserWarning,
                 stacklevel=4,
             )

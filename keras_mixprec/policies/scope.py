@@ -181,7 +181,7 @@ def _warn_if_slow(policy):
     if reason:
         _warned.add(policy)
         warnings.warn(
-            f"The policy {policy!r} brings no speed here: {reason}.",
+            f"The policy {policy!r} may bring no speed here: {reason}.",
             UserWarning,
             stacklevel=3,
         )
