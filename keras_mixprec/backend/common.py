@@ -7,6 +7,7 @@ that a diagnosis of 40 dense layers takes.
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Hashable
 
 import keras
@@ -61,12 +62,20 @@ class OutOfMemoryError(MemoryError):
     """A diagnosis ran out of memory, which says nothing about any layer."""
 
 
+# What backends, CUDA's libraries and C++ say when memory has run out. Few of
+# these errors have a type of their own, and Keras raises some of them again as
+# a `RuntimeError`.
+_EXHAUSTED = re.compile(
+    "out.?of.?memory|memoryerror|resource.?exhausted|oom when allocating"
+    "|failed to allocate|can't allocate memory|status_alloc_failed|bad_alloc"
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or what caused it, says that memory has run out."""
-    memory = active.memory()
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, MemoryError) or memory.is_exhausted(seen):
+        if _EXHAUSTED.search(f"{type(seen).__name__}: {seen}".lower()):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
@@ -122,25 +131,19 @@ def program(text: Hashable, compile_it: Callable):
     return found
 
 
-def agreed(model: keras.Model, numbers: list) -> np.ndarray:
+def any_worker(model: keras.Model, numbers: list) -> list:
     """Returns, for each number, the largest that any worker has for it.
 
     Every worker must call this.
 
     Args:
         model: The model that they train together.
-        numbers: List of numbers, or booleans.
-
-    Returns:
-        A float32 array.
+        numbers: List of numbers, or booleans. Each is sent as float32.
     """
-    values = np.array(numbers, "float32")
-    return active.processes().agree(model, values)
-
-
-def any_worker(model: keras.Model, flags: list) -> list:
-    """Returns what `agreed` does, as a list."""
-    return agreed(model, flags).tolist()
+    values, processes = np.array(numbers, "float32"), active.processes()
+    if processes.workers(model) > 1:
+        values = processes.agree(model, values)
+    return values.tolist()
 
 
 def of_all_workers(model: keras.Model, content) -> list:
@@ -154,10 +157,11 @@ def of_all_workers(model: keras.Model, content) -> list:
     """
     processes = active.processes()
     own = np.frombuffer(json.dumps(content, default=float).encode(), np.uint8)
-    (longest,) = agreed(model, [len(own)])
+    (longest,) = any_worker(model, [len(own)])
     # A row for each worker: the largest of a number and zeros is the number.
     table = np.zeros((processes.workers(model), int(longest)))
     table[processes.rank(model), : len(own)] = own
-    table = agreed(model, table.ravel().tolist()).reshape(table.shape)
+    agreed = any_worker(model, table.ravel().tolist())
+    table = np.reshape(agreed, table.shape)
     texts = [bytes(row.astype(np.uint8)).rstrip(b"\0") for row in table]
     return [json.loads(text) for text in texts]

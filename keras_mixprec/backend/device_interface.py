@@ -58,9 +58,6 @@ class Memory(Protocol):
         structures of arrays; of these only shapes and dtypes are read.
         """
 
-    def is_exhausted(self, error) -> bool:
-        """Whether an error of the backend says that memory has run out."""
-
 
 class Precision(Protocol):
     """What float32 matrix products and convolutions are computed in.

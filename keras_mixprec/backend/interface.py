@@ -128,9 +128,6 @@ class Replay(Protocol):
         if it is not `None`.
         """
 
-    def stop_gradient(self, tensor):
-        """Returns the value alone, without what it was computed from."""
-
     def vjp(self, function, primals, pull):
         """Returns `function(primals)` and the gradients at `primals`.
 
@@ -280,8 +277,8 @@ class Processes(Protocol):
     def agree(self, model, values):
         """Returns the elementwise maximum over those processes.
 
-        Of a float32 array; `values` itself if there is but one. Every process
-        must call it, with arrays of one shape.
+        Of a float32 array. Every process must call it, with arrays of one
+        shape, and there must be several.
         """
 
     def single_process(self, model) -> AbstractContextManager:

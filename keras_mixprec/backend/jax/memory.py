@@ -35,15 +35,6 @@ def program_bytes(model, batch):
     )
 
 
-def is_exhausted(error):
-    # Of dispatch, which is asynchronous, the status is INTERNAL.
-    # Keras raises some errors of a layer again, as a `RuntimeError`.
-    return isinstance(error, RuntimeError) and any(
-        words in str(error).lower()
-        for words in ("resource_exhausted", "out of memory")
-    )
-
-
 def _abstract(array):
     shape, dtype = shape_in_fit(array)
     # Without the 64 bits that JAX does not have by default.

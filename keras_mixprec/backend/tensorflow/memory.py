@@ -10,13 +10,6 @@ try:
 except ImportError:
     hlo_pb2 = None
 
-_WORDS = (
-    "oom when allocating",
-    "out of memory",
-    "out_of_memory",
-    "failed to allocate",
-)
-
 _STAGE = "optimized_hlo_proto_serialized"
 
 
@@ -49,16 +42,6 @@ def program_bytes(model, batch):
     found = hlo_pb2.HloProto.FromString(text).buffer_assignment
     # Parameters, those that outputs share among them, and temporaries.
     return sum(buffer.size for buffer in found.buffer_allocations)
-
-
-def is_exhausted(error):
-    if isinstance(error, tf.errors.ResourceExhaustedError):
-        return True
-    # Libraries of CUDA, which TensorFlow reports as internal errors, and errors
-    # of a layer, which Keras raises again as a `RuntimeError`.
-    return isinstance(error, (tf.errors.OpError, RuntimeError)) and any(
-        words in str(error).lower() for words in _WORDS
-    )
 
 
 def _with_statistics():

@@ -219,11 +219,9 @@ def _wide_sums_of_squares(tensor, axes):
 
 
 def _merges():
-    strategy = tf.distribute.get_strategy()
     return (
         tf.distribute.has_strategy()
         and not tf.__internal__.distribute.strategy_supports_no_merge_call()
-        and strategy.num_replicas_in_sync >= 1
     )
 
 

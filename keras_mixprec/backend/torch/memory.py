@@ -2,15 +2,6 @@
 
 import torch
 
-# Of errors that have no type of their own: the allocator of CPUs, libraries of
-# CUDA, MPS, and an exception of C++.
-_WORDS = (
-    "can't allocate memory",
-    "out of memory",
-    "_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-)
-
 
 def reset_peak():
     for kind in _kinds():
@@ -30,14 +21,6 @@ def peak_bytes():
 def program_bytes(model, batch):
     # Operations run one by one, and `torch.compile` reports nothing.
     return None
-
-
-def is_exhausted(error):
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in _WORDS
-    )
 
 
 def _kinds():
