@@ -244,13 +244,6 @@ def set_saved_optimizer(model: keras.Model, optimizer):
     model._compile_config.config["optimizer"] = optimizer
 
 
-def all_jax_state(model: keras.Model, training: bool = True) -> tuple:
-    """Returns the state that `train_step`, or `predict_step`, takes on JAX."""
-    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
-    taken = kinds if training else kinds[:2]
-    return model._get_jax_state(**{f"{k}_variables": True for k in taken})
-
-
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
     """Returns what the last step of `fit` on JAX gave, and if variables do."""
     state = getattr(model, "_jax_state", None)

@@ -13,7 +13,9 @@ Files:
 
 Files that one backend alone needs:
 
+- `jax/state.py`: the state of a train step.
 - `jax/pieces.py`: runs a whole step cut into pieces, each compiled once.
+- `torch/operations.py`: what operations do to memory and random numbers.
 - `tensorflow/gated_assign.py`: how a step compiled by XLA skips its update.
 - `tensorflow/graph_rewrite.py`: the graph-level mixed precision.
 """

@@ -4,6 +4,8 @@ import keras
 import ml_dtypes
 import numpy as np
 
+from keras_mixprec.keras_internals import innermost, parts_of
+
 _NUMPY = {"float16": "float16", "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -31,12 +33,11 @@ def lost_constants(optimizer, variables) -> dict:
     Returns:
         Dict from the name of the argument to its value.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     dtypes = {getattr(v.dtype, "name", v.dtype) for v in variables}
     narrow = [np.dtype(_NUMPY[d]) for d in dtypes if d in _NUMPY]
     return {
         name: value
-        for part in getattr(inner, "optimizers", [inner])
+        for part in parts_of(innermost(optimizer))
         for name, value in vars(part).items()
         if isinstance(value, float)
         if any(_is_lost(part, name, value, dtype) for dtype in narrow)

@@ -42,8 +42,10 @@ def set_policies(
     entries = walk(model)
     # First decide, then act: a rule that raises leaves the model as it was.
     decisions = [decide(entry) for entry in entries]
-    reasons, notes = {}, {}
+    reasons, notes, kept = {}, {}, {}
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
+        if exactly and policy_name(entry.layer) == policy:
+            kept[entry.path] = reasons_of(model).get(entry.path, "")
         note = _set_layer_policy(entry.layer, policy)
         reasons |= {entry.path: reason} if reason else {}
         notes |= {entry.path: note} if note else {}
@@ -55,7 +57,8 @@ def set_policies(
         model, entries, lambda e: _set_layer_policy(e.layer, decide(e)[0])
     )
     rebuild_functions(model)
-    vars(model)[_REASONS_ATTRIBUTE] = reasons
+    kept = {path: reason for path, reason in kept.items() if reason}
+    vars(model)[_REASONS_ATTRIBUTE] = kept | reasons
     return reasons, notes
 
 

@@ -7,6 +7,7 @@ import itertools
 import jax
 import numpy as np
 
+from keras_mixprec.backend.jax.state import variables_of
 from keras_mixprec.keras_internals import (
     holding,
     jax_state,
@@ -76,12 +77,7 @@ def _with_values(model, state, work):
 
     Returns the values that they have then.
     """
-    variables = [
-        *model.trainable_variables,
-        *model.non_trainable_variables,
-        *model.optimizer.variables,
-        *model.metrics_variables,
-    ]
+    variables = [v for part in variables_of(model) for v in part]
     leaves, structure = jax.tree.flatten(state)
     with holding(variables, leaves):
         work()

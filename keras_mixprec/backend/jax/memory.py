@@ -3,7 +3,7 @@
 import jax
 
 from keras_mixprec.backend.common import shape_in_fit
-from keras_mixprec.keras_internals import all_jax_state
+from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
@@ -22,7 +22,7 @@ def program_bytes(model, batch):
     # As `make_train_function` of Keras does.
     step = jax.jit(model.train_step, donate_argnums=0)
     batch = jax.tree.map(_abstract, batch)
-    program = step.lower(all_jax_state(model), batch).compile()
+    program = step.lower(values_of(*variables_of(model)), batch).compile()
     found = program.memory_analysis()
     if found is None:
         return None

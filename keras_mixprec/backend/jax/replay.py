@@ -15,9 +15,9 @@ from keras_mixprec.backend.jax.pieces import (
     known_outside,
     run_in_pieces,
 )
+from keras_mixprec.backend.jax.state import values_of, variables_of
 from keras_mixprec.backend.user_code import line_of
 from keras_mixprec.keras_internals import (
-    all_jax_state,
     get_stateless_scope,
     holding,
     jax_state,
@@ -154,7 +154,7 @@ def draws(function, tensors):
 
 
 def train_step(model, data):
-    logs, state = model.train_step(all_jax_state(model), data)
+    logs, state = model.train_step(values_of(*variables_of(model)), data)
     # Of the state that is handed back, what the layers have written.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
@@ -163,26 +163,21 @@ def train_step(model, data):
 
 
 def take_step(model, data, traced):
-    state = all_jax_state(model)
+    state = values_of(*variables_of(model))
     variables = [variable for variable, _ in traced]
     values = [value for _, value in traced]
     with keras.StatelessScope(), holding(variables, values):
         _, state = model.train_step(state, data)
-    parts = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
     return [
         pair
-        for variables, values in zip(parts, state, strict=True)
+        for variables, values in zip(variables_of(model), state, strict=True)
         for pair in zip(variables, values, strict=True)
     ]
 
 
 def predict_step(model, data):
-    return model.predict_step(all_jax_state(model, training=False), data)[0]
+    state = values_of(model.trainable_variables, model.non_trainable_variables)
+    return model.predict_step(state, data)[0]
 
 
 def step_by_step():
