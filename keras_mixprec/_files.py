@@ -96,7 +96,7 @@ def _give_up(file, path):
 
 
 def _remove_dead(path):
-    """Whether the file of a process that is gone was removed."""
+    """Returns whether the file of a process that is gone was removed."""
     try:
         if os.name != "nt":  # Windows removes no file that a process has open.
             with open(path, encoding="utf-8") as file:

@@ -22,7 +22,7 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
 
 
 def knows_flops(rows: list[dict]) -> bool:
-    """Whether most parameters are in layers whose FLOPs are known."""
+    """Returns whether most parameters are in layers whose FLOPs are known."""
     known = [row for row in rows if row.get("share_of_flops") is not None]
     return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
 

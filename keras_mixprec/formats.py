@@ -78,7 +78,7 @@ def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
     Args:
         names: Iterable of strings.
         shown: Int. How many are named.
-        noun: String. What the others are called. Defaults to nothing.
+        noun: String, what the others are called. Defaults to nothing.
 
     Example:
     >>> from keras_mixprec.formats import format_names
@@ -97,7 +97,7 @@ def format_moment(step: int, at: str = "at") -> str:
 
     Args:
         step: Int. How many steps had been taken, or which one it was of.
-        at: String. What stands before a step. Defaults to `"at"`.
+        at: String, what stands before a step. Defaults to `"at"`.
 
     Example:
     >>> from keras_mixprec.formats import format_moment

@@ -109,7 +109,7 @@ def set_policy_object(layer, policy: keras.DTypePolicy):
 
 
 def is_normalization(layer) -> bool:
-    """Whether it is Keras' layer that normalizes by statistics of data."""
+    """Returns whether it is Keras' layer that normalizes by statistics of data."""
     return isinstance(layer, keras.layers.Normalization)
 
 
@@ -203,7 +203,7 @@ def functional_of(layer) -> Functional | None:
 
 
 def only_runs_graph(layer) -> bool:
-    """Whether a layer's `call` is that of a functional model."""
+    """Returns whether a layer's `call` is that of a functional model."""
     return type(layer).call is Functional.call
 
 
@@ -296,7 +296,7 @@ def stored_value(variable: keras.Variable):
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Whether a layer reads a variable that has a value as a copy."""
+    """Returns whether a layer reads a variable that has a value as a copy."""
     value = variable._value
     return value is not None and variable._maybe_autocast(value) is not value
 

@@ -17,7 +17,7 @@ class Metric:
             `"count"`, `"share"` (of elements), `"error"` (relative) or
             `"magnitude"` (of a number). The page has a scale of colours for
             each. Of a run also `"seconds"`, `"rate"` (a second) and `"bytes"`.
-        group: String. Which part of a layer it is about, as the page names it.
+        group: String, which part of a layer it is about, as the page names it.
         title: String. Its name on the page.
         explanation: String. One sentence.
         worst: String. `"min"` or `"max"`, whichever is the worse.

@@ -23,18 +23,18 @@ class Kind:
 
     Attributes:
         name: String.
-        advice: String. What to do, a sentence with the layer and numbers to be
+        advice: String, what to do, a sentence with the layer and numbers to be
             filled in; `diagnosis/advice.py` has others for special cases.
         level: String. `"bad"` (training is harmed), `"warning"` or `"info"`
             (normal).
-        phrase: String. What a layer at fault does, to follow its name; `None`
+        phrase: String, what a layer at fault does, to follow its name; `None`
             of a kind that is of no layer.
         repaired_by: Tuple of the policies that repair a layer, the narrowest
             first; empty where no policy does.
         clause: String. The same of a kind that is of no layer, to stand by
             itself, with numbers to be filled in; `None` where the report has
             more to say.
-        explains: Boolean. Whether it says why steps are bad although no layer
+        explains: Boolean, whether it says why steps are bad although no layer
             is at fault.
         behind: Int. 0 of a cause, 1 of one that others come before, 2 of what
             something else has brought about, 3 of a symptom that is not told

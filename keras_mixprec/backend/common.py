@@ -72,7 +72,7 @@ _EXHAUSTED = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that memory has run out."""
+    """Returns whether an error, or what caused it, says that memory has run out."""
     seen: BaseException | None = error
     while seen is not None:
         if _EXHAUSTED.search(f"{type(seen).__name__}: {seen}".lower()):

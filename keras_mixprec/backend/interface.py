@@ -42,7 +42,7 @@ class Step(Protocol):
         """
 
     def is_sparse(self, gradient):
-        """Whether it holds rows that may repeat."""
+        """Returns whether it holds rows that may repeat."""
 
     def replica(self):
         """Returns which replica of a strategy runs this code.
@@ -57,7 +57,7 @@ class Step(Protocol):
         """
 
     def are_of_one_trace(self, one, other):
-        """Whether two tensors belong to the same trace."""
+        """Returns whether two tensors belong to the same trace."""
 
     def sum_over_replicas(self, tensor):
         """Returns the sum over the replicas of a strategy."""
@@ -118,7 +118,7 @@ class Replay(Protocol):
     REFUSALS: tuple[type[Exception], ...]
 
     def is_concrete(self, tensor):
-        """Whether it has a value now, rather than when a function runs."""
+        """Returns whether it has a value now, rather than when a function runs."""
 
     def observe(self, tensor, on_value, on_cotangent):
         """Returns the tensor unchanged, and calls the listeners.
@@ -151,7 +151,7 @@ class Replay(Protocol):
         """Returns what the backend calls the operation that is visited."""
 
     def draws(self, function, tensors):
-        """Whether any operation of `function(tensors)` is random."""
+        """Returns whether any operation of `function(tensors)` is random."""
 
     def train_step(self, model, data):
         """Runs one step of `model.train_step` operation by operation.
@@ -183,7 +183,7 @@ class Replay(Protocol):
         """
 
     def loses_assignment(self, variable):
-        """Whether what is assigned to it now is lost in `fit`."""
+        """Returns whether what is assigned to it now is lost in `fit`."""
 
     def assigned(self, variable, value) -> Callable | None:
         """Gives a trained variable a value in the midst of a step.
@@ -272,7 +272,7 @@ class Processes(Protocol):
         """Which of those processes this one is, from 0."""
 
     def is_chief(self, model) -> bool:
-        """Whether this process is the one that writes files."""
+        """Returns whether this process is the one that writes files."""
 
     def agree(self, model, values):
         """Returns the elementwise maximum over those processes.

@@ -159,7 +159,7 @@ def _inputs(model):
 
 
 def _is_shape(shape):
-    """Whether it is one, not a structure of those of several inputs."""
+    """Returns whether it is one, not a structure of those of several inputs."""
     return isinstance(shape, tuple) and all(
         size is None or isinstance(size, int) for size in shape
     )

@@ -75,7 +75,7 @@ def feeds_sensitive_operation(model) -> set[int]:
 
 
 def casts_input(layer) -> bool:
-    """Whether the layer is fed another float dtype than it computes in.
+    """Returns whether the layer is fed another float dtype than it computes in.
 
     Asked of the graph, so always `False` in a subclassed model.
     """

@@ -321,7 +321,7 @@ def _check_model(model, dtype: str, trains: bool) -> None:
     Args:
         model: A `keras.Model`.
         dtype: String.
-        trains: Boolean. Whether the model is to be trained.
+        trains: Boolean, whether the model is to be trained.
     """
     for name, reason in _WITHOUT_EFFECT.items():
         if getattr(model, name):

@@ -26,7 +26,7 @@ class Recommendation:
         policy: String. `"mixed_bfloat16"`, `"mixed_float16"` or `"float32"`.
         reason: String. One sentence.
         device: String. The device it was made for.
-        capabilities: Dict. What was found: `backend`, `version`, `keras`,
+        capabilities: Dict, what was found: `backend`, `version`, `keras`,
             `kind`, `devices`, `compute_capability`, `architecture`,
             `instructions`, and `measured`, a dict of what `doctor` measured
             there: `speed` (a format's, as a multiple of float32's), `wrong`

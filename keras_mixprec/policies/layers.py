@@ -115,12 +115,12 @@ def check_model(model):
 
 
 def is_of_keras(layer) -> bool:
-    """Whether a layer's class is one of Keras' own, not written by a user."""
+    """Returns whether a layer's class is one of Keras' own, not written by a user."""
     return type(layer).__module__.startswith("keras.")
 
 
 def has_own_step(model) -> bool:
-    """Whether the user has written the `train_step` of a model.
+    """Returns whether the user has written the `train_step` of a model.
 
     In its class, or as an attribute of the model itself.
     """
@@ -136,12 +136,12 @@ STAND_IN = "_keras_mixprec_step"
 
 
 def has_own_loss(model) -> bool:
-    """Whether the user has written the `compute_loss` of a model."""
+    """Returns whether the user has written the `compute_loss` of a model."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def may_grow(layer) -> bool:
-    """Whether a layer is unbuilt and its `build` may make sublayers."""
+    """Returns whether a layer is unbuilt and its `build` may make sublayers."""
     plain = (keras.layers.Layer, keras.Model, keras.Sequential)
     return not layer.built and all(
         type(layer).build is not cls.build for cls in plain
@@ -284,7 +284,7 @@ _SEEN: dict[int, tuple[str, bool]] = {}
 
 
 def _is_given(layer) -> bool:
-    """Whether the code named a layer, or the one that it is a copy of.
+    """Returns whether the code named a layer, or the one that it is a copy of.
 
     Not known of one that was loaded.
     """
@@ -305,7 +305,7 @@ def _watch_names():
 
 
 def _from_config(layer):
-    """Whether a layer, which is being constructed, is made from a config."""
+    """Returns whether a layer, which is being constructed, is made from a config."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_constructing(frame, layer):
         frame = frame.f_back

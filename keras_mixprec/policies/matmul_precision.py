@@ -49,7 +49,7 @@ class MatmulPrecision(NamedTuple):
         products: String. The name of what matrix products are computed in, or
             what the backend calls it if it is set to something else.
         convolutions: String. The same of convolutions.
-        is_default: Boolean. Whether that is left to the backend.
+        is_default: Boolean, whether that is left to the backend.
         available: Tuple of the names that the device has.
         where: String. The backend and the device.
     """

@@ -96,7 +96,7 @@ def problems(plan, model) -> list[str]:
 
 
 def _may_appear(path, entries, model):
-    """Whether an unbuilt layer above the path may still make it."""
+    """Returns whether an unbuilt layer above the path may still make it."""
     while "/" in path:
         path = path.rpartition("/")[0]
         if path in entries:

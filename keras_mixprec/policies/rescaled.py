@@ -58,7 +58,7 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
         input_bits: Int from -30 to 30, the power of two for the inputs.
         output_bits: Int from -30 to 30, the power of two for the outputs.
             Defaults to `0`.
-        wide_outputs: Boolean. Whether outputs are float32, for such as do not
+        wide_outputs: Boolean, whether outputs are float32, for such as do not
             fit the compute dtype. Defaults to `False`.
         source_name: String. The policy that the layer follows otherwise.
             Defaults to `"mixed_float16"`.

@@ -46,7 +46,7 @@ class Matcher:
         return next((r for r in self._rules if self.matches(r, entry)), None)
 
     def matches(self, rule, entry: LayerEntry) -> bool:
-        """Whether the rule matches the layer, or one that holds it."""
+        """Returns whether the rule matches the layer, or one that holds it."""
         candidates = entry.lineage() if rule.sublayers else [entry]
         return any(self._matches_itself(rule.match, e) for e in candidates)
 
@@ -74,7 +74,7 @@ class PrecisionRule:
             Defaults to `"float32"`.
         reason: String. Why; it is kept in the plan beside each layer.
             Defaults to a description of the rule.
-        sublayers: Boolean. Whether what is inside a matching layer follows
+        sublayers: Boolean, whether what is inside a matching layer follows
             too. Defaults to `True`: an attention layer computes almost all it
             does in its sublayers.
 

@@ -86,7 +86,7 @@ def add_reasons(model: keras.Model, reasons: dict):
 
 
 def has_set(model: keras.Model) -> bool:
-    """Whether `set_policies` has decided on the policies of a model."""
+    """Returns whether `set_policies` has decided on the policies of a model."""
     return _REASONS_ATTRIBUTE in vars(model)
 
 

@@ -46,7 +46,7 @@ def unknown(operations):
 
 @functools.cache
 def does(dtype):
-    """Whether TensorFlow rewrites graphs to it on the default device.
+    """Returns whether TensorFlow rewrites graphs to it on the default device.
 
     By a product that it is given to rewrite. It would use bfloat16 on a CPU for
     which oneDNN has no such products as well, and be slower there.

@@ -12,8 +12,8 @@ class _Kind:
     """What an operation does.
 
     Attributes:
-        makes: Boolean. Whether its results have memory of their own.
-        draws: Boolean. Whether it draws random numbers.
+        makes: Boolean, whether its results have memory of their own.
+        draws: Boolean, whether it draws random numbers.
     """
 
     def __init__(self, func):
