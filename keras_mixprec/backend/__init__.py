@@ -2,12 +2,11 @@
 
 Files:
 
-- `interface.py`: what a backend must define, in `tensorflow/`, `jax/` and
-  `torch/`: files of the same names, one for each Protocol.
-- `device_interface.py`: the same of devices and their memory.
+- `interface.py`: Protocols. `tensorflow/`, `jax/` and `torch/` have a file of
+  the same name for each.
+- `device_interface.py`: Protocols for devices and their memory.
 - `active.py`: the modules of the backend that Keras uses.
-- `common.py`: what all backends share: a model's variables, compiled programs,
-  agreement of workers.
+- `common.py`: a model's variables, compiled programs, agreement of workers.
 - `user_code.py`: which line of the user's code runs an operation.
 - `grouped_norms.py`: norms and products of many gradients in few operations.
 

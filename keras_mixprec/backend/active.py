@@ -54,14 +54,14 @@ def query_devices() -> tuple[str, list[Device]]:
 
 
 def devices() -> dict:
-    """Returns what the active backend says of its default devices.
+    """Returns what the active backend reports about its default devices.
 
     Returns:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:
-        `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else the backend
-        calls it. `devices`: list of device names, one per device.
+        `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another name of the
+        backend. `devices`: list of device names, one per device.
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`. `architecture`: that of an AMD GPU, or `""`.
+        `(8, 0)`, or `None`. `architecture`: an AMD GPU's, or `""`.
     """
     kind, found = query_devices()
     known = [d.capability for d in found if d.capability is not None]

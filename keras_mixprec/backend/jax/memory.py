@@ -1,4 +1,4 @@
-"""What JAX's devices and programs say of memory; see `device_interface.py`."""
+"""Memory of JAX's devices and programs; see `device_interface.py`."""
 
 import jax
 

@@ -33,7 +33,7 @@ REFUSALS = (
     ValueError,
 )
 
-# Of keys with a type of their own, and of those that are plain integers.
+# Operations on keys of JAX's own type, and on keys that are plain integers.
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
 
 # The equation of the operation that is visited.
@@ -45,7 +45,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # Of the trace around a gradient's, which `identity` does not run in.
+    # This value belongs to the trace around a gradient's. `identity` runs in
+    # another.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
@@ -106,7 +107,7 @@ def compiled(function):
         )
         jaxpr, outputs = traced(tensors)
 
-        # What it closes over is given too, as it is in a train step.
+        # Closed-over values are inputs too, as in a train step.
         given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
 
         def evaluate(*given):
@@ -115,7 +116,7 @@ def compiled(function):
                 jaxpr.jaxpr, given[:count], *given[count:]
             )
 
-        # What it ignores is part of its text only if it is kept.
+        # Unused inputs are part of its text only if they are kept.
         lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
         text = lowered.as_text()
         if "callback" in text:  # It does not say which.
@@ -131,8 +132,8 @@ def compiled(function):
 
 
 def each_operation(function, tensors, visit):
-    # A new function each time: JAX knows one that it has traced before, in
-    # whatever dtype the layers computed then.
+    # A new function each time: JAX would reuse the trace of a known one, in
+    # which layers may have had other dtypes.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
@@ -155,7 +156,7 @@ def draws(function, tensors):
 
 def train_step(model, data):
     logs, state = model.train_step(values_of(*variables_of(model)), data)
-    # Of the state that is handed back, what the layers have written.
+    # The layers have written these variables of the returned state.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
@@ -231,10 +232,10 @@ def _evaluate(jaxpr, constants, arguments, visit):
 
 
 def _params(equation):
-    """What an operation is run with.
+    """The parameters of an operation.
 
-    Attention asks for float16 products with sums in float32 by a name that
-    CPUs do not know; the dtype of the result says the same.
+    Attention requests float16 products with float32 sums by a name that CPUs do
+    not know. The dtype of the result has the same effect.
     """
     named = isinstance(
         equation.params.get("precision"), jax.lax.DotAlgorithmPreset
@@ -245,7 +246,7 @@ def _params(equation):
 
 
 def _called(equation):
-    """The function that an operation does nothing but call."""
+    """The function that an operation only calls."""
     if equation.primitive.name in ("jit", "pjit"):
         return equation.params["jaxpr"]
     called = ("closed_call", "custom_jvp_call", "custom_vjp_call")

@@ -45,6 +45,6 @@ def program_bytes(model, batch):
 
 
 def _with_statistics():
-    """Those of a CPU are always zeros."""
+    # Statistics of a CPU are always zeros.
     devices = tf.config.list_logical_devices()
     return [d.name for d in devices if d.device_type in ("GPU", "TPU")]

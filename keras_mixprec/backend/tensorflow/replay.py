@@ -67,7 +67,7 @@ def compiled(function):
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # Not compiled, but loops are traced as XLA needs them.
+        # It is not compiled here, but XLA needs loops to be traced in this way.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         graph, inputs, outputs = _numbered(traced)
@@ -185,7 +185,7 @@ def step_by_step():
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            # That those of a dataset do not.
+            # TensorFlow warns that functions of a dataset still run as graphs.
             warnings.filterwarnings("ignore", "Even though the", UserWarning)
             yield
     finally:
@@ -197,8 +197,8 @@ def loses_assignment(variable):
 
 
 def assigned(variable, value):
-    # The gradient of a trained variable is that of its handle, which no value
-    # that a scope of Keras keeps for it has.
+    # The gradient of a trained variable belongs to its handle. A value in a
+    # scope of Keras has no handle.
     if not (variable.trainable and tf.executing_eagerly()):
         return None
     held = stored_value(variable)

@@ -1,4 +1,4 @@
-"""What torch's allocators say of memory; see `device_interface.py`."""
+"""Memory of torch's allocators; see `device_interface.py`."""
 
 import torch
 
@@ -24,5 +24,5 @@ def program_bytes(model, batch):
 
 
 def _kinds():
-    """Those that keep statistics, which exist once they are in use."""
+    # Statistics exist once a kind of device is in use.
     return [k for k in (torch.cuda, torch.xpu) if k.is_initialized()]

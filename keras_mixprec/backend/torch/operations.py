@@ -1,10 +1,10 @@
-"""What torch's operations do to memory and to generators of random numbers."""
+"""Effects of torch's operations on memory and on random numbers."""
 
 import functools
 
 import torch
 
-# What they write to by names that their schemas do not mark.
+# Arguments that operations write to although no schema marks them.
 _STATISTICS = ("running_mean", "running_var")
 
 

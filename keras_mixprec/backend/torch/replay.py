@@ -14,7 +14,7 @@ from keras_mixprec.backend.torch.operations import kind_of, tensors_in
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import casts_value, stored_value
 
-# IndexError: of a token id that 16 bits rounded up.
+# 16 bits may round a token id up, which raises IndexError.
 REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
 
 

@@ -51,13 +51,14 @@ def telling(stepped):
 class _Writes(TorchDispatchMode):
     """Keeps what is written to before it is, wherever the tensor is held.
 
-    What this thread draws does not move the generators of all threads on: each
-    operation that draws has the state that the run has left.
+    Draws of this thread do not advance the generators of all threads: each
+    operation that draws starts from the state that this run has left.
     """
 
     def __init__(self, values, generators):
         super().__init__()
-        # By storage, which views share; those born here need no copy.
+        # The key is the storage, which views share. Storages born here need no
+        # copy.
         self._before = {}
         self._born = set()
         self._gradients = {id(value): (value, value.grad) for value in values}
@@ -100,8 +101,8 @@ class _Writes(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _own_state(self, args, kwargs):
-        # The state of a generator of one's own is a tensor that is not written
-        # by operations. The innermost context has its numbers drawn.
+        # No operation writes the state of an explicit generator. Only the
+        # innermost context draws.
         if kwargs.get("generator") is not None or _DRAWING.get():
             yield
             return
