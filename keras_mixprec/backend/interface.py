@@ -145,7 +145,7 @@ class Replay(Protocol):
         """
 
     def line_of_operation(self):
-        """Returns the user's line that runs the visited operation; see `line_of`."""
+        """Returns the user's line of the visited operation; see `line_of`."""
 
     def name_of_operation(self):
         """Returns the backend's name for the operation that is visited."""

@@ -24,26 +24,26 @@ from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
 # Multiply-adds that a layer has to do for each element that is cast at its
-# borders. An A100 does 312e12 floating point operations a second in float16
-# and 156e12 in TF32, so a multiply-add saves 6.4e-15 s, three of them with the
-# backward pass 1.9e-14; a cast reads 4 bytes and writes 2, forward and
-# backward, at 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
+# borders. An A100 does 312e12 floating point operations a second in float16 and
+# 156e12 in TF32. So a multiply-add saves 6.4e-15 s, and 1.9e-14 s with the
+# backward pass. A cast reads 4 bytes and writes 2, forward and backward, at
+# 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
 WORTH_A_CAST = 400
 
-# Largest share of the model's multiply-adds of an isolated layer. The
-# count above is of memory traffic, which compilers save by fusing casts; in a
-# small model it holds for every layer, and all of it would end in float32.
+# Largest share of the model's multiply-adds of an isolated layer. The count
+# above is memory traffic, which compilers save by fusing casts. It holds for
+# every layer of a small model, and would leave all of them in float32.
 SMALL_SHARE = 0.05
 
 
 def isolated_layers(model) -> list:
     """Returns the 16-bit layers that had better compute in float32.
 
-    Those which only float32 layers feed and which feed only such, which
-    multiply too little for the casts on both sides, and which do at most 5% of
-    the model's work; normalizations, activations and sums multiply nothing. A
-    layer whose FLOPs are not known, or that has layers inside, is left alone,
-    and so are all in a subclassed model, which has no graph.
+    Only float32 layers feed such a layer, and it feeds only float32 layers. It
+    multiplies too little for the casts on both sides, and does at most 5% of
+    the model's work. Normalizations, activations and sums multiply nothing.
+    Layers of unknown FLOPs, or with layers inside, are left alone. So are
+    subclassed models, which have no graph.
 
     Args:
         model: A built `keras.Model`.
@@ -79,7 +79,7 @@ def _elements(layer):
 
 
 def _size_of(tensors):
-    # Of a length that varies, one position.
+    # A length that varies counts as one position.
     return sum(
         math.prod(size or 1 for size in tensor.shape[1:]) for tensor in tensors
     )
@@ -135,7 +135,7 @@ def _widened(model, inputs, error, paths):
 
 
 def _changed(layers, policy, helps):
-    """Sets a policy if it helps; whether it does."""
+    """Sets a policy if it helps, and returns whether it does."""
     layers = [layer for layer in layers if not is_fixed(layer)]
     before = [layer.dtype_policy for layer in layers]
     for layer in layers:
@@ -159,7 +159,7 @@ def _inputs(model):
 
 
 def _is_shape(shape):
-    """Returns whether it is one, not a structure of those of several inputs."""
+    """Returns whether it is a shape, not a structure of several shapes."""
     return isinstance(shape, tuple) and all(
         size is None or isinstance(size, int) for size in shape
     )
@@ -171,7 +171,7 @@ def _zeros(tensor):
 
 
 def _error(model, inputs):
-    """What calling the model raises, `None` if nothing."""
+    """The error of calling the model, `None` if there is none."""
     try:
         # Not symbolically: torch would not look at dtypes.
         with keras.StatelessScope():

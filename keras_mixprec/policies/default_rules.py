@@ -1,8 +1,8 @@
-"""What stays in float32 although its model computes in 16 bits, and why.
+"""Layers that stay in float32 in a 16-bit model, and why.
 
 Each was seen to fail in float16 on some backend and to be right in float32.
-What Keras widens inside (its normalization layers but for those here, the
-mean, global average pooling, losses) is not listed.
+Keras itself widens its other normalization layers, the mean, global average
+pooling and losses, so they are not listed.
 """
 
 import math
@@ -58,13 +58,13 @@ _keep(
     "6e-8 is zero"
 )
 def is_user_written_norm(layer, path) -> bool:
-    """Returns whether a layer from outside Keras calls itself a normalization."""
+    """Returns whether a user-written layer calls itself a normalization."""
     return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 
 @_keep_if("exp(12) and squareplus(256) are above 65504")
 def has_explosive_activation(layer, path) -> bool:
-    """Returns whether the activation leaves float16's range for everyday inputs."""
+    """Returns whether everyday inputs drive the activation out of range."""
     return getattr(layer, "activation", None) in (
         keras.activations.exponential,
         keras.activations.squareplus,

@@ -1,4 +1,4 @@
-"""What a model's graph says about a layer's place in it.
+"""A layer's place in the graph of its model.
 
 Layers know nothing of this at construction: whether one is the model's output
 or feeds an `exp` is a property of the model.
@@ -16,7 +16,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.policies.layers import is_of_keras
 
-# They hand numbers on unchanged, so the layer before them is the output too.
+# They pass numbers on unchanged, so the layer before them is the output too.
 _HANDS_ON = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -27,9 +27,9 @@ _HANDS_ON = (
 
 _TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 
-# What grappler's deny list and `torch.autocast` keep in float32 and Keras
-# does not widen inside. They have no dtype of their own: they compute in that
-# of the layers that feed them.
+# TensorFlow's graph rewrite (its deny list) and `torch.autocast` keep these in
+# float32, and Keras does not widen them. They have no dtype of their own and
+# compute in the dtype of the layers that feed them.
 _SENSITIVE_OPERATIONS = {
     "Exp",
     "Exp2",
@@ -103,8 +103,8 @@ def fed_by_inputs(model) -> set[int]:
 def consumers(functional, tensor) -> list:
     """Returns the operations that a tensor of a graph is given to.
 
-    Seen past what hands numbers on unchanged, and inside of nested models;
-    without what makes masks.
+    Operations that pass numbers on unchanged are skipped, nested models
+    searched, operations that make masks left out.
 
     Args:
         functional: The functional model whose graph it is.
@@ -131,8 +131,8 @@ def consumers(functional, tensor) -> list:
 def neighbours(model) -> dict[int, tuple[list, list]]:
     """Returns the layers that feed each layer, and those that it feeds.
 
-    By the layer's id, operations that are no layers seen past, inputs left
-    out. A subclassed model has no graph, and so no entries.
+    The keys are ids of layers. Operations that are no layers are skipped,
+    inputs left out. A subclassed model has no graph, and so no entries.
     """
     found = {}
     for layer in filter(_is_layer, _operations(model)):
@@ -144,7 +144,7 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
 
 
 def _operations(model):
-    """Operations of all graphs of a model: its own and those of its layers."""
+    """Operations of a model's graph, and of the graphs inside it."""
     for functional in filter(None, map(functional_of, flat_layers(model))):
         yield from functional.operations
 

@@ -13,7 +13,7 @@ from keras_mixprec.devices.native_formats import (
 # bfloat16 first: it has float32's range and needs no loss scaling.
 _CANDIDATES = ("bfloat16", "float16")
 
-# From here on a format is called faster than float32: below it the gain may be
+# A format counts as faster than float32 from here on. A smaller gain may be
 # noise, and is not worth the digits.
 FASTER = 1.1
 
@@ -51,16 +51,16 @@ class Recommendation:
 def recommend_policy() -> Recommendation:
     """Returns the policy that suits the devices of the active backend.
 
-    bfloat16 wherever it is fast, because it has float32's range and needs no
-    loss scaling; float16 on GPUs that have nothing faster than that; float32
-    where 16 bits bring nothing, such as the GTX 16 series, which has no tensor
-    cores. Of several GPUs the oldest decides.
+    It recommends bfloat16 wherever that is fast, because it has float32's range
+    and needs no loss scaling. Float16 is for GPUs without fast bfloat16.
+    Float32 is for devices on which 16 bits bring nothing, such as the GTX 16
+    series, which has no tensor cores. The oldest of several GPUs decides.
 
     It measures nothing, and takes milliseconds. On CPUs, Apple's GPUs and
-    others whose gain depends on the backend, it goes by what `doctor` measured
-    on the same devices with the same versions, and says so; before that it is
-    float32. A format in which `doctor` found wrong results is never
-    recommended.
+    others, the gain depends on the backend. There it relies on what `doctor`
+    measured on the same devices with the same versions, and says so. Without a
+    measurement it recommends float32. It never recommends a format if `doctor`
+    found wrong results in it.
 
     On JAX this initializes the backend, so call
     `jax.distributed.initialize()` first in a job of several processes.
@@ -77,7 +77,7 @@ def recommend_policy() -> Recommendation:
 
 
 def find_capabilities() -> dict:
-    """Returns those of the active backend's devices, with what was measured."""
+    """Returns the active backend's capabilities and measurements."""
     found = find_devices()
     known = measured.load(found)
     return {**found, "measured": known._asdict() if known else None}
@@ -164,8 +164,8 @@ def _why_slow(format, capabilities):
         return f"{format} is emulated here ({support.note})"
     if support.status == "unknown":
         return (
-            "the device does not report its 16-bit formats, and "
-            "`keras-mixprec doctor` has not measured them"
+            "the device does not report its 16-bit formats; run "
+            "`keras-mixprec doctor` to measure them"
         )
     if capabilities["compute_capability"] is not None:
         return f"the device has {support.note}"

@@ -59,10 +59,10 @@ def walk(model) -> list[LayerEntry]:
 
 
 def other_paths(model, known) -> list[dict]:
-    """Returns the paths of a model if its numbers were told otherwise.
+    """Returns other paths that a model's layers may have had.
 
-    Of a loaded model it is not known which names such as `dense_1` were given:
-    a plan may come from a process in which it was.
+    A loaded model does not say which names such as `dense_1` the code gave. A
+    plan may come from a process that knew it.
 
     Args:
         model: As for `walk`.
@@ -90,9 +90,8 @@ def _walk(model, name_siblings):
 def every_place(layer, around: tuple = ()) -> Iterator:
     """Yields a layer and everything inside it, once for each place it has.
 
-    In an order that depends on the code alone, also if Keras makes two layers
-    of one that is shared by a model and one nested in it, as it does when it
-    loads these.
+    The order depends on the code alone. Keras may load one layer, shared by a
+    model and a nested one, as two layers; the order is the same.
     """
     yield layer
     for child in _children(layer):
@@ -115,14 +114,14 @@ def check_model(model):
 
 
 def is_of_keras(layer) -> bool:
-    """Returns whether a layer's class is one of Keras' own, not written by a user."""
+    """Returns whether Keras itself defines a layer's class."""
     return type(layer).__module__.startswith("keras.")
 
 
 def has_own_step(model) -> bool:
     """Returns whether the user has written the `train_step` of a model.
 
-    In its class, or as an attribute of the model itself.
+    It may be in the class, or an attribute of the model itself.
     """
     step = vars(model).get("train_step", type(model).train_step)
     while hasattr(step, STAND_IN):
@@ -193,9 +192,9 @@ def _children(holder):
 def stable_names(layers) -> list[str]:
     """Returns one unique name per sibling that no counter can shift.
 
-    Names that the code gave stay. Whether it gave those of a loaded model is
-    not known: their numbers are taken for counters, unless there is a
-    `dense_0`, which Keras does not make.
+    Names that the code gave stay. A loaded model does not say which names the
+    code gave, so their numbers count as counters, unless there is a `dense_0`,
+    which Keras never makes.
 
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
@@ -272,21 +271,20 @@ def _snake_case(name):
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-# Keras keeps no note of which names of layers the code gave, and which it made
-# itself, and the number that it ends an automatic name in depends on what else
-# the process has built. So layers are looked at when they are made, from the
-# import of this module on.
+# Keras does not note which names of layers the code gave and which are
+# automatic. The number of an automatic name depends on what else the process
+# has built. So this module watches layers being made, from its import on.
 
-# By the identity of a string, whether the code gave it as a name. A copy that
-# is made from a layer's config has the same string. It is kept, so that no
-# other gets its identity.
+# Maps the identity of a name to the name, and to whether the code gave it. A
+# copy that is made from a layer's config has the same string. Holding the
+# string keeps its identity unique.
 _SEEN: dict[int, tuple[str, bool]] = {}
 
 
 def _is_given(layer) -> bool:
     """Returns whether the code named a layer, or the one that it is a copy of.
 
-    Not known of one that was loaded.
+    A loaded layer does not say.
     """
     return _SEEN.get(id(layer.name), ("", False))[1]
 
@@ -305,7 +303,7 @@ def _watch_names():
 
 
 def _from_config(layer):
-    """Returns whether a layer, which is being constructed, is made from a config."""
+    """Returns whether the layer under construction comes from a config."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_constructing(frame, layer):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""What float32 matrix products are computed in: setter, scope, what holds."""
+"""The precision of float32 matrix products: setter, scope, reader."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ from typing import NamedTuple, overload
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
-# What each name keeps of a float32 number's 24 significant bits.
+# How many of a float32 number's 24 significant bits each name keeps.
 NAMES = {
-    "default": "what the backend uses by itself",
+    "default": "the backend's own choice",
     "float32": "24 bits",
     "bfloat16_3x": "16 bits, by three products of bfloat16",
     "tf32": "11 bits",
     "bfloat16": "8 bits",
 }
 
-# What there is beside float32. TensorFlow's switch says TensorFloat-32 and
-# means bfloat16 on a TPU.
+# The names that each has besides float32. TensorFlow's switch says
+# TensorFloat-32 and means bfloat16 on a TPU.
 _HAS = {
     ("tensorflow", "cuda"): ("tf32",),
     ("tensorflow", "tpu"): ("bfloat16",),
@@ -29,7 +29,7 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# What "default" is where it is not float32: of products, of convolutions.
+# The meaning of "default" if it is not float32: for products, for convolutions.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
@@ -43,11 +43,11 @@ _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 
 
 class MatmulPrecision(NamedTuple):
-    """What float32 products and convolutions are computed in.
+    """The precision of float32 products and convolutions.
 
     Attributes:
-        products: String. The name of what matrix products are computed in, or
-            what the backend calls it if it is set to something else.
+        products: String. The precision of matrix products, or the backend's own
+            name for another setting.
         convolutions: String. The same of convolutions.
         is_default: Boolean, whether that is left to the backend.
         available: Tuple of the names that the device has.
@@ -73,8 +73,8 @@ class MatmulPrecision(NamedTuple):
 def set_matmul_precision(name: str) -> str:
     """Sets what float32 matrix products are computed in.
 
-    A unit for lower precision is several times as fast as float32's, and
-    tensors stay float32: only the inputs of each product are rounded, and sums
+    A unit for lower precision is several times as fast as a float32 unit.
+    Tensors stay float32: only the inputs of each product are rounded, and sums
     are added up in float32. Layers in 16 bits are not affected. Convolutions
     follow, but for JAX's `"bfloat16_3x"` and `"bfloat16"` on a GPU.
 
@@ -87,11 +87,10 @@ def set_matmul_precision(name: str) -> str:
     Args:
         name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
             NVIDIA GPUs since Ampere; `"bfloat16_3x"`, three bfloat16 products
-            for one; `"bfloat16"`; or `"default"`, what the backend uses by
-            itself.
+            for one; `"bfloat16"`; or `"default"`, the backend's own choice.
 
     Returns:
-        String. What is in force now, as `matmul_precision()` returns it.
+        String. The name in force now, as `matmul_precision()` returns it.
 
     Raises:
         TypeError: If `name` is no string.
@@ -122,18 +121,18 @@ def matmul_precision(
 ) -> str | AbstractContextManager[str]:
     """Sets the matmul precision inside a `with` block, or returns it.
 
-    On leaving, also by an exception, the backend's settings are what they were
-    before. On JAX a scope is a matter of its thread; on TensorFlow and torch
-    all threads follow.
+    On leaving, also by an exception, the backend gets its earlier settings
+    back. On JAX a scope is a matter of its thread; on TensorFlow and torch all
+    threads follow.
 
     Args:
         name: As in `set_matmul_precision`. Defaults to `None`: nothing is set,
             and the name in force is returned.
 
     Returns:
-        A context manager, in which `as` gives the name in force. Without
-        `name` a string: what products are computed in on this device, whatever
-        was set or left to the backend.
+        A context manager; `as` gives the name in force. Without `name` a
+        string: the precision of products on this device, whether set or left to
+        the backend.
 
     Raises:
         TypeError: If `name` is no string.
@@ -153,7 +152,7 @@ def matmul_precision(
 
 
 def in_force() -> MatmulPrecision:
-    """Returns what the active backend computes float32 products in here."""
+    """Returns the precision of float32 products here."""
     capabilities = active.devices()
     read = active.precision().read(capabilities["kind"])
     return resolve(read, capabilities)
@@ -163,7 +162,7 @@ def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
     """Returns what settings come to on a device.
 
     Args:
-        read: What products and convolutions are set to.
+        read: The settings of products and convolutions.
         capabilities: Dict, as `recommend_policy().capabilities`.
     """
     place = capabilities["backend"], capabilities["kind"]
@@ -173,7 +172,7 @@ def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
         default if name == "default" else name
         for name, default in zip(read, defaults, strict=True)
     ]
-    # What a device does not have changes nothing on it.
+    # A precision that the device lacks changes nothing.
     products, convolutions = (
         "float32" if name in NAMES and name not in has else name
         for name in named
@@ -200,10 +199,10 @@ def _available(capabilities):
 
 
 def computed_in(name: str) -> AbstractContextManager:
-    """Context in which what is traced and computed within has that precision.
+    """Returns a context that gives code within it a precision.
 
-    For float32 references and measurements: nothing is checked, and models that
-    were compiled before are left as they are.
+    It is for float32 references and measurements. It checks nothing, and leaves
+    models that were compiled before alone.
 
     Args:
         name: String, `"float32"` or `"tf32"`.

@@ -1,8 +1,8 @@
 """Estimates of a layer's FLOPs: multiply-adds for one sample.
 
-Counted are matrix products, convolutions, attention and recurrence, from the
-shapes that layers were built with: nearly all the time of a model, and what
-16-bit units speed up. Elementwise operations count as none.
+It counts matrix products, convolutions, attention and recurrence, from the
+shapes that layers were built with. They take nearly all the time of a model,
+and 16-bit units speed them up. Elementwise operations count as none.
 """
 
 import math
@@ -17,14 +17,13 @@ def multiply_adds(entry: LayerEntry) -> int | None:
     """Returns a layer's own multiply-adds for one sample, forward.
 
     Args:
-        entry: A `LayerEntry`. What its sublayers do is theirs, not counted
-            here; a layer inside an RNN or a `TimeDistributed` counts once per
-            step.
+        entry: A `LayerEntry`. Work of its sublayers is not counted here. A
+            layer inside an RNN or a `TimeDistributed` counts once per step.
 
     Returns:
-        An int, 0 for a layer with nothing to multiply, or `None` if it cannot
-        be estimated: unbuilt layers, sizes that vary, user-written layers with
-        weights of their own.
+        An int, 0 for a layer with nothing to multiply. `None` if the work is
+        unknown: for unbuilt layers, sizes that vary, and user-written layers
+        with weights.
     """
     layer = entry.layer
     if not layer.built:
@@ -80,7 +79,7 @@ def _einsum_input_shape(entry):
 
 
 def _kernels(layer):
-    """What a layer multiplies by its kernels at every position."""
+    """Multiply-adds of a layer that applies kernels at every position."""
     shape = _input_shape(layer)
     # A transposed convolution applies its kernel to each input.
     if not type(layer).__name__.endswith("Transpose"):

@@ -125,7 +125,7 @@ def _check_known(path, policy):
         ) from error
 
 
-# What fits on a screen, whatever the model.
+# The lines that fit on a screen.
 _LINES_SHOWN = 30
 
 
@@ -134,18 +134,18 @@ class PrecisionPlan(Mapping):
 
     A mapping from layer path to policy name, in the model's order. It applies
     to any model built by the same code, in this process or another, and to a
-    loaded copy: paths have no counters that depend on what else was built.
+    loaded copy. Its paths do not depend on what else was built.
 
     `plan.diff(PrecisionPlan.from_model(loaded))` is empty if a loaded model
     kept every layer's policy, and `plan.apply(loaded)` brings them back if it
     did not. Keras' own files lose the policies of sublayers that their parent
-    makes itself, such as those of a user-written block.
+    makes itself, such as a user-written block.
 
     Args:
         policies: Dict of layer path to policy name.
-        default: Policy name. What the model itself follows: the dtype its
-            `call` casts inputs to, if it is a subclassed model, and the
-            policy of layers it makes later. Defaults to `"float32"`.
+        default: Policy name, of the model itself. A subclassed model casts
+            inputs of its `call` to this dtype, and layers that it makes later
+            follow it. Defaults to `"float32"`.
         reasons: Dict of layer path to string: why the entry is there.
         notes: Dict of layer path to string: what was left alone, and why.
 
@@ -243,8 +243,8 @@ class PrecisionPlan(Mapping):
     def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
         """Returns this plan, with other numbers in paths if only so it fits.
 
-        Of names like `dense_1` a loaded copy, say, does not know that the code
-        has given them.
+        A loaded copy, for example, does not know that the code gave a name like
+        `dense_1`.
 
         Args:
             model: As for `validate`, which raises if neither fits.

@@ -15,8 +15,8 @@ def write(path, plan, tuner: dict | None = None):
     Args:
         path: String or path object.
         plan: A `PrecisionPlan`.
-        tuner: Dict that JSON can hold: what the tuner that made the plan
-            needs to go on. Defaults to `None`, no tuner made it.
+        tuner: Dict that JSON can hold: the state of the tuner that made the
+            plan. Defaults to `None`, no tuner made it.
 
     Raises:
         OSError: If it cannot be written; the old file is left as it was.

@@ -21,7 +21,7 @@ from keras_mixprec.policies.layers import (
 )
 from keras_mixprec.policies.names import check_policy
 
-# Matched by the model's graph instead of by the layer's path.
+# These match by the model's graph instead of by the layer's path.
 OUTPUT = "<output>"
 FEEDS_OPERATION = "<feeds exp, log, pow or sum>"
 
@@ -72,8 +72,8 @@ class PrecisionRule:
             matches the layers that make the model's outputs.
         policy: String or `keras.DTypePolicy`. What the layers follow.
             Defaults to `"float32"`.
-        reason: String. Why; it is kept in the plan beside each layer.
-            Defaults to a description of the rule.
+        reason: String. Why; the plan keeps it with each layer. Defaults to a
+            description of the rule.
         sublayers: Boolean, whether what is inside a matching layer follows
             too. Defaults to `True`: an attention layer computes almost all it
             does in its sublayers.

@@ -72,10 +72,9 @@ def precision_summary(
     """Returns a table of what each layer of a model computes in.
 
     The share of FLOPs is an estimate from the shapes that layers were built
-    with: multiply-adds of matrix products, convolutions, attention and
-    recurrence, elementwise operations not counted. Where a size varies or a
-    layer is user-written it is unknown, and then the shares of the others are
-    of what is known.
+    with. It counts multiply-adds of matrix products, convolutions, attention
+    and recurrence, and no elementwise operations. It is unknown for varying
+    sizes and user-written layers, which the other shares leave out.
 
     The last line says what float32 products are computed in here, as
     `set_matmul_precision` or the backend has it.
