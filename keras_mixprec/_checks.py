@@ -108,10 +108,10 @@ def _unwrap_scalar(value):
 
 
 def raise_if_strict(error) -> None:
-    """Raises an error that training would go on after, if that is asked for.
+    """Raises an error in a strict run; otherwise training goes on after it.
 
-    By the environment variable `KERAS_MIXPREC_STRICT=1`, so that no test passes
-    over a defect.
+    The environment variable `KERAS_MIXPREC_STRICT=1` asks for it, so that no
+    test hides a defect.
 
     Args:
         error: Exception; anything else is a reason in words, and expected.

@@ -8,8 +8,9 @@ from keras_mixprec.formats import SIXTEEN_BITS
 def share_in_16_bits(rows: list[dict]) -> float | None:
     """Returns the share of the FLOPs in float16 or bfloat16.
 
-    Of the parameters where the layers of unknown FLOPs hold most of them, of
-    the layers where there are no parameters either, `None` without layers.
+    If layers of unknown FLOPs hold most parameters, it is the share of the
+    parameters. Without parameters it is the share of the layers, and without
+    layers `None`.
 
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
