@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.keras_internals import (
     flat_layers,
     set_saved_optimizer,
@@ -85,11 +86,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     >>> isinstance(ensure_loss_scaling(model), wrapper)
     True
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a `keras.Model`. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
+    check_type("model", model, keras.Model, "a `keras.Model`")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError(

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec._checks import check_choice
+from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.keras_internals import (
@@ -766,12 +766,8 @@ def _check_inner(inner):
             "`inner_optimizer` scales the loss already; wrap the optimizer "
             f"inside it instead. Received: inner_optimizer={inner}"
         )
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
-            f"name of one. Received: inner_optimizer={inner!r} of type "
-            f"{type(inner).__name__}"
-        )
+    what = "a `keras.optimizers.Optimizer` or the name of one"
+    check_type("inner_optimizer", inner, keras.optimizers.Optimizer, what)
     if inner.loss_scale_factor is not None:
         # Keras' own class drops it without a word.
         warnings.warn(

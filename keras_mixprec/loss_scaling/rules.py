@@ -12,7 +12,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec._checks import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_type,
+)
 
 # A scale and its reciprocal both have to be normal float32 numbers, or a
 # backend that flushes subnormals unscales every gradient to zero.
@@ -431,17 +436,14 @@ class ScheduledLossScale(LossScale):
     """
 
     def __init__(self, schedule: Any):
+        kinds = dict, keras.optimizers.schedules.LearningRateSchedule
+        what = (
+            "a `keras.optimizers.schedules.LearningRateSchedule` or a dict of "
+            "step -> scale"
+        )
+        check_type("schedule", schedule, kinds, what)
         if isinstance(schedule, dict):
             schedule = _check_table(schedule)
-        elif not isinstance(
-            schedule, keras.optimizers.schedules.LearningRateSchedule
-        ):
-            raise TypeError(
-                "`schedule` must be a "
-                "`keras.optimizers.schedules.LearningRateSchedule` or a dict "
-                f"of step -> scale. Received: schedule={schedule!r} of type "
-                f"{type(schedule).__name__}"
-            )
         self.schedule = schedule
         # Computed now to refuse a bad start, and because a schedule has no
         # value on the host while a step is being compiled.
