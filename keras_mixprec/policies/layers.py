@@ -45,8 +45,8 @@ def walk(model) -> list[LayerEntry]:
     Keras' own, but the counter in an automatic name, which depends on what
     else the process has built, starts again in each parent: `dense_17` and
     `dense_18` of one model are `dense` and `dense_1`, as they are in the
-    first model of a fresh process. Names that the code has given stay: see
-    `stable_names`. The model's own name is no part of a path.
+    first model of a fresh process. Names that the code has given stay. The
+    model's own name is no part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -55,36 +55,14 @@ def walk(model) -> list[LayerEntry]:
         A list of `LayerEntry`. A shared layer appears once, at its first
         place; `InputLayer`s, which compute nothing, do not.
     """
-    return _walk(model, stable_names)
-
-
-def other_paths(model, known) -> list[dict]:
-    """Returns other paths that a model's layers may have had.
-
-    A loaded model does not say which names such as `dense_1` the code gave. A
-    plan may come from a process that knew it.
-
-    Args:
-        model: As for `walk`.
-        known: Iterable of the paths in such a plan.
-
-    Returns:
-        List of dicts from such a path to the one that `walk` gives.
-    """
-    paths = [entry.path for entry in walk(model)]
-    found = []
-    for names in ((), known):
-        others = _walk(model, functools.partial(_names_as_in, [*names]))
-        found.append(
-            {e.path: path for e, path in zip(others, paths, strict=True)}
-        )
-    return found
-
-
-def _walk(model, name_siblings):
-    entries = []
-    _collect(model, None, {id(model)}, entries, name_siblings)
+    entries: list[LayerEntry] = []
+    _collect(model, None, {id(model)}, entries)
     return entries
+
+
+def unnumbered(path: str) -> str:
+    """Returns a path without the numbers that its names end in."""
+    return re.sub(r"_\d+(?=/|$)", "", path)
 
 
 def every_place(layer, around: tuple = ()) -> Iterator:
@@ -169,17 +147,17 @@ def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
     return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
-def _collect(holder, parent, seen, entries, name_siblings):
+def _collect(holder, parent, seen, entries):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
-    for layer, name in zip(children, name_siblings(children), strict=True):
+    for layer, name in zip(children, _stable_names(children), strict=True):
         # It may have been reached through an earlier sibling by now.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
         entry = LayerEntry(prefix + name, layer, parent)
         entries.append(entry)
-        _collect(layer, entry, seen, entries, name_siblings)
+        _collect(layer, entry, seen, entries)
 
 
 def _children(holder):
@@ -189,8 +167,8 @@ def _children(holder):
     return [layer for layer in found if not isinstance(layer, inputs)]
 
 
-def stable_names(layers) -> list[str]:
-    """Returns one unique name per sibling that no counter can shift.
+def _stable_names(layers):
+    """One unique name per sibling that no counter can shift.
 
     Names that the code gave stay. A loaded model does not say which names the
     code gave, so their numbers count as counters, unless there is a `dense_0`,
@@ -199,35 +177,12 @@ def stable_names(layers) -> list[str]:
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
     """
-    names = {layer.name for layer in layers}
-    return _names(
-        layers,
-        lambda layer, stem: _is_given(layer) or f"{stem}_0" in names,
-    )
-
-
-def _names_as_in(paths, layers):
-    """The names of siblings if those that are all in `paths` were given."""
-    known = {name for path in paths for name in path.split("/")}
-    groups: dict = {}
+    shown = {layer.name for layer in layers}
+    stems = []
     for layer in layers:
-        groups.setdefault(_split_name(layer)[0], set()).add(layer.name)
-    return _names(layers, lambda layer, stem: groups[stem] <= known)
-
-
-def _names(layers, given):
-    """The names of siblings.
-
-    Args:
-        layers: List of layers.
-        given: Function of a layer and the stem of its name: whether the number
-            in it is no counter.
-    """
-    stems = [_split_name(layer) for layer in layers]
-    stems = [
-        (layer.name, None) if given(layer, stem) else (stem, count)
-        for layer, (stem, count) in zip(layers, stems, strict=True)
-    ]
+        stem, count = _split_name(layer)
+        given = _is_given(layer) or f"{stem}_0" in shown
+        stems.append((layer.name, None) if given else (stem, count))
     taken = {stem for stem, count in stems if count is None}
     names: dict = {}
     # Automatic counters rank creation order, which the code fixes.

@@ -15,7 +15,7 @@ from keras_mixprec.policies.layers import (
     LayerEntry,
     check_model,
     may_grow,
-    other_paths,
+    unnumbered,
     walk,
     what_was_meant,
 )
@@ -241,26 +241,26 @@ class PrecisionPlan(Mapping):
             )
 
     def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
-        """Returns this plan, with other numbers in paths if only so it fits.
+        """Returns this plan, with other numbers in its paths if it then fits.
 
-        A loaded copy, for example, does not know that the code gave a name like
-        `dense_1`.
+        A loaded copy, for example, does not know that the code gave a name
+        like `dense_1`.
 
         Args:
             model: As for `validate`, which raises if neither fits.
         """
-        for paths in other_paths(model, self) if problems(self, model) else ():
-            if paths.keys() >= self.keys():
-                texts = (self, self.reasons, self.notes)
-                policies, reasons, notes = (
-                    {paths[path]: text for path, text in own.items()}
-                    for own in texts
-                )
-                renamed = PrecisionPlan(policies, self.default, reasons, notes)
-                if not problems(renamed, model):
-                    return renamed
-        self.validate(model)
-        return self
+        plan, paths = self, [entry.path for entry in walk(model)]
+        alike = [*map(unnumbered, self)] == [*map(unnumbered, paths)]
+        if alike and problems(self, model):
+            now = dict(zip(self, paths, strict=True))
+            plan = PrecisionPlan(
+                {now[path]: policy for path, policy in self.items()},
+                self.default,
+                {now[path]: text for path, text in self.reasons.items()},
+                {now[path]: text for path, text in self.notes.items()},
+            )
+        plan.validate(model)
+        return plan
 
     def diff(self, other: "PrecisionPlan") -> list[Change]:
         """Returns what changes from this plan to the other.

@@ -29,6 +29,8 @@ class _Kind:
 
     def written(self, args, kwargs) -> list:
         """Returns the tensors among the arguments that it writes to."""
+        if not self._written:
+            return []
         return tensors_in(
             [
                 args[place] if place < len(args) else kwargs.get(name)
@@ -45,5 +47,7 @@ def kind_of(func) -> _Kind:
 
 def tensors_in(structure) -> list:
     """Returns the tensors of a structure."""
+    if isinstance(structure, torch.Tensor):  # Most results are one.
+        return [structure]
     leaves = torch.utils._pytree.tree_leaves(structure)
     return [x for x in leaves if isinstance(x, torch.Tensor)]
