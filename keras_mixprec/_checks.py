@@ -13,7 +13,7 @@ def check_type(name, value, types, what):
         name: String. The argument's name as the caller typed it.
         value: Object to check.
         types: Type or tuple of types.
-        what: String. What it has to be, in words.
+        what: String, what it has to be, in words.
     """
     if not isinstance(value, types):
         raise TypeError(
@@ -30,7 +30,7 @@ def check_list(name, value, kind, what):
         name: String. The argument's name as the caller typed it.
         value: Object to check. A string is no list of its letters.
         kind: Type of each entry.
-        what: String. What it has to be, in words.
+        what: String, what it has to be, in words.
     """
     iterable = () if isinstance(value, str) else Iterable
     entries = [*check_type(name, value, iterable, what)]
@@ -108,10 +108,10 @@ def _unwrap_scalar(value):
 
 
 def raise_if_strict(error) -> None:
-    """Raises an error that training would go on after, if that is asked for.
+    """Raises an error in a strict run; otherwise training goes on after it.
 
-    By the environment variable `KERAS_MIXPREC_STRICT=1`, so that no test passes
-    over a defect.
+    The environment variable `KERAS_MIXPREC_STRICT=1` asks for it, so that no
+    test hides a defect.
 
     Args:
         error: Exception; anything else is a reason in words, and expected.

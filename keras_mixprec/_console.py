@@ -8,12 +8,12 @@ from absl import logging
 
 from keras_mixprec.formats import format_names, printable
 
-# What colours a terminal; TensorFlow and Keras put it into their errors.
+# Colour codes for a terminal, which TensorFlow and Keras put into their errors.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
 class _Line:
-    """Where the cursor is: in the line of the progress bar of a `fit`?"""
+    """The place of the cursor, which may be in the line of a progress bar."""
 
     in_bar = False
 
@@ -30,9 +30,9 @@ def in_progress_bar(shown: bool) -> None:
 def print_message(message: str):
     """Prints a line as Keras does: on the console, or to absl's log.
 
-    On a line of its own, also beside the progress bar of `fit`; to the log
-    after `keras.config.disable_interactive_logging()`. Characters that the
-    console's encoding lacks are left out.
+    It gets a line of its own, even during the progress bar of `fit`. After
+    `keras.config.disable_interactive_logging()` it goes to the log. Characters
+    that the console's encoding lacks are left out.
 
     Args:
         message: String.

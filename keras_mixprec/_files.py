@@ -1,4 +1,4 @@
-"""What the files of a log, a plan, a batch and a comparison have in common."""
+"""Reading, writing and locking files of logs, plans and comparisons."""
 
 import contextlib
 import errno
@@ -66,7 +66,7 @@ def unlock(file) -> None:
 
 
 def make_lock_file(path: str) -> Callable[[], None] | None:
-    """Makes a file that nobody else can make, where `try_lock` knows no locks.
+    """Makes a file that no other process can make, if there are no locks.
 
     One that a killed process left is taken over.
 
@@ -96,7 +96,7 @@ def _give_up(file, path):
 
 
 def _remove_dead(path):
-    """Whether the file of a process that is gone was removed."""
+    """Returns whether the file of a process that is gone was removed."""
     try:
         if os.name != "nt":  # Windows removes no file that a process has open.
             with open(path, encoding="utf-8") as file:
@@ -114,10 +114,10 @@ def _remove_dead(path):
     return True
 
 
-# What is being written ends in this, until it is whole.
+# The name of a file ends in this until it is complete.
 _UNFINISHED = ".mixprec.tmp"
 
-# It is locked within microseconds of its creation, and written in as many
+# A file is locked within microseconds of its creation, and written within
 # milliseconds.
 _UNFINISHED_SECONDS = 10
 
@@ -125,8 +125,8 @@ _UNFINISHED_SECONDS = 10
 def write_json(path: str | os.PathLike, content) -> None:
     """Writes JSON, so that a reader sees the old file or the new one.
 
-    The file keeps its permissions, and a link to it stays one. What a killed
-    process left half-written beside it is removed.
+    The file keeps its permissions, and a link to it stays one. Half-written
+    files that a killed process left next to it are removed.
 
     Args:
         path: String or path object.
@@ -138,7 +138,7 @@ def write_json(path: str | os.PathLike, content) -> None:
     path = os.path.realpath(path)
     check_regular(path)
     _remove_unfinished(path)
-    # Beside the target, because a rename is atomic within one disk only.
+    # It is next to the target, because a rename is atomic only within one disk.
     unfinished = f"{path}.{secrets.token_hex(4)}{_UNFINISHED}"
     try:
         with open(unfinished, "x", encoding="utf-8") as file:
@@ -157,7 +157,7 @@ def write_json(path: str | os.PathLike, content) -> None:
 
 
 def _remove_unfinished(path):
-    """Removes what killed processes left: old, and locked by nobody."""
+    """Removes files that killed processes left: old and without a lock."""
     for other in glob.glob(f"{glob.escape(path)}.*{_UNFINISHED}"):
         with contextlib.suppress(OSError), open(other, "r+b") as file:
             age = _clock.wall() - os.fstat(file.fileno()).st_mtime

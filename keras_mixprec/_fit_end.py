@@ -5,7 +5,8 @@ import functools
 
 import keras
 
-# The attribute of a model that holds its session: elsewhere it keeps it alive.
+# The attribute of a model that holds its session, which would keep the model
+# alive elsewhere.
 SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
 
@@ -21,7 +22,7 @@ def _ending(fit):
         except BaseException as error:
             session = vars(model).get(SESSION_ATTRIBUTE)
             if session is not None and session is not before:
-                # What ended `fit` is what the user has to see.
+                # The user has to see the error that ended `fit`.
                 with contextlib.suppress(Exception):
                     session.abandon(error)
             raise

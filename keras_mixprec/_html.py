@@ -94,7 +94,7 @@ def page(title: str, body: str) -> str:
 
 
 class HtmlReport(abc.ABC):
-    """What a report that has a page of its own can do with it."""
+    """A report with a page of its own."""
 
     @abc.abstractmethod
     def to_html(self) -> str:

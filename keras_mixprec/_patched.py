@@ -10,8 +10,8 @@ _NONE = object()
 class Replacements:
     """Methods of objects, and what replaces them within a context.
 
-    Outside of the context every object is as it was. It ends when the last of
-    those who entered it leaves: the replicas of a `MirroredStrategy` are
+    Outside of the context every object is as it was. It ends when the last
+    thread that entered it leaves: the replicas of a `MirroredStrategy` are
     threads that take turns.
     """
 
@@ -72,7 +72,7 @@ def _assign(attributes):
 
 @contextlib.contextmanager
 def patched(owner, functions: dict):
-    """Context in which an object or a module has other functions.
+    """Context that gives an object or a module other functions.
 
     Args:
         owner: An object with a `__dict__`, or a module.
@@ -121,12 +121,12 @@ def function_here(owner, name: str):
 
 @contextlib.contextmanager
 def patched_here(owner, functions: dict):
-    """Context in which this thread finds other functions, and no other does.
+    """Context that gives this thread, and no other, other functions.
 
     Args:
         owner: A module or a class.
-        functions: Dict from names to what replaces them. What a replacement
-            is to call it gets from `function_here`, before.
+        functions: Dict from names to what replaces them. A replacement gets the
+            function to call from `function_here`, before.
     """
     with contextlib.ExitStack() as stack:
         for name, function in functions.items():

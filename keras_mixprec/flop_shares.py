@@ -8,8 +8,9 @@ from keras_mixprec.formats import SIXTEEN_BITS
 def share_in_16_bits(rows: list[dict]) -> float | None:
     """Returns the share of the FLOPs in float16 or bfloat16.
 
-    Of the parameters where the layers of unknown FLOPs hold most of them, of
-    the layers where there are no parameters either, `None` without layers.
+    If layers of unknown FLOPs hold most parameters, it is the share of the
+    parameters. Without parameters it is the share of the layers, and without
+    layers `None`.
 
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
@@ -21,14 +22,8 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
     return next((share for share in shares if share is not None), None)
 
 
-def share_of_parameters(rows: list[dict]) -> float:
-    """Returns the share of the parameters, or else of the layers."""
-    share = _share(rows, parameters)
-    return (_share(rows, lambda row: 1) or 0.0) if share is None else share
-
-
 def knows_flops(rows: list[dict]) -> bool:
-    """Whether most parameters are in layers whose FLOPs are known."""
+    """Returns whether most parameters are in layers whose FLOPs are known."""
     known = [row for row in rows if row.get("share_of_flops") is not None]
     return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
 

@@ -15,7 +15,7 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 # Halves up, as JavaScript's `toPrecision`.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
-# Of a report on a screen, in letters.
+# Letters in a line of a report on a screen.
 SCREEN_WIDTH = 100
 
 
@@ -49,7 +49,8 @@ _HIDDEN = re.compile(
 def printable(text: str) -> str:
     r"""Returns a text with its control characters spelled out.
 
-    A name in it could otherwise drive the terminal, or hide part of the text.
+    Without this, a name in the text could control the terminal, or hide part of
+    the text.
 
     Example:
     >>> from keras_mixprec.formats import printable
@@ -78,7 +79,7 @@ def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
     Args:
         names: Iterable of strings.
         shown: Int. How many are named.
-        noun: String. What the others are called. Defaults to nothing.
+        noun: String, what the others are called. Defaults to nothing.
 
     Example:
     >>> from keras_mixprec.formats import format_names
@@ -97,7 +98,7 @@ def format_moment(step: int, at: str = "at") -> str:
 
     Args:
         step: Int. How many steps had been taken, or which one it was of.
-        at: String. What stands before a step. Defaults to `"at"`.
+        at: String, what stands before a step. Defaults to `"at"`.
 
     Example:
     >>> from keras_mixprec.formats import format_moment
@@ -136,7 +137,7 @@ def format_bits(bits: float) -> str:
 def format_share(share: float) -> str:
     """Formats a share; what is neither all nor nothing is not shown as such.
 
-    The page does the same, with narrow spaces.
+    The page formats shares in the same way, with narrow spaces.
 
     Example:
     >>> from keras_mixprec.formats import format_share
@@ -210,7 +211,7 @@ def format_kinds(counts: Mapping, units: tuple) -> str:
 
     Args:
         counts: Dict from each of `NONFINITE_KINDS`, or some of them, to an int.
-        units: What was counted, one of it and several.
+        units: The noun for one and for several.
 
     Example:
     >>> from keras_mixprec.formats import STEPS, format_kinds

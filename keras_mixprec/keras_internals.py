@@ -12,7 +12,7 @@ import types
 import weakref
 
 import keras
-from keras.src import ops as layer_ops  # What Keras' layers call.
+from keras.src import ops as layer_ops  # Keras' layers call it.
 from keras.src.backend import (
     # The dtype that variables are read in; within `None` as they are stored.
     AutocastScope,
@@ -22,14 +22,14 @@ from keras.src.backend import (
     set_keras_mask,
 )
 
-# What `keras.ops` calls, as `map` and `scan`.
+# `keras.ops` calls these functions, such as `map` and `scan`.
 from keras.src.backend import core as backend_core
 
 # Every layer draws through this module of the backend, so that replacing its
 # functions reaches all of them; `keras.random` is a front of it.
 from keras.src.backend import random as backend_random
 
-# Where Keras keeps what holds during a call.
+# Keras keeps the state of a call here.
 from keras.src.backend.common.global_state import (
     get_global_attribute,
     set_global_attribute,
@@ -38,7 +38,7 @@ from keras.src.backend.common.global_state import (
 # The scope that is active; only the class of it is public.
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-# What a layer passes to those inside it, such as `training`.
+# A layer passes this to its sublayers, with `training` and other settings.
 from keras.src.layers.layer import CallContext
 
 # `keras.Model` is its public front, of subclassed models as well.
@@ -47,15 +47,15 @@ from keras.src.models import Functional
 # The key of the generator that is used where none is given.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# Attributes of this type are saved beside the variables of an optimizer.
+# Attributes of this type are saved with the variables of an optimizer.
 from keras.src.saving.keras_saveable import KerasSaveable
 
-# What `predict` takes its batches from.
+# `predict` takes its batches from it.
 from keras.src.trainers.data_adapters import (
     get_data_adapter as get_data_adapter,
 )
 
-# What holds the arrays that were given to `fit`.
+# It holds the arrays that were given to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 # An optimizer counts the variables in lists that it holds as its own.
@@ -82,18 +82,18 @@ def sublayers(layer) -> list:
 
 
 def own_trainable(layer) -> list:
-    """Returns a layer's trainable variables without those of its sublayers."""
+    """Returns a layer's own trainable variables, without its sublayers'."""
     return layer._trainable_variables
 
 
 def own_non_trainable(layer) -> list:
-    """Returns its other variables without those of its sublayers."""
+    """Returns its own other variables, without its sublayers'."""
     return layer._non_trainable_variables
 
 
 def seed_generators(layer) -> list:
     """Returns a layer's own seed generators."""
-    # A layer saves this random state, and shows it to nobody.
+    # A layer saves this random state, but has no public attribute for it.
     return layer._seed_generators
 
 
@@ -103,20 +103,20 @@ def loss_ids(layer) -> set:
 
 
 def set_policy_object(layer, policy: keras.DTypePolicy):
-    """Lets a layer refer to another policy, whatever it is built of."""
+    """Lets a layer refer to another policy."""
     # The public setter changes a map that layers share.
     layer._dtype_policy = policy
 
 
 def is_normalization(layer) -> bool:
-    """Whether it is Keras' layer that normalizes by statistics of data."""
+    """Returns whether it is Keras' `Normalization`."""
     return isinstance(layer, keras.layers.Normalization)
 
 
 def cast_constants(layer) -> dict:
     """Returns the attributes that a layer of Keras cast when it was built.
 
-    To the compute dtype that it had then, which its policy does not change.
+    They have the compute dtype of that time. A later policy does not change it.
     """
     if not is_normalization(layer) or getattr(layer, "mean", None) is None:
         return {}
@@ -139,8 +139,8 @@ def cast_constants_anew(layer):
 def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
     """Returns the policy, of a layer whose variables have another dtype.
 
-    Which the layer casts in its call then, as it does under a mixed policy.
-    It is saved as the policy that it was.
+    The layer casts them in its call, as under a mixed policy. It is saved as
+    the policy that it was.
     """
     # No public policy is float32 with 16-bit variables.
     policy._variable_dtype = dtype
@@ -149,7 +149,7 @@ def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
 
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
     """Lets an input of a model hand on what it is given in another dtype."""
-    # What models cast their inputs to has no setter.
+    # There is no setter for the dtype that models cast their inputs to.
     entrance._dtype = dtype
     entrance.output._dtype = dtype
 
@@ -173,8 +173,8 @@ def calls_in(functional, operation) -> list:
 def logits_of(tensor):
     """Returns the logits of a softmax or sigmoid, `None` of other tensors.
 
-    TensorFlow's cross-entropies compute the loss of a float32 output from them:
-    the probabilities themselves are cut off at 1e-7. Other backends' do not.
+    TensorFlow's cross-entropies compute the loss of a float32 output from them,
+    because the probabilities are cut off at 1e-7. Other backends do not.
     """
     if keras.backend.backend() != "tensorflow":
         return None
@@ -203,7 +203,7 @@ def functional_of(layer) -> Functional | None:
 
 
 def only_runs_graph(layer) -> bool:
-    """Whether a layer's `call` is that of a functional model."""
+    """Returns whether a layer's `call` is a functional model's."""
     return type(layer).call is Functional.call
 
 
@@ -227,7 +227,7 @@ def compiled_loss(model: keras.Model):
 def flat_losses(model: keras.Model) -> list[tuple]:
     """Returns the loss of each output with the path of that, as compiled.
 
-    Before a model is built, of one that has a single loss.
+    Before a model is built, only a single loss is known.
     """
     known = getattr(compiled_loss(model), "_flat_losses", None)
     if known is not None:
@@ -242,13 +242,6 @@ def set_saved_optimizer(model: keras.Model, optimizer):
     """Lets `model.save` store another optimizer than the model has."""
     # `model.save` stores the optimizer of this configuration.
     model._compile_config.config["optimizer"] = optimizer
-
-
-def all_jax_state(model: keras.Model, training: bool = True) -> tuple:
-    """Returns the state that `train_step`, or `predict_step`, takes on JAX."""
-    kinds = ("trainable", "non_trainable", "optimizer", "metrics")
-    taken = kinds if training else kinds[:2]
-    return model._get_jax_state(**{f"{k}_variables": True for k in taken})
 
 
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
@@ -271,7 +264,8 @@ def arrays_in_fit(model: keras.Model) -> tuple | None:
 def evaluated_batches(model: keras.Model):
     """Returns an iterator over what `fit` validates on, or `evaluate` took.
 
-    From the first batch on, as arrays; without any outside of both.
+    It starts with the first batch, and gives arrays. It is empty outside of
+    both.
     """
     found = getattr(model, "_eval_epoch_iterator", None)
     found = found or _epochs_in("evaluate", model)
@@ -303,7 +297,7 @@ def stored_value(variable: keras.Variable):
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Whether a layer reads a variable that has a value as a copy."""
+    """Returns whether a layer reads a variable that has a value as a copy."""
     value = variable._value
     return value is not None and variable._maybe_autocast(value) is not value
 
@@ -318,7 +312,7 @@ def set_value(variable: keras.Variable, value):
 
 @contextlib.contextmanager
 def holding(variables, values):
-    """Context in which variables hold other values, which are not copied."""
+    """Context that gives variables other values, which are not copied."""
     before = [v._value for v in variables]
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
@@ -332,16 +326,17 @@ def holding(variables, values):
 def stored_dtype(variable: keras.Variable) -> str:
     """Returns the dtype of what a variable holds.
 
-    In the call of a layer `dtype` is what it is read as.
+    In the call of a layer, `dtype` is the dtype that it is read in.
     """
     return variable._dtype
 
 
 @contextlib.contextmanager
 def widened(variables, dtypes):
-    """Context in which variables of `dtypes` are float32 ones, equal in value.
+    """Context that makes variables of `dtypes` float32, equal in value.
 
-    Their gradients are float32 as well. What is written to them is dropped.
+    Their gradients are float32 too. Values that are written to them are
+    dropped.
     """
     before = [(v, v._value, v._dtype) for v in variables if v._dtype in dtypes]
     try:
@@ -391,7 +386,7 @@ def micro_batches(optimizer) -> keras.Variable:
 
 
 def learning_rate_object(optimizer):
-    """Returns the variable, schedule or function; 1 if there is none."""
+    """Returns the variable, schedule or function; 1 without any."""
     # `learning_rate` calls a schedule.
     return getattr(optimizer, "_learning_rate", 1.0)
 
@@ -414,7 +409,7 @@ def parts_of(optimizer) -> list:
 
 
 def at_learning_rate(optimizer, rate):
-    """Returns a context in which an optimizer has a learning rate.
+    """Returns a context that gives an optimizer a learning rate.
 
     Whatever its schedule says.
     """
@@ -422,12 +417,12 @@ def at_learning_rate(optimizer, rate):
 
 
 def accumulated_gradients(optimizer) -> list:
-    """Returns the variables in which gradients of a window are added up."""
+    """Returns the variables that add up the gradients of a window."""
     return optimizer._accumulated_gradients
 
 
 def track_variable(optimizer, variable: keras.Variable):
-    """Adds a variable to those of an optimizer."""
+    """Adds a variable to an optimizer's variables."""
     # One that was set, not added, has to be.
     optimizer._track_variable(variable)
 
@@ -445,7 +440,7 @@ def training_in_force() -> bool | None:
 
 @contextlib.contextmanager
 def called_with(training: bool | None):
-    """Context in which layers are called as within a call with `training`."""
+    """Context that calls layers as within a call with `training`."""
     before = get_global_attribute(_CALL_CONTEXT)
     context = CallContext(entry_layer=None)
     context.training = training

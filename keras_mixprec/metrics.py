@@ -1,4 +1,4 @@
-"""Every number that is measured of a layer, or a run: unit, and worse end.
+"""Every measured number of a layer, or a run: its unit, and worse end.
 
 The one table that the log, the report and the page read. It imports nothing,
 since those who read a log have no Keras.
@@ -16,8 +16,9 @@ class Metric:
         unit: String. `"headroom"` (powers of two up to the format's maximum),
             `"count"`, `"share"` (of elements), `"error"` (relative) or
             `"magnitude"` (of a number). The page has a scale of colours for
-            each. Of a run also `"seconds"`, `"rate"` (a second) and `"bytes"`.
-        group: String. Which part of a layer it is about, as the page names it.
+            each. Units of a run are also `"seconds"`, `"rate"` (a second) and
+            `"bytes"`.
+        group: String, which part of a layer it is about, as the page names it.
         title: String. Its name on the page.
         explanation: String. One sentence.
         worst: String. `"min"` or `"max"`, whichever is the worse.
@@ -40,9 +41,9 @@ _PARTS = {
     ),
     "weight_gradient": (
         "Weight gradients",
-        "gradients of the layer's variables, the loss scale divided out: what "
-        "overflowed with it stays infinite; ranges measured beside training "
-        "are of the scale behind the step, lower than that of a skipped one",
+        "gradients of the layer's variables, with the loss scale divided out. "
+        "Gradients that overflowed stay infinite. Ranges are measured with the "
+        "scale after the step, which is lower than a skipped step's",
     ),
     "weight": ("Weights", "the layer's variables"),
 }
@@ -95,7 +96,7 @@ def _of(part, quantity):
     )
 
 
-# Of a reading of ranges, in the order of the log's columns.
+# The metrics of a reading of ranges, in the order of the log's columns.
 _PROBED = (
     *(
         _of(part, quantity)
@@ -121,7 +122,7 @@ _PROBED = (
 
 _AGAINST_FLOAT32 = "Error against float32"
 
-# Of a diagnosis, in the order of the log's columns.
+# The metrics of a diagnosis, in the order of the log's columns.
 _AUDITED = (
     Metric(
         "forward_error_against_float32",
@@ -150,7 +151,7 @@ def _of_run(name, unit, title, explanation):
     return Metric(name, unit, "Performance", title, explanation)
 
 
-# Of a run, for the console, the report and the page, in this order.
+# The metrics of a run, in the order of the console, the report and the page.
 _PERFORMANCE = (
     _of_run(
         "step_time",

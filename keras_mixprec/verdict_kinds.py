@@ -12,7 +12,8 @@ TO_FLOAT32 = (
     "*DEFAULT_RULES] to apply_policy."
 )
 
-# Of more range, for what is too large or too small, and of more digits.
+# Policies with more range, for numbers that are too large or too small, and
+# with more digits.
 _MORE_RANGE = ("mixed_bfloat16", "float32")
 _MORE_DIGITS = ("float32",)
 
@@ -23,22 +24,20 @@ class Kind:
 
     Attributes:
         name: String.
-        advice: String. What to do, a sentence with the layer and numbers to be
+        advice: String, what to do, a sentence with the layer and numbers to be
             filled in; `diagnosis/advice.py` has others for special cases.
         level: String. `"bad"` (training is harmed), `"warning"` or `"info"`
             (normal).
-        phrase: String. What a layer at fault does, to follow its name; `None`
+        phrase: String, what a layer at fault does, to follow its name; `None`
             of a kind that is of no layer.
         repaired_by: Tuple of the policies that repair a layer, the narrowest
             first; empty where no policy does.
-        clause: String. The same of a kind that is of no layer, to stand by
-            itself, with numbers to be filled in; `None` where the report has
-            more to say.
-        explains: Boolean. Whether it says why steps are bad although no layer
+        clause: String. The same for a kind without a layer, as a clause with
+            numbers to be filled in; `None` if the report says more.
+        explains: Boolean, whether it says why steps are bad although no layer
             is at fault.
-        behind: Int. 0 of a cause, 1 of one that others come before, 2 of what
-            something else has brought about, 3 of a symptom that is not told
-            beside its cause.
+        behind: Int: 0 for a cause, 1 for a minor cause, 2 for a consequence, 3
+            for a symptom that is left out next to its cause.
     """
 
     name: str
@@ -209,14 +208,14 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
-# What no dtype repairs, but a return to a good state does.
+# No dtype repairs these, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# What a task is at fault for, whatever the weights become.
+# Faults of the task, which no weights repair.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
-# What a cause of a divergence has done, by the cause, to follow a colon.
+# The effect of each cause of a divergence, to follow a colon.
 _CAUSES = {
     "learning_rate": "a learning rate of {learning_rate:g} is too large",
     "gradients": "gradients exploded",
@@ -272,7 +271,7 @@ def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
 
     Args:
         kind: String. Some say the direction themselves.
-        layer: String. The layer as it is to be printed, or `None`.
+        layer: String. The layer as printed, or `None`.
         direction: String, as a verdict has it, or `None`.
 
     Example:

@@ -66,7 +66,7 @@ def test_only_one_module_names_what_is_private_in_keras(private):
 # These exist only during `fit`, so no test can find them on a model.
 IN_FIT = {"_jax_state", "_eval_epoch_iterator"}
 # These exist only on one backend.
-ON_JAX = {"_get_jax_state", "_jax_state_synced"}
+ON_JAX = {"_jax_state_synced"}
 ON_TENSORFLOW = {"_keras_logits"}
 
 

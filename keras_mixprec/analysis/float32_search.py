@@ -27,7 +27,7 @@ from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.names import is_16_bit
-from keras_mixprec.policies.summary import shares_in_16_bits
+from keras_mixprec.policies.summary import model_share_in_16_bits
 
 # Share by which the metric in float32 may differ in another process.
 _SAME = 1e-4
@@ -191,7 +191,7 @@ class Float32Search:
 
     def _share(self, paths):
         with temporary_policies({"float32": self._layers(paths)}):
-            return shares_in_16_bits(self._model).flops
+            return model_share_in_16_bits(self._model)
 
     def _point(self, trial):
         error = max(trial.loss, trial.gradient)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import keras
@@ -25,39 +27,24 @@ if TYPE_CHECKING:
     )
 
 
-def step() -> Step:
-    """Returns what an optimizer step that may be skipped needs."""
-    return _module("step")
+# AutoGraph does not convert what is cached: it would warn of the import.
+@functools.cache
+def _module(part):
+    name = keras.backend.backend()
+    return importlib.import_module(f"{__package__}.{name}.{part}")
 
 
-def replay() -> Replay:
-    """Returns what runs parts of a model again."""
-    return _module("replay")
-
-
-def undo() -> Undo:
-    """Returns what undoes what a step writes."""
-    return _module("undo")
-
-
-def batches() -> Batches:
-    """Returns what gets at the batches of a running `fit`."""
-    return _module("batches")
-
-
-def processes() -> Processes:
-    """Returns what agrees with other processes, or runs without them."""
-    return _module("processes")
-
-
-def memory() -> Memory:
-    """Returns what knows how much memory training takes."""
-    return _module("memory")
-
-
-def runtime() -> Runtime:
-    """Returns what knows versions, and runs functions to time them."""
-    return _module("runtime")
+# Each is called, since Keras' backend is known only then.
+step: Callable[[], Step] = partial(_module, "step")
+replay: Callable[[], Replay] = partial(_module, "replay")
+undo: Callable[[], Undo] = partial(_module, "undo")
+batches: Callable[[], Batches] = partial(_module, "batches")
+processes: Callable[[], Processes] = partial(_module, "processes")
+memory: Callable[[], Memory] = partial(_module, "memory")
+runtime: Callable[[], Runtime] = partial(_module, "runtime")
+precision: Callable[[], Precision] = partial(_module, "precision")
+# Only TensorFlow has one.
+graph_rewrite = partial(_module, "graph_rewrite")
 
 
 def query_devices() -> tuple[str, list[Device]]:
@@ -66,25 +53,15 @@ def query_devices() -> tuple[str, list[Device]]:
     return module.query()
 
 
-def precision() -> Precision:
-    """Returns what sets the precision of float32 products."""
-    return _module("precision")
-
-
-def graph_rewrite():
-    """Returns TensorFlow's graph rewrite, which other backends have not."""
-    return _module("graph_rewrite")
-
-
 def devices() -> dict:
-    """Returns what the active backend says of its default devices.
+    """Returns what the active backend reports about its default devices.
 
     Returns:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:
-        `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or what else the backend
-        calls it. `devices`: list of device names, one per device.
+        `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another name of the
+        backend. `devices`: list of device names, one per device.
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`. `architecture`: that of an AMD GPU, or `""`.
+        `(8, 0)`, or `None`. `architecture`: an AMD GPU's, or `""`.
     """
     kind, found = query_devices()
     known = [d.capability for d in found if d.capability is not None]
@@ -95,10 +72,3 @@ def devices() -> dict:
         "compute_capability": min(known, default=None),
         "architecture": min(device.architecture for device in found),
     }
-
-
-# AutoGraph does not convert what is cached: it would warn of the import.
-@functools.cache
-def _module(part):
-    name = keras.backend.backend()
-    return importlib.import_module(f"{__package__}.{name}.{part}")

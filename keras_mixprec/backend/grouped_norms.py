@@ -25,8 +25,8 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
         sums_of_squares: Function `(tensor, axes)` to the sums of the squares
             of a float32 tensor over `axes`, a tuple of ints.
         choose: Function `(condition, if_true, if_false)` that evaluates one
-            of two functions, or both. Not needed, and `None`, where sums of
-            squares are float64, which cannot overflow.
+            of two functions, or both. `None` if sums of squares are float64,
+            which cannot overflow.
     """
     groups = _group_by_shape(gradients)
     # Not a large gradient reshaped to a group of one: XLA lays the product of
@@ -55,8 +55,8 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     finite = ops.isfinite(plain)
 
     def lowered():
-        # Not the constant itself: of a gradient of one element, XLA makes
-        # (x * c) ** 2 into x * x * c * c, which is infinity times zero.
+        # Not a constant: for a gradient of one element, XLA turns (x * c) ** 2
+        # into x * x * c * c, which is infinity times zero.
         factor = ops.where(ops.all(finite), np.float32(1), np.float32(_DOWN))
         low = ops.sqrt(all_sums(factor)) / factor
         return ops.where(finite, ops.sqrt(plain), low)

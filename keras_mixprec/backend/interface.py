@@ -1,8 +1,9 @@
-"""What a backend must define: a Protocol for each of its modules.
+"""Protocols: each backend defines one module for each of them.
 
 A folder `backend/<name>/` has a module for each Protocol here and in
-`device_interface.py`, named like it in lower case. `active.py` finds those of
-the backend that Keras uses. Only these folders import TensorFlow, JAX or torch.
+`device_interface.py`, with the Protocol's name in lower case. `active.py` finds
+the modules of the backend that Keras uses. Only these folders import
+TensorFlow, JAX or torch.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Protocol
 
 
 class Step(Protocol):
-    """What an optimizer step that may be skipped needs."""
+    """An optimizer step that may be skipped."""
 
     def gradient_norms(self, gradients):
         """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
@@ -23,26 +24,26 @@ class Step(Protocol):
     def largest_norms(self, gradients):
         """Returns a list of the norm up to which each gradient is finite.
 
-        Rows of a sparse one may repeat, and are added up.
+        Rows of a sparse gradient may repeat. They are added up.
         """
 
     def gradient_maxima(self, gradients):
         """Returns float32 `(n,)`, the largest magnitude of each gradient.
 
-        That of an element, or what repeated rows of a sparse gradient could
-        add up to.
+        For a sparse gradient it is the largest sum that repeated rows could
+        have.
         """
 
     def nonfinite_kinds(self, gradients, skipped):
         """Returns float32 `(n, 3)` of zeros and ones.
 
-        1 where a gradient holds positive infinities, negative ones, or NaN; 0
-        elsewhere and where `skipped`, `True` or a tensor, is false. Computed in
-        skipped steps only.
+        1 where a gradient holds positive infinities, negative ones, or NaN. 0
+        elsewhere, and where `skipped`, `True` or a tensor, is false. Computed
+        in skipped steps only.
         """
 
     def is_sparse(self, gradient):
-        """Whether it holds rows that may repeat."""
+        """Returns whether it holds rows that may repeat."""
 
     def replica(self):
         """Returns which replica of a strategy runs this code.
@@ -57,7 +58,7 @@ class Step(Protocol):
         """
 
     def are_of_one_trace(self, one, other):
-        """Whether two tensors belong to the same trace."""
+        """Returns whether two tensors belong to the same trace."""
 
     def sum_over_replicas(self, tensor):
         """Returns the sum over the replicas of a strategy."""
@@ -65,37 +66,36 @@ class Step(Protocol):
     def to_host_bool(self, finite):
         """Returns a Python bool where that is free, else the tensor as it is.
 
-        It is where the backend runs eagerly and reads it at no cost in
-        compilation.
+        Reading it is free where the backend runs eagerly.
         """
 
     def known_finite(self, tensor):
         """Returns `True` if all is finite and knowing so waits for nothing.
 
-        As on a CPU outside of compiled functions; `False` if it is not finite
+        So on a CPU, outside of compiled functions. `False` if it is not finite
         or that is not known.
         """
 
     def unscale(self, gradients, inverse, keep, variables=()):
         """Returns gradients times `inverse`.
 
-        In float32 or, where they are float64, in that; those that `keep` marks,
-        and `None`, stay as they are. torch writes in place where a gradient is
-        the `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a
-        copy costs 15% of a step of large layers.
+        They are float32, or float64 if they were. Gradients that `keep` marks,
+        and `None`, are not changed. torch writes in place if a gradient is the
+        `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a copy
+        costs 15% of a step of large layers.
         """
 
     def commit(self, optimizer, finite, unscaled, variables, record, remember):
         """Applies the inner optimizer to what `unscaled()` returns if `finite`.
 
-        Else calls `remember(True)`, or where there is no branch for it
-        `remember(skipped)` with a tensor in every step. Then calls `record()`,
-        whatever the case. Unscaling next to the update that reads the gradients
-        saves 10% of the update of large layers.
+        If not, it calls `remember(True)`. A step that cannot branch calls
+        `remember(skipped)` with a tensor, every time. In both cases it calls
+        `record()` at the end. Unscaling next to the update that reads the
+        gradients saves 10% of the update of large layers.
         """
 
     def outside_graph(self) -> AbstractContextManager:
-        """Context in which assignments happen now, even in a traced step."""
+        """Returns a context that assigns at once, even in a traced step."""
 
     def read(self, variable):
         """Returns the variable's value as a NumPy array."""
@@ -103,7 +103,7 @@ class Step(Protocol):
     def read_sum(self, variable):
         """Returns the sum of what each replica counts for itself.
 
-        Over those of this process, as a NumPy array.
+        It covers the replicas of this process, as a NumPy array.
         """
 
     def value(self, variable):
@@ -113,29 +113,26 @@ class Step(Protocol):
 class Replay(Protocol):
     """Running parts of a model again."""
 
-    # What a step raises if its dtypes do not mix, or have no such operation. An
-    # error of another type is a defect, of the model's code or of ours.
+    # A step raises these if its dtypes do not mix, or lack an operation. An
+    # error of another type is a defect in the model's code or in ours.
     REFUSALS: tuple[type[Exception], ...]
 
     def is_concrete(self, tensor):
-        """Whether it has a value now, rather than when a function runs."""
+        """Returns whether it has a value now, not only when a function runs."""
 
     def observe(self, tensor, on_value, on_cotangent):
         """Returns the tensor unchanged, and calls the listeners.
 
-        `on_value(tensor)` now, and `on_cotangent(gradient)` if a backward pass
-        comes by, which goes on with what that returns in place of the gradient,
-        if it is not `None`.
+        `on_value(tensor)` now, and `on_cotangent(gradient)` in a backward pass.
+        The pass goes on with what the latter returns, or with the gradient if
+        that is `None`.
         """
-
-    def stop_gradient(self, tensor):
-        """Returns the value alone, without what it was computed from."""
 
     def vjp(self, function, primals, pull):
         """Returns `function(primals)` and the gradients at `primals`.
 
-        Those of the outputs, float tensors, for the cotangents `pull(outputs)`;
-        zeros where there is none.
+        The outputs are float tensors, their cotangents `pull(outputs)`. A
+        gradient is zeros where the outputs do not depend on a primal.
         """
 
     def compiled(self, function):
@@ -148,13 +145,13 @@ class Replay(Protocol):
         """
 
     def line_of_operation(self):
-        """Returns the user's line that runs what is visited, as `line_of`."""
+        """Returns the user's line of the visited operation; see `line_of`."""
 
     def name_of_operation(self):
-        """Returns what the backend calls the operation that is visited."""
+        """Returns the backend's name for the operation that is visited."""
 
     def draws(self, function, tensors):
-        """Whether any operation of `function(tensors)` is random."""
+        """Returns whether any operation of `function(tensors)` is random."""
 
     def train_step(self, model, data):
         """Runs one step of `model.train_step` operation by operation.
@@ -165,8 +162,8 @@ class Replay(Protocol):
     def take_step(self, model, data, traced):
         """Lets the model take a step for good, operation by operation.
 
-        Variables that the step reads from elsewhere than from the state that it
-        is given have the values of the pairs `traced`, those of its trace.
+        Some variables may not be read from the state that the step is given.
+        They have the values of their trace, the pairs `traced`.
 
         Returns:
             List of pairs of variables and the values that the step gives them,
@@ -180,13 +177,13 @@ class Replay(Protocol):
         """
 
     def step_by_step(self) -> AbstractContextManager:
-        """Context in which nothing is compiled, and loops run in Python.
+        """Returns a context that compiles nothing, and runs loops in Python.
 
         Functions that are compiled already run as they are written.
         """
 
     def loses_assignment(self, variable):
-        """Whether what is assigned to it now is lost in `fit`."""
+        """Returns whether `fit` loses a value that is assigned to it now."""
 
     def assigned(self, variable, value) -> Callable | None:
         """Gives a trained variable a value in the midst of a step.
@@ -197,20 +194,20 @@ class Replay(Protocol):
         """
 
     def evaluating(self, model) -> AbstractContextManager:
-        """Context in which a model can be evaluated in the midst of `fit`.
+        """Returns a context to evaluate a model in the midst of `fit`.
 
-        Nothing that the backend itself keeps of it is changed: the mode of
-        modules, where `fit` is, random numbers; nor is a variable without its
-        value if an exception ends the context.
+        The backend's own state of the model is kept: the mode of modules, the
+        place in `fit`, random numbers. Variables have their values even if an
+        exception ends the context.
         """
 
     def run_once(self, model, function, data):
         """Returns `function(data)`, a list of tensors, run a few times only.
 
-        In the way that costs least then: operation by operation, or on JAX,
-        where each operation is compiled by itself, traced and compiled from
-        layer to layer. `None` in place of a tensor from inside a loop or a
-        traced function, whose value is not known outside.
+        It runs in the cheapest way: operation by operation, or on JAX, which
+        compiles each operation, traced and compiled from layer to layer. A
+        tensor from inside a loop or a traced function has no value outside, and
+        is `None`.
         """
 
 
@@ -218,19 +215,20 @@ class Undo(Protocol):
     """Undoing what a step writes, wherever that is held."""
 
     def undone(self, model, generators) -> AbstractContextManager:
-        """Context after which memory has the values that it had before.
+        """Returns a context after which memory has its earlier values.
 
-        Every tensor and every variable of the backend that is written to in
-        this thread, whoever holds it, as an optimizer of the backend's own or
-        a teacher. Numbers that are drawn in it are drawn once more afterwards;
-        those in it go on from the state that the dict `generators` has.
+        That holds for every tensor and variable that this thread writes to,
+        such as those of an optimizer of the backend or of a teacher. Numbers
+        that are drawn within are drawn once more afterwards. Draws within go on
+        from the state in the dict `generators`.
         """
 
     def telling(self, stepped) -> AbstractContextManager:
-        """Context in which `stepped(pairs)` is called as an optimizer steps.
+        """Returns a context that calls `stepped(pairs)` as an optimizer steps.
 
-        One of the backend itself, about to update each parameter of the pairs
-        by the gradient beside it; what it then keeps in Python is undone.
+        The optimizer is one of the backend, about to update each parameter of
+        the pairs by its gradient. The state that it then keeps in Python is
+        undone.
         """
 
 
@@ -241,23 +239,21 @@ class Batches(Protocol):
         """Returns a function to be called in place of `train_function`.
 
         It calls `visit(batch)` with the next batch, while the model's variables
-        have their values, and then trains on it as usual, with the values that
-        `visit` left them with. The batch is what this process trains on, of all
-        its replicas; `None` if it has no data left but other processes may
-        have.
+        have their values. Then it trains on the batch as usual, from the values
+        that `visit` has left. The batch is for all replicas of this process; it
+        is `None` if this process has no data left but others may have some.
 
-        If `train_function` raises, as where XLA refuses to compile it,
-        `raised(error)` is called, while variables have their values as well,
-        and if that returns true the same batch is trained on once more. Not on
-        torch, where any step may raise: see `TrainFunction`.
+        If `train_function` raises, for example because XLA refuses to compile
+        it, `raised(error)` is called, while variables have their values. If
+        that returns true, the same batch is trained on once more. Torch leaves
+        this to `TrainFunction`, because any step may raise there.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:
-        """Context within which variables have the last step's values.
+        """Returns a context that gives variables the last step's values.
 
-        Only to be read: on JAX, where `callback.model` brings all variables up
-        to date and then costs two steps of a small model, they go back to what
-        they were.
+        Only read them. JAX puts the earlier values back: bringing all variables
+        up to date, as `callback.model` does, costs two steps of a small model.
         """
 
 
@@ -267,43 +263,42 @@ class Processes(Protocol):
     def workers(self, model) -> int:
         """Returns how many processes train the model together.
 
-        The replicas of one process, which is one program, have nothing to agree
-        on.
+        Replicas of one process are one program, and have nothing to agree on.
         """
 
     def rank(self, model) -> int:
         """Which of those processes this one is, from 0."""
 
     def is_chief(self, model) -> bool:
-        """Whether this process is the one that writes files."""
+        """Returns whether this process writes files."""
 
     def agree(self, model, values):
         """Returns the elementwise maximum over those processes.
 
-        Of a float32 array; `values` itself if there is but one. Every process
-        must call it, with arrays of one shape.
+        Of a float32 array. Every process must call it, with arrays of one
+        shape, and there must be several.
         """
 
     def single_process(self, model) -> AbstractContextManager:
-        """Context in which this process runs the model by itself.
+        """Returns a context for this process to run the model alone.
 
         The model's variables hold plain values of one replica, and no operation
-        waits for another process: a diagnosis takes as many steps as its data
-        need, on each worker another number.
+        waits for another process. A diagnosis takes a different number of steps
+        on each worker.
         """
 
 
 class Runtime(Protocol):
     """Versions, and running a function as `fit` does, to time it."""
 
-    # How `fit` may run a step, what it does by default first: `"XLA"`,
+    # The ways in which `fit` may run a step, its default first: `"XLA"`,
     # `"graph"` (compiled, operation by operation) or `"eager"`.
     MODES: tuple[str, ...]
 
     def versions(self) -> dict[str, str]:
         """Returns the versions of the backend and of what it was built for.
 
-        By name: the backend's own, and as far as known `"cuda"`, `"cudnn"`,
+        A dict by name: the backend's own, and if known `"cuda"`, `"cudnn"`,
         `"rocm"`, and `"built for"`, the architectures that it has kernels for.
         """
 
@@ -317,4 +312,4 @@ class Runtime(Protocol):
         """Returns the state of the random numbers of the whole process."""
 
     def set_random_state(self, state):
-        """Sets it to what `random_state` returned."""
+        """Sets the state that `random_state` returned."""

@@ -34,9 +34,9 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str | None:
     """Returns the line of the user's code, such as `"model.py:12: y = 1 / x"`.
 
     Args:
-        frames: As from `stack`. Those of this library that come first are left
-            out; the next one ends the search: what called it is no part of
-            the model.
+        frames: As from `stack`. Frames of this library at the start are
+            skipped. Its next frame ends the search, because its callers are no
+            part of the model.
 
     Returns:
         `None` if only installed code runs between those.

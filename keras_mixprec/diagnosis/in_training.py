@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from keras.utils import unpack_x_y_sample_weight
 
-from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import (
@@ -24,7 +22,6 @@ from keras_mixprec.diagnosis.examination import (
     examine,
 )
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.rehearsal import rates_of, rehearse
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -260,9 +257,4 @@ def _with_foreseen(model, found, step, forecast):
 
 def learning_rate(model) -> float | None:
     """Returns the largest learning rate in use, `None` if there is none."""
-    rates: list[Any] = [
-        getattr(getattr(o, "inner_optimizer", o), "learning_rate", None)
-        for o in optimizers_of(model).values()
-    ]
-    known = [float(to_array(rate)) for rate in rates if rate is not None]
-    return max(known, default=None)
+    return max(rates_of(model).values(), default=None)

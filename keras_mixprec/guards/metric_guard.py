@@ -33,36 +33,37 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.policies.layers import has_own_step
 
-# By the better end of a metric.
+# The worst value, by the better end of a metric.
 _WORST = {"min": math.inf, "max": -math.inf, "auto": math.nan}
 
 
 class MetricGuard:
     """Keeps batches whose loss is not finite out of training metrics.
 
-    After such a batch all metrics have the state that they had before. Of a
-    `train_step` of the user's own the loss is what it returns, or gives to a
-    metric, under a name that ends in `"loss"`, or else any metric.
+    After such a batch all metrics have the state that they had before. For a
+    custom `train_step`, the loss is each value that it returns, or gives to a
+    metric, under a name that ends in `"loss"`. Without such a name, every
+    metric counts.
 
-    Until an epoch has a finite batch, batches show what Keras shows of metrics
-    that have seen none, and NaN after an epoch without any. Such an epoch
-    reports the worst value of each metric, infinity for a loss: whatever comes
-    next is better, which NaN does not let callbacks see. Once weights are lost
-    every batch shows NaN and every epoch reports the worst: a run that cannot
-    go on shall end. Everything else is as before, bit for bit: in `evaluate`,
-    NaN is the truth about the weights.
+    Until an epoch has a finite batch, batches show the values of metrics that
+    have seen no data, and NaN after an epoch without any finite batch. Such an
+    epoch reports the worst value of each metric, infinity for a loss. The next
+    epoch is then better, which callbacks could not see after NaN. Once weights
+    are lost, every batch shows NaN and every epoch reports the worst value, so
+    that callbacks end the run. Everything else stays the same, bit for bit.
+    `evaluate` shows NaN, because there it is the truth about the weights.
 
-    The state that layers write themselves is guarded as well.
+    It guards the state that layers write themselves, too.
 
-    The model is another one only while `fit` calls its train function:
-    `start` replaces that by a guarded one, and `stop` leaves no trace. The
-    optimizer's record counts the batches.
+    The model is changed only while `fit` calls its train function: `start`
+    replaces that by a guarded one, and `stop` leaves no trace. The optimizer's
+    record counts the batches.
 
     Args:
         model: A built and compiled `keras.Model`.
 
     Attributes:
-        on: Boolean. Whether it is between `start` and `stop`.
+        on: Boolean, true between `start` and `stop`.
     """
 
     def __init__(self, model: keras.Model):
@@ -83,7 +84,7 @@ class MetricGuard:
     def keep(self):
         """Guards the train function again if it was recompiled.
 
-        To be called before each batch.
+        Call it before each batch.
         """
         self._batches += 1
         if self.on and not self.function.is_guarded:
@@ -115,7 +116,7 @@ class MetricGuard:
     def _tracker(self):
         """The metric of the loss, `None` in a step of the user's own.
 
-        That may give it losses within `jax.grad`, or none at all.
+        A custom step may update it within `jax.grad`, or never.
         """
         tracker = loss_tracker(self._model)
         known = any(metric is tracker for metric in self._model.metrics)
@@ -188,7 +189,7 @@ class MetricGuard:
         """Undoes what a batch without a finite loss did to metrics.
 
         Args:
-            logs: What the step returned; is changed if it is a dict.
+            logs: The values that the step returned; changed if they are a dict.
             before: Dict from the ids of the metrics' variables to their values
                 before it.
         """
@@ -207,7 +208,7 @@ class MetricGuard:
         kinds = ops.cast(active.step().sum_over_replicas(kinds), "int32")
         counter = histories[0].nonfinite_losses
         counter.assign(ops.add(_read(counter), kinds))
-        # What a step of the user's own returns may be of the batch alone.
+        # A custom step may return values of this batch alone.
         spoilt = {} if self._tracker else self._numbers()
         if keras.backend.backend() == "jax":
             # There the loss is known after the step is recorded.
@@ -270,14 +271,14 @@ class MetricGuard:
         return {name: x for name, x in found.items() if _is_number(x)}
 
     def _untouched(self):
-        """Whether no batch has counted since the metrics were reset."""
+        """Returns whether no batch has counted since the metrics were reset."""
         tracker = self._tracker
         counts = [tracker.count] if tracker else self._model.metrics_variables
         zero = [ops.all(ops.equal(_read(v), 0)) for v in counts]
         return ops.all(ops.stack(zero)) if zero else True
 
     def _weights_lost(self, histories):
-        """Whether the last step was skipped since weights are not finite."""
+        """Returns whether lost weights made the last step be skipped."""
         lost = [
             ops.logical_and(
                 ops.greater(_read(history.counts)[CONSECUTIVE], 0),
@@ -305,7 +306,7 @@ class MetricGuard:
         return results
 
     def _epoch_lost(self, histories):
-        """Whether an epoch had no finite batch, or its weights are lost."""
+        """Returns whether an epoch had no finite batch, or weights are lost."""
         now = _read(histories[0].nonfinite_losses)
         before = 0 if self._counted is None else self._counted
         bad = ops.any(ops.greater(now, before))
@@ -317,7 +318,7 @@ class MetricGuard:
         @functools.wraps(reset_metrics)
         def reset():
             histories = self._histories()
-            # What else there is to reset is of a validation.
+            # Other resets belong to a validation.
             ended = self._batches and histories
             lost = self._epoch_lost(histories) if ended else None
             self._batches = 0
@@ -346,12 +347,12 @@ def _read(variable):
 def _guard_state(model, in_steps: Replacements):
     """Keeps finite numbers in a model's state from becoming non-finite.
 
-    Element by element, so that those of other channels are updated. Finite
+    It works element by element, so that other channels are updated. Finite
     updates are written as they are.
 
     Args:
         model: A built `keras.Model`.
-        in_steps: What is replaced during training steps.
+        in_steps: The replacements that hold during training steps.
     """
     for variable in model.non_trainable_variables:
         if "float" in variable.dtype and (variable, "assign") not in in_steps:

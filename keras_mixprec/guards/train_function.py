@@ -14,8 +14,8 @@ from keras_mixprec.policies.layers import STAND_IN
 class StepCount:
     """The number of the step that is next, over epochs and `fit`s.
 
-    A loop written by hand may number its batches on, or begin again with each
-    epoch and not notice it.
+    A loop written by hand may go on counting batches over epochs, or start
+    again in each epoch without saying so.
 
     Args:
         first: Int. The number of the first step.
@@ -42,7 +42,7 @@ class StepCount:
         if self._batch is not None and batch <= self._batch:
             self.begin_epoch()
         if self._is_new:
-            # Those before built the model, unwatched.
+            # Earlier batches built the model, unwatched.
             self._first, self._is_new = self._first + batch, False
         self._batch = batch
         self.step = self._epoch_start + batch
@@ -71,15 +71,15 @@ class StepCount:
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-# The attribute of a model that holds the owner of its train function, which
-# refers to the model: kept anywhere else it would keep that alive.
+# The attribute of a model that holds the owner of its train function. The owner
+# refers to the model, so it would keep the model alive elsewhere.
 _ATTRIBUTE = "_keras_mixprec_train_function"
 
 
 class TrainFunction:
     """The train function of a model, and what waits for its next call.
 
-    Nothing else sets `model.train_function` during a `fit`. A guarded one is
+    It alone sets `model.train_function` during a `fit`. A guarded function is
     compiled with other methods in place, and kept for the next `fit`.
 
     Args:
@@ -87,10 +87,10 @@ class TrainFunction:
 
     Attributes:
         on_error: Function of an exception and a batch as `train_step` takes it,
-            called after a step that raises, which returns whether to take the
-            step again; `None` for none. On torch after every guarded one: a
-            loss may refuse NaN. Elsewhere steps are compiled, and refuse no
-            values; what refuses to compile them does so in a call that
+            or `None`. It is called after a step that raises, and returns
+            whether to take the step again. On torch it is called for every
+            guarded step, because a loss may refuse NaN. Compiled steps refuse
+            no values; if the compiler refuses a step, it does so in a call that
             something waits for.
     """
 
@@ -121,26 +121,26 @@ class TrainFunction:
             self._model.make_train_function(force=True)
             self._unguarded = weakref.ref(self._model.train_function)
 
-    # What waits for the next call.
+    # Work that waits for the next call.
 
     def before_next(self, work: Callable):
         """Calls `work(batch)` before the model trains on its next batch.
 
-        It may rebuild the train function. The batch is `None` if only other
-        processes have one. Of several, the last that was added goes first.
+        The work may rebuild the train function. The batch is `None` if only
+        other processes have one. The work that was added last goes first.
         """
         self._put_tap()
         self._before.append(work)
 
     def waits(self, work: Callable | None) -> bool:
-        """Whether what was given to `before_next` is still to be called.
+        """Returns whether a call of `before_next` still waits.
 
-        It never will once the train function has been rebuilt.
+        Rebuilding the train function drops it.
         """
         return self._is_tapped and work in self._before
 
     def cancel(self, work: Callable | None):
-        """Does not call what was given to `before_next` after all."""
+        """Drops a call that `before_next` was given."""
         self._before = [other for other in self._before if other != work]
         if not self._before:
             self._remove_tap()
@@ -158,7 +158,7 @@ class TrainFunction:
         if not self._is_tapped:
             self._remove_tap()
             self._below = self._model.train_function
-            # Another object each time, by which calls are told apart.
+            # A new object each time, which identifies the call.
             self._tap = functools.partial(self._called)
             self._model.train_function = self._tap
 
@@ -174,14 +174,14 @@ class TrainFunction:
 
         def visit(batch):
             nonlocal taken
-            # Not before: an epoch of unknown length ends with a call without
-            # a batch.
+            # Not earlier: an epoch of unknown length ends with a call that has
+            # no batch.
             works, taken = self._remove_tap(), batch
             for work in works:
                 work(batch)
 
         def train(*args):
-            # Another one, if what waited has rebuilt it.
+            # The work may have rebuilt it.
             return self._model.train_function(*args)
 
         def raised(error):
@@ -195,16 +195,16 @@ class TrainFunction:
 
     @property
     def fits(self) -> bool:
-        """Whether the model still has the train function that was compiled.
+        """Returns whether the model still has its compiled train function.
 
-        It has another one after `compile`, say.
+        `compile` gives it another one, for example.
         """
         own = self.own
         return own is not None and own in (self._unguarded(), self._guarded)
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a guarded one is what the model trains with."""
+        """Returns whether the model trains with a guarded function."""
         guarded = self._guarded
         if guarded is None or self._model.train_function is guarded:
             return guarded is not None
@@ -215,10 +215,9 @@ class TrainFunction:
 
         Args:
             in_steps: The `Replacements` that are in place during its steps.
-            wrapped: Function from the model's `train_step` to what replaces
-                it, which puts them in place: where it is compiled, once for all
-                calls, as doing so in each takes 1% of a step of 40 small
-                layers.
+            wrapped: Function from the model's `train_step` to its replacement,
+                which puts them in place. A compiled step does so once, not in
+                each call, which would take 1% of a step of 40 small layers.
         """
         if self.is_guarded:
             return
@@ -226,8 +225,8 @@ class TrainFunction:
             self._model.train_function = self._guarded
             return
         model = self._model
-        # Another function each time: for one that it knows JAX takes the trace
-        # that it knows, of another loss, metric or optimizer.
+        # A new function each time: JAX would reuse the trace of a function that
+        # it knows, with an earlier loss, metric or optimizer.
         original = model.train_step
         step = wrapped(original)
         setattr(step, STAND_IN, original)
@@ -236,7 +235,7 @@ class TrainFunction:
             model.make_train_function(force=True)
         self._guarded = model.train_function
         if keras.backend.backend() == "torch":
-            # There a train function looks `train_step` up in each call.
+            # On torch, a train function looks `train_step` up in each call.
             self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
@@ -249,7 +248,7 @@ class TrainFunction:
             except Exception as error:
                 if not (self.on_error and self.on_error(error, data[0])):
                     raise
-            # Another one by now.
+            # `on_error` may have replaced it.
             return self.own(data)
 
         return guarded

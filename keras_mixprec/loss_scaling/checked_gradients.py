@@ -30,7 +30,7 @@ class CheckedGradients:
         gradients: List of scaled gradients, or `None`, one per variable.
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
-        unscaled: Boolean. Whether the gradients were unscaled by hand.
+        unscaled: Boolean, whether the gradients were unscaled by hand.
         seen: List of what `overflowing` has said of them as they were unscaled.
     """
 
@@ -41,7 +41,7 @@ class CheckedGradients:
         self.scale = scale
         self._inverse = 1.0 if unscaled else 1.0 / scale
         self._gradients = as_tensors(gradients)
-        # Those that there are, and their variables.
+        # The gradients that are not `None`, and their variables.
         self._given, present, self._keep, kept = [], [], [], []
         maxima = []
         for gradient, variable in zip(self._gradients, variables, strict=True):
@@ -68,19 +68,21 @@ class CheckedGradients:
         return ops.logical_not(self._optimizer.spikes.is_spike(self.size))
 
     def _examine(self, maxima, seen, kept):
-        """Whether all is finite; norms and flags, in the order of `build`."""
+        """Checks all gradients; norms and flags are in the order of `build`."""
         gradients, backend = self._given, self._backend
         norms = self._over_replicas(backend.gradient_norms(gradients))
         if self._optimizer.spikes is not None:
             squares = ops.square(ops.where(np.array(kept), 0.0, norms))
             self.size = ops.sqrt(ops.sum(squares))
-        # NaN fits nowhere. Not `logical_not` of the comparison: TensorFlow's
-        # graph optimizer turns that into `greater`, which NaN fails as well.
+        # NaN fits nowhere. Not `logical_not` of the comparison, because
+        # TensorFlow's graph optimizer turns that into `greater`, which NaN
+        # fails too.
         limits = np.array(backend.largest_norms(gradients), "float32")
         fits = ops.less_equal(norms, limits)
         if min(maxima) < _NARROW:
-            # A small norm says that a number fits float16, a large one not
-            # that it does not. As well, because XLA's maximum loses NaN.
+            # A small norm shows that every number fits float16; a large one
+            # does not show the opposite. XLA's maximum loses NaN, so both are
+            # checked.
             largest = self._over_replicas(backend.gradient_maxima(gradients))
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
@@ -155,7 +157,7 @@ class CheckedGradients:
         )
 
     def _kinds(self, skipped):
-        """What of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
+        """Which of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
         kinds = self._backend.nonfinite_kinds(self._given, skipped)
         together = ops.concatenate([kinds, loss_kinds()[None]])
         together = self._backend.sum_over_replicas(together)
@@ -176,7 +178,7 @@ def overflowing(gradients):
     """Returns which of some gradients are not finite, as 0 and 1, in a list.
 
     Args:
-        gradients: List of tensors. If there are none, so is the list.
+        gradients: List of tensors. Without any, the list is empty.
     """
     if not gradients:
         return []
@@ -209,13 +211,13 @@ def _where(condition, if_true, if_false):
 class AccumulationWindow:
     """Discards all micro-batches of a window in which one overflows.
 
-    As torch, Apex, DeepSpeed, Megatron and Paddle do. The inner optimizer
-    starts over, and the rest of the window is not given to it, so that windows
-    begin where they would have begun.
+    So do torch, Apex, DeepSpeed, Megatron and Paddle. The inner optimizer
+    starts over and does not get the rest of the window, so that windows keep
+    their beginnings.
 
     Args:
         inner: The inner optimizer.
-        history: The `StepHistory`, which holds how much is to be discarded.
+        history: The `StepHistory`, which holds how many are left to discard.
     """
 
     def __init__(self, inner, history):

@@ -4,11 +4,13 @@ import keras
 import ml_dtypes
 import numpy as np
 
+from keras_mixprec.keras_internals import innermost, parts_of
+
 _NUMPY = {"float16": "float16", "bfloat16": ml_dtypes.bfloat16}
 
 
-# Those whose steps are multiplied or divided by `1 - beta_2**step`, of which
-# older versions of Keras have not all.
+# Optimizers that multiply or divide their steps by `1 - beta_2**step`. Older
+# versions of Keras lack some of them.
 _CORRECTED = tuple(
     vars(keras.optimizers)[name]
     for name in ("Adam", "Lamb", "Muon", "Nadam", "ScheduleFreeAdamW")
@@ -19,10 +21,10 @@ _CORRECTED = tuple(
 def lost_constants(optimizer, variables) -> dict:
     """Returns the arguments of an optimizer that a variable's dtype lacks.
 
-    Keras computes the update of a variable in the variable's own dtype. There
-    0 / (sqrt(0) + epsilon) is NaN, out of gradients that are all finite, if the
-    epsilon underflows; and if `beta_2` rounds to 1, so does what corrects the
-    bias: Adam moves no weight then, others make them NaN.
+    Keras computes the update of a variable in the variable's own dtype. If the
+    epsilon underflows there, 0 / (sqrt(0) + epsilon) is NaN although all
+    gradients are finite. If `beta_2` rounds to 1, the bias correction is 0:
+    Adam moves no weight then, and other optimizers make weights NaN.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, or a wrapper of one.
@@ -31,12 +33,11 @@ def lost_constants(optimizer, variables) -> dict:
     Returns:
         Dict from the name of the argument to its value.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     dtypes = {getattr(v.dtype, "name", v.dtype) for v in variables}
     narrow = [np.dtype(_NUMPY[d]) for d in dtypes if d in _NUMPY]
     return {
         name: value
-        for part in getattr(inner, "optimizers", [inner])
+        for part in parts_of(innermost(optimizer))
         for name, value in vars(part).items()
         if isinstance(value, float)
         if any(_is_lost(part, name, value, dtype) for dtype in narrow)
@@ -58,7 +59,7 @@ def _is_lost(inner, name, value, dtype):
     if getattr(inner, "initial_accumulator_value", 0) > 0:
         return False
     if isinstance(inner, keras.optimizers.Adamax):
-        value *= 1 - inner.beta_1  # By which the first step multiplies it.
+        value *= 1 - inner.beta_1  # The first step multiplies it by this.
     return np.array(value).astype(dtype) == 0
 
 

@@ -75,7 +75,7 @@ def kinds_of(tensor):
 
 
 def known() -> bool:
-    """Whether the batch of the step under way is known."""
+    """Returns whether the batch of the step under way is known."""
     return bool(_STEP.get().batch)
 
 
@@ -103,7 +103,8 @@ def first_bad_rows():
     try:
         parts = keras.utils.unpack_x_y_sample_weight(*_STEP.get().batch)
         return ops.stack([_first_bad_row(part) for part in parts])
-    # Sparse and ragged tensors; whatever it is, the step is taken.
+    # Sparse and ragged tensors have no rows to look at, and no error here may
+    # stop the step.
     except Exception:
         return ops.zeros((len(PARTS),), "int32")
 

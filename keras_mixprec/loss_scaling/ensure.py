@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_mixprec._checks import check_type
 from keras_mixprec.keras_internals import (
     flat_layers,
     set_saved_optimizer,
@@ -45,7 +46,7 @@ def adopt(
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether `adopt` exchanges it: not if it may compute otherwise."""
+    """Returns whether `adopt` exchanges it. A subclass stays."""
     return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 
@@ -60,22 +61,22 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     so that the file loads where keras_mixprec is not installed.
 
     An optimizer that scales the loss already stays, Keras' own
-    `LossScaleOptimizer` included: the callbacks exchange that by themselves,
-    and `compile(LossScaleOptimizer(model.optimizer.inner_optimizer), ...)`
-    does so by hand.
+    `LossScaleOptimizer` included. The callbacks exchange that one
+    automatically; `compile(LossScaleOptimizer(model.optimizer.inner_optimizer),
+    ...)` does so by hand.
 
     Args:
         model: A compiled `keras.Model`.
 
     Returns:
-        The optimizer that the model now has: a `LossScaleOptimizer` if a
-        layer computes in float16 and nothing scaled the loss, else the one
-        that it had.
+        The optimizer that the model has now: a `LossScaleOptimizer` if a layer
+        computes in float16 and nothing scaled the loss, else the previous one.
 
     Raises:
         TypeError: If `model` is not a Keras model.
         ValueError: If it is not compiled with an optimizer, or an epsilon of
-            that is 0 in the dtype of a variable, which makes weights NaN.
+            the optimizer is 0 in the dtype of a variable, which makes weights
+            NaN.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -85,11 +86,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     >>> isinstance(ensure_loss_scaling(model), wrapper)
     True
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a `keras.Model`. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
+    check_type("model", model, keras.Model, "a `keras.Model`")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError(
@@ -113,7 +110,8 @@ def skip_nonfinite_steps(model: keras.Model):
 
 
 def _wrapped(model, rule):
-    # What `model.save` stores: a file that Keras reads without this package.
+    # `model.save` stores this one, so that Keras reads the file without this
+    # package.
     wrapper = keras.optimizers.LossScaleOptimizer(model.optimizer)
     set_saved_optimizer(model, wrapper)
     model.optimizer = adopt(wrapper, rule)
@@ -123,7 +121,7 @@ def _wrapped(model, rule):
 
 
 def lacks_loss_scaling(model: keras.Model) -> bool:
-    """Whether `model` computes in float16 and `optimizer` scales no loss."""
+    """Returns whether a model computes in float16 without loss scaling."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False

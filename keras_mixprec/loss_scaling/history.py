@@ -1,9 +1,8 @@
-"""What the optimizer remembers of its steps, as variables of the step itself.
+"""The record of an optimizer's steps, in variables of the step itself.
 
-Nothing here needs the host: a compiled step, or many of them in one call,
-keeps the record. Whoever reads it finds every non-finite step counted, the last
-32 of them in full, and the last 1,024 steps that were skipped or changed the
-loss scale.
+The record needs no host: a compiled step, or many of them in one call, keeps
+it. It counts every non-finite step, holds the last 32 of them in full, and the
+last 1,024 steps that were skipped or changed the loss scale.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling import current_step as inputs
 from keras_mixprec.loss_scaling.rules import namespace
 
-# Skipped steps that are kept in full, and steps of which only the loss scale
-# is. 1,024 last for 20 times `update_freq` at its default even if every step is
-# skipped.
+# The ring of skipped steps, kept in full, and the ring of steps with only their
+# loss scale. 1,024 last for 20 times the default `update_freq` even if every
+# step is skipped.
 CAPACITY = 32
 CHANGES = 1024
 
@@ -27,7 +26,7 @@ CHANGES = 1024
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS, CHANGED = range(5)
 
 # The bit of each of `NONFINITE_KINDS` in the flag of a gradient in the ring.
-# The first bit says that it does not fit the variable's dtype, whatever it is.
+# The first bit says that the gradient does not fit the variable's dtype.
 _BITS = np.array([2, 4, 8], "int32")
 
 
@@ -43,13 +42,13 @@ class NonfiniteStep(NamedTuple):
             not finite themselves, to the first such row of the batch. Empty
             as well where the batch is not known: in `fit` without a callback
             of this package.
-        kinds: Dict from these paths to what the gradient held, on any replica:
-            a list of those of `"inf"`, `"-inf"` and `"nan"`, as it was before
-            the loss scale was divided out. Empty where it was finite but its
-            norm, or what the variable's dtype holds, was exceeded.
-        loss: List of those that the loss was, on any replica; empty if it was
-            finite, or is not known: outside of `fit` with a callback of this
-            package, and in a `train_step` of the user's own.
+        kinds: Dict from these paths to a list of `"inf"`, `"-inf"` and `"nan"`,
+            whichever the gradient held on any replica before the loss scale was
+            divided out. Empty where it was finite but its norm, or what the
+            variable's dtype holds, was exceeded.
+        loss: The same list for the loss. It is empty if the loss was finite or
+            is not known, as outside of `fit`, without a callback of this
+            package, and in a custom `train_step`.
     """
 
     step: int
@@ -64,10 +63,10 @@ class ScaleChange(NamedTuple):
     """A step that was skipped or changed the scale, or a scale that is set.
 
     Attributes:
-        step: Int. Its number among all attempted steps, counted from 1; that of
-            the last one where the scale is set between two steps.
+        step: Int. Its number among all attempted steps, counted from 1. For a
+            scale that is set between two steps, the number of the earlier one.
         skipped: Int. Steps skipped so far.
-        was_skipped: Boolean. Whether this one was.
+        was_skipped: Boolean, whether this one was.
         before: Float. The loss scale it ran with.
         after: Float. The loss scale from then on.
     """
@@ -86,8 +85,8 @@ class _Declared(NamedTuple):
         name: String. The attribute that holds it.
         shape: Tuple.
         dtype: String.
-        initial: Number or list. Its first value, and the one that a file stands
-            for which does not have it.
+        initial: Number or list. Its first value, also for a file that lacks the
+            variable.
     """
 
     name: str
@@ -115,10 +114,10 @@ def _declared(count, state, late, windows):
         # Not "uint8": TensorFlow's workers cannot send each other those.
         _Declared("recent_flags", (CAPACITY, count), "int32"),
         _Declared("recent_inputs", (CAPACITY, parts + 1), "int32"),
-        # Whether a weight was not finite at the last skipped step.
+        # 1 if a weight was not finite at the last skipped step.
         _Declared("lost_weights", (), "int32"),
-        # What the guard of metrics counts: losses of each kind, and whether the
-        # last epoch had no finite one.
+        # The guard of metrics counts losses of each kind, and notes that the
+        # last epoch had no finite loss.
         _Declared("nonfinite_losses", (kinds,), "int32"),
         _Declared("epoch_lost", (), "int32"),
         _Declared("changed_steps", (CHANGES, 3), "int32"),
@@ -130,7 +129,7 @@ def _declared(count, state, late, windows):
 class StepHistory(KerasSaveable):
     """Counters, last gradient norms, and rings of skipped and changed steps."""
 
-    # Of a rule that publishes a scale late.
+    # Only for a rule that publishes a scale late.
     pending_scale: Any = None
 
     def __init__(self):
@@ -146,7 +145,7 @@ class StepHistory(KerasSaveable):
                 creates and tracks a variable of the optimizer.
             paths: List of the paths of the trainable variables.
             rule: The update rule.
-            windows: Boolean. Whether windows of micro-batches are discarded.
+            windows: Boolean, whether windows of micro-batches are discarded.
         """
         self.paths = paths
         late, state = rule.publishes_late, rule.initial_state()
@@ -163,12 +162,12 @@ class StepHistory(KerasSaveable):
     def remember(self, skipped, flags, kinds, scale, loss):
         """Writes down which variables made a step that is skipped fail.
 
-        Comes before `record`. Where a step can branch it is called for skipped
-        ones only, so that it costs a good step nothing.
+        Comes before `record`. A step that can branch calls it only if it is
+        skipped, so that it costs a good step nothing.
 
         Args:
             skipped: `True`, or a boolean scalar: a step that is not skipped
-                leaves everything as it is.
+                changes nothing.
             flags: Int `(n,)`. 1 where a variable's gradient was not finite.
             kinds: Float `(n, 3)`. On how many replicas it held each of
                 `NONFINITE_KINDS`; zeros in a step that is not skipped.
@@ -330,12 +329,12 @@ class StepHistory(KerasSaveable):
         return count_kinds(self._read(getattr(self, name)))
 
     def save_own_variables(self, store):
-        """Writes the history beside the optimizer's own variables.
+        """Writes the history next to the optimizer's own variables.
 
-        But what is all zeros: HDF5 takes 0.5 kB for each.
+        It leaves out zeros, for which HDF5 takes 0.5 kB a variable.
         """
         if self.paths is None:
-            # What it has read and waits for, if anything.
+            # A file that was read before `build`.
             for name, values in self._unread.items():
                 store[name] = values
         for name in self._names:
@@ -376,7 +375,7 @@ def _write(ring, row, value):
 
 
 def _slots(capacity, count):
-    """Where a ring keeps the last of so many entries, in order."""
+    """The places of a ring's entries, the oldest first."""
     return np.arange(max(count - capacity, 0), count) % capacity
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec._checks import check_choice
+from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 from keras_mixprec.formats import count_kinds
 from keras_mixprec.keras_internals import (
@@ -66,14 +66,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Scales the loss, so that float16 gradients survive, and skips steps.
 
     A drop-in for `keras.optimizers.LossScaleOptimizer`, and a subclass of it.
-    Each step multiplies the loss by the loss scale, divides the gradients by
-    it in float32, and hands them to `inner_optimizer` only if all of them are
-    finite on every replica, after unscaling. The scale follows an update rule
-    that can neither reach zero nor infinity. The step itself counts what it
-    skipped and why.
+    Each step multiplies the loss by the loss scale, and divides the gradients
+    by it in float32. `inner_optimizer` gets them only if all are finite on
+    every replica. The scale follows an update rule that can reach neither zero
+    nor infinity. The step itself counts how often it was skipped, and why.
 
-    A `.keras` file of a model that is compiled with it names this class: a
-    process that loads it has to `import keras_mixprec` first, or to load it by
+    A `.keras` file of a model that is compiled with it names this class. To
+    load it, `import keras_mixprec` first, or call
     `keras.saving.load_model(path, compile=False)`.
 
     Args:
@@ -122,9 +121,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     built: bool
-    # Whether it has taken the place of Keras' own, whose files are read by it.
+    # True if it has taken the place of Keras' own, which has to read its files.
     _continues_keras_own = False
-    # What was read from a file before `build`.
+    # The content of a file that was read before `build`.
     _unread_state: dict | None = None
 
     def __init__(
@@ -191,8 +190,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Raises:
             ValueError: If an epsilon of the inner optimizer is 0 in the dtype
-                of a variable, or `beta_2` is 1, which would make weights NaN
-                or move none.
+                of a variable, or `beta_2` is 1. Weights would become NaN, or
+                none would move.
         """
         if self.built:
             return
@@ -257,9 +256,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner = self.inner_optimizer
         if not inner.built:
             inner.build(variables)
-        # Those that Keras tracks as they are set (Nadam's product), which it
-        # leaves out while a wrapper is being built: a jitted step on JAX would
-        # lose them.
+        # Keras tracks some variables as they are set (Nadam's product), but not
+        # while a wrapper is being built. A jitted step on JAX would lose them.
         for variable in list(vars(inner).values()):
             known = any(variable is v for v in inner.variables)
             if isinstance(variable, keras.Variable) and not known:
@@ -278,7 +276,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def variables(self) -> list:
-        """The wrapper's variables, then those of the inner optimizer."""
+        """The wrapper's variables, then the inner optimizer's."""
         return self._variables + self.inner_optimizer.variables
 
     @property
@@ -329,8 +327,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         `scale_loss` first.
 
         A step may unscale the gradients of several backward passes.
-        Sharpness-aware minimization, for one, unscales those of both of its
-        passes and applies the second.
+        Sharpness-aware minimization, for example, unscales the gradients of
+        both of its passes and applies the second.
 
         Args:
             gradients: List of gradients of the scaled loss, or `None`.
@@ -339,7 +337,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             List of float32 gradients.
 
         Raises:
-            ValueError: If they are what `unscale` returned.
+            ValueError: If `unscale` returned them.
         """
         gradients = list(gradients)
         self._stages.check_unscale(gradients)
@@ -516,7 +514,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def loss_not_scaled(self) -> bool:
-        """Whether a `train_step` has applied gradients of an unscaled loss."""
+        """Returns whether a `train_step` applied unscaled gradients."""
         return self._stages.scaling is False
 
     def _scale_in_use(self):
@@ -560,7 +558,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def last_step_skipped(self) -> bool:
-        """Whether the last step was skipped."""
+        """Returns whether the last step was skipped."""
         return self.consecutive_skipped_steps > 0
 
     def overflow_counts(self) -> dict:
@@ -596,9 +594,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def nonfinite_steps(self) -> list:
         """Returns the last 32 skipped steps, oldest first.
 
-        Each has `.step` (its number among the attempted), `.scale`,
-        `.variables` (paths of those that overflowed) and `.kinds`, a dict from
-        these to which of `"inf"`, `"-inf"` and `"nan"` their gradients held.
+        Each has `.step` (its number among the attempted steps), `.scale`,
+        `.variables` (the paths of variables whose gradients overflowed) and
+        `.kinds`. `.kinds` says which of `"inf"`, `"-inf"` and `"nan"` each of
+        these gradients held.
         """
         return self.history.read_recent() if self.built else []
 
@@ -655,13 +654,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             super().__setattr__(name, value)
 
     # Files. Keras' wrapper stores the inner variables behind its own four, and
-    # then a second time under `inner_optimizer`. This one writes the first
-    # layout alone, which Keras' wrapper reads, and its history beside it.
+    # then a second time under `inner_optimizer`. This one writes only the first
+    # layout, which Keras' wrapper reads, and its history.
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes Keras' four variables and those of the inner optimizer."""
+        """Writes Keras' four variables and the inner optimizer's."""
         if not self.built:
-            # What it has read and waits for, if anything.
+            # A file that was read before `build`.
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return
@@ -706,7 +705,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if isinstance(self.rule, FixedLossScale):
             # No update would ever bring it back from what a file held.
             self._scale_variable.assign(self.rule.scale)
-        # At 2**-126, the nearest one, all gradients would be 0 in float16.
+        # All gradients would be 0 in float16 at 2**-126, the nearest usable
+        # scale.
         elif not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             usable = self._initial_scale()
             warnings.warn(
@@ -718,17 +718,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._scale_variable.assign(usable)
 
     def __dir__(self):
-        # Keras saves every attribute that `dir` lists; leaving this one out
-        # is what keeps the inner state from being stored twice. Keras' own
-        # optimizer reads it twice.
+        # Keras saves every attribute that `dir` lists. Without this one, the
+        # inner state is stored only once. Keras' own optimizer reads it twice.
         left_out = "" if self._continues_keras_own else "inner_optimizer"
         return [name for name in super().__dir__() if name != left_out]
 
     def get_config(self) -> dict:
         """Returns the configuration.
 
-        It is that of Keras' optimizer where that can express it, so that
-        Keras' own class can be created from it.
+        It is the configuration of Keras' optimizer where that is enough, so
+        that Keras' own class can be created from it.
         """
         rule = self.rule
         config = {
@@ -782,12 +781,8 @@ def _check_inner(inner):
             "`inner_optimizer` scales the loss already; wrap the optimizer "
             f"inside it instead. Received: inner_optimizer={inner}"
         )
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a `keras.optimizers.Optimizer` or the "
-            f"name of one. Received: inner_optimizer={inner!r} of type "
-            f"{type(inner).__name__}"
-        )
+    what = "a `keras.optimizers.Optimizer` or the name of one"
+    check_type("inner_optimizer", inner, keras.optimizers.Optimizer, what)
     if inner.loss_scale_factor is not None:
         # Keras' own class drops it without a word.
         warnings.warn(

@@ -2,8 +2,8 @@
 
 A rule owns numbers, never variables. `update` takes the state that a step ran
 with and whether its gradients were finite, and returns the state for the next
-step. It is elementwise, so a batch of states is as good as one, and it works
-on NumPy values as well as inside a compiled train step on any backend.
+step. It is elementwise, so it takes a batch of states too. It works on NumPy
+values, and inside a compiled train step on any backend.
 """
 
 from typing import Any, NamedTuple, Self
@@ -12,7 +12,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mixprec._checks import check_choice, check_integer, check_number
+from keras_mixprec._checks import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_type,
+)
 
 # A scale and its reciprocal both have to be normal float32 numbers, or a
 # backend that flushes subnormals unscales every gradient to zero.
@@ -23,7 +28,7 @@ _NORMAL = "the scale and its reciprocal must be normal float32 numbers"
 
 
 class LossScaleState(NamedTuple):
-    """What an update rule remembers between two steps.
+    """The memory of an update rule between two steps.
 
     Attributes:
         scale: float32. The loss scale the next step runs with.
@@ -45,9 +50,9 @@ class LossScaleState(NamedTuple):
 class LossScale:
     """Base of the update rules."""
 
-    # Whether a new scale is used one step after it was decided.
+    # True if a new scale is used one step after it was decided.
     publishes_late = False
-    # Of the first step: the scale, `good_steps` and `hysteresis_left`.
+    # The scale, `good_steps` and `hysteresis_left` of the first step.
     _first: tuple[Any, int, int]
 
     def initial_state(self) -> LossScaleState:
@@ -63,8 +68,8 @@ class LossScale:
 
         Args:
             state: The `LossScaleState` the step ran with.
-            finite: Boolean, scalar or of the state's shape. Whether every
-                gradient of the step was finite on every replica.
+            finite: Boolean, scalar or of the state's shape: every gradient of
+                the step was finite on every replica.
 
         Returns:
             A new `LossScaleState`.
@@ -76,7 +81,8 @@ class LossScale:
     def next_state(self, state: LossScaleState, finite) -> LossScaleState:
         """Returns the state after a step of an optimizer.
 
-        That of `update`, with the scale held where scaling can be undone.
+        It is the state of `update`, with the scale held where scaling can be
+        undone.
         """
         after = self.update(state, finite)
         return after._replace(scale=safe_scale(after.scale, state.scale))
@@ -186,10 +192,10 @@ class DynamicLossScale(LossScale):
         hysteresis: Int >= 1. Non-finite steps before the scale backs off; the
             earlier ones are skipped at an unchanged scale. Defaults to `1`,
             which backs off at once.
-        hysteresis_refill: `"growth"` or `"good_step"`. What gives the
-            tolerated steps back: the next growth (DeepSpeed, Megatron) or any
-            finite step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults
-            to `"growth"`.
+        hysteresis_refill: `"growth"` or `"good_step"`: the tolerated steps come
+            back with the next growth (DeepSpeed, Megatron) or with any finite
+            step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults to
+            `"growth"`.
         min_scale: Float or `None`. Floor. Defaults to `2.0**-14`, float16's
             smallest normal: a gradient that still overflows float16 there is
             above 1e9 and no scale will help. `None` sets no floor of the
@@ -198,9 +204,8 @@ class DynamicLossScale(LossScale):
             highest start any system uses. `None` sets no ceiling of the
             rule's own; growth to infinity is refused all the same.
 
-    Whatever a rule says, `LossScaleOptimizer` keeps the scale in use between
-    `2.0**-126` and `2.0**126`, where it and its reciprocal are normal float32
-    numbers.
+    `LossScaleOptimizer` keeps the scale of every rule between `2.0**-126` and
+    `2.0**126`, where it and its reciprocal are normal float32 numbers.
 
     Raises:
         TypeError: If an argument is not a number.
@@ -221,9 +226,9 @@ class DynamicLossScale(LossScale):
         - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
-    # What a system does that no argument expresses. The preset that is
-    # followed, and the good steps needed on top of `growth_interval` at the
-    # start and after an overflow (DeepSpeed counts them from 0).
+    # Peculiarities of a system that no argument expresses. The preset, and the
+    # good steps on top of `growth_interval` at the start and after an overflow
+    # (DeepSpeed counts them from 0).
     _follows: str | None = None
     extra_good_steps = 0
     # Growth is not held at the largest finite scale.
@@ -406,13 +411,13 @@ class FixedLossScale(LossScale):
 class ScheduledLossScale(LossScale):
     """Takes the scale from a schedule over attempted steps.
 
-    Attempted steps, not `optimizer.iterations`: those stand still on a
-    skipped step, and a scale that overflows would then stay for ever.
+    It counts attempted steps, not `optimizer.iterations`. These stand still on
+    a skipped step, so a scale that overflows would stay.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            table `{step: scale}` in which each scale holds from its step on.
-            A table needs a scale for step 0.
+            table `{step: scale}`: each scale holds from its step on. A table
+            needs a scale for step 0.
 
     Raises:
         TypeError: If `schedule` is neither.
@@ -431,20 +436,17 @@ class ScheduledLossScale(LossScale):
     """
 
     def __init__(self, schedule: Any):
+        kinds = dict, keras.optimizers.schedules.LearningRateSchedule
+        what = (
+            "a `keras.optimizers.schedules.LearningRateSchedule` or a dict of "
+            "step -> scale"
+        )
+        check_type("schedule", schedule, kinds, what)
         if isinstance(schedule, dict):
             schedule = _check_table(schedule)
-        elif not isinstance(
-            schedule, keras.optimizers.schedules.LearningRateSchedule
-        ):
-            raise TypeError(
-                "`schedule` must be a "
-                "`keras.optimizers.schedules.LearningRateSchedule` or a dict "
-                f"of step -> scale. Received: schedule={schedule!r} of type "
-                f"{type(schedule).__name__}"
-            )
         self.schedule = schedule
-        # Now, so that a bad start is refused here, and because a schedule
-        # has no value on the host while a step is being compiled.
+        # Computed now to refuse a bad start, and because a schedule has no
+        # value on the host while a step is being compiled.
         first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
         self._first = first, 0, 1
 

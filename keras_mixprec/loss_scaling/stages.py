@@ -8,8 +8,8 @@
 
 As in `torch.amp.GradScaler`, which skips a step whose gradients `unscale` has
 seen overflow, too: code between the two may make them finite. But here
-`unscale` returns new tensors, and who has only looked at those applies the ones
-that it was given, which are still scaled.
+`unscale` returns new tensors. Code that only looks at them applies the original
+gradients, which are still scaled.
 """
 
 import math
@@ -26,7 +26,7 @@ READY, SCALED, UNSCALED, STEPPED = "ready", "scaled", "unscaled", "stepped"
 
 
 class _Step(NamedTuple):
-    """What is known of a step.
+    """Facts about a step.
 
     Attributes:
         stage: String, one of the four.
@@ -50,7 +50,7 @@ class StepStages:
     of its own. Gradients are held from `unscale` to `apply`, no longer.
 
     Attributes:
-        scaling: Boolean. Whether a `train_step` scales the loss; `None` while
+        scaling: Boolean, whether a `train_step` scales the loss; `None` while
             that is not known.
     """
 
@@ -88,7 +88,7 @@ class StepStages:
         model = training_model() if self.scaling is None else None
         if model is None:
             return None
-        # What another optimizer has scaled may be the loss of this one too.
+        # Another optimizer may have scaled the same loss.
         self.scaling = any(
             vars(other)["_stages"].scaling
             for other in optimizers_of(model).values()
@@ -120,8 +120,8 @@ class StepStages:
             gradients: List of gradients, or `None`, as they were given.
             unscaled: List of what is returned for them.
             scale: Tensor. The loss scale.
-            overflows: List of one tensor: which of the gradients overflow. Of
-                none if there is no gradient.
+            overflows: List of one tensor: which of the gradients overflow. It
+                is empty without gradients.
         """
         step = self._get()
         self._set(

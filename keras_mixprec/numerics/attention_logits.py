@@ -12,7 +12,6 @@ import math
 import keras
 from keras import ops
 
-from keras_mixprec.backend import active
 from keras_mixprec.numerics.layer_hooks import CallHook
 
 # What is as small as this, or smaller, is a mask that was added: -1e4, -1e9 and
@@ -89,11 +88,11 @@ class AttentionLogits:
             self._take_unmasked(name, arguments["x"])
 
     def _take_unmasked(self, name, logits):
-        logits = active.replay().stop_gradient(logits)
+        logits = ops.stop_gradient(logits)
         self._take(name, ops.where(logits > _MASK, logits, 0))
 
     def _take_product(self, name, query, key, scale):
-        query, key = map(active.replay().stop_gradient, (query, key))
+        query, key = map(ops.stop_gradient, (query, key))
         batch, length, heads, size = query.shape
         keys, groups = key.shape[1:3]
         numbers = (batch, heads, length, keys)

@@ -443,7 +443,7 @@ class LayerReplay:
             inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
             dtype = narrowed(self._dtype)
             weights = [off_by_half_ulp(w, dtype, random) for w in weights]
-        return [*inputs, *map(self._backend.stop_gradient, weights)]
+        return [*inputs, *map(ops.stop_gradient, weights)]
 
     @contextlib.contextmanager
     def _in(self, policy, layers):

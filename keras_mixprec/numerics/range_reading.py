@@ -190,7 +190,7 @@ class _Taken:
         def observe(position, leaf, is_output):
             backend = active.replay()
             if is_output:
-                value = backend.stop_gradient(leaf)
+                value = ops.stop_gradient(leaf)
                 self._take(names, "activation", position, value)
 
             def on_cotangent(gradient):

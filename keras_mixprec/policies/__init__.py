@@ -2,21 +2,21 @@
 
 A policy for new layers comes from `scope.py`; a model that exists follows a
 policy, or a plan, by `apply.py`. Rules say which layers keep a policy of their
-own; the first match wins. A plan is what came out: layer path -> policy, with
-the reason for each.
+own; the first match wins. A plan is the result: layer path -> policy, with the
+reason for each.
 
 A path such as `encoder/block_1/dense` names one layer of a model: rules match
 it, and plans, logs and verdicts all name layers by it.
 
-Variables keep their dtype whatever a layer computes in: weights are float32,
-and a layer casts them when it is called.
+Variables keep their dtype: weights are float32, and a layer casts them when it
+is called.
 
 Files:
 
 - `scope.py`: `set_global_policy` and `policy_scope`: the policy that new layers
   follow, and the rules that go with it.
 - `rules.py`: `PrecisionRules`, which layers keep a policy of their own.
-- `default_rules.py`: what stays in float32 by default, and why.
+- `default_rules.py`: layers that stay in float32 by default, and why.
 - `apply.py`: `apply_policy`, for a model that exists.
 - `set_policies.py`: gives each layer of a model the policy that was decided on
   for it, by rules or a plan.
@@ -32,7 +32,7 @@ Files:
 - `summary.py`: `precision_summary`, the table of layers and dtypes.
 - `multiply_adds.py`: estimates of a layer's FLOPs, for the shares of them.
 - `hardware.py`: `recommend_policy`: capabilities in, recommendation out.
-- `matmul_precision.py`: what float32 products are computed in: setter, scope.
+- `matmul_precision.py`: the precision of float32 products: setter, scope.
 - `graph_rewrite.py`: TensorFlow's graph-level mixed precision, and environment
   variables for it that nothing reads any more.
 """

@@ -27,8 +27,8 @@ def apply_policy(
     wrappers and nested models included, on a model that is built, unbuilt or
     in the midst of `fit`. Variables keep their dtype and the optimizer its
     state. Sublayers that an unbuilt layer makes when it is built get their
-    policy then. Where a rule widens a part of a layer of your own whose code
-    cannot mix dtypes, the whole layer computes in float32.
+    policy then. If a rule widens a part of a custom layer whose code cannot mix
+    dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.
@@ -44,8 +44,8 @@ def apply_policy(
             `[*yours, *DEFAULT_RULES]` takes both. Not allowed with a plan.
 
     Returns:
-        The `PrecisionPlan` that the model now follows, with the rule's reason
-        for each layer that a rule decided and a note for each layer that was
+        The `PrecisionPlan` that the model now follows. It has the rule's reason
+        for each layer that a rule decided, and a note for each layer that was
         left alone (quantized layers, layers that return integers or strings).
 
     Raises:
@@ -57,9 +57,9 @@ def apply_policy(
         UserWarning: If a rule in `rules`, other than a default one, matches no
             layer.
 
-    The dtype that a functional model's symbolic tensors show
-    (`layer.output.dtype`) is that of the time it was built; what the layers
-    compute, and what is saved, is not affected.
+    A functional model's symbolic tensors (`layer.output.dtype`) keep the dtype
+    from when it was built. This affects neither what the layers compute nor
+    what is saved.
 
     Example:
     >>> inputs = keras.Input((5, 8))
@@ -76,14 +76,15 @@ def apply_policy(
                 "A plan is applied exactly as it is; leave out `rules`. "
                 f"Received: rules={rules!r}"
             )
-        plan = policy_or_plan.fitted_to(model)
-        default, decide = plan.default, plan.decide
-    else:
-        default = resolve("policy_or_plan", policy_or_plan)
-        matcher = matcher_of(model, default, rules)
-        decide = _rule_decision(matcher, default)
-    exactly = isinstance(policy_or_plan, PrecisionPlan)
-    reasons, notes = set_policies(model, default, decide, exactly)
+        return policy_or_plan.apply(model)
+    default = resolve("policy_or_plan", policy_or_plan)
+    matcher = matcher_of(model, default, rules)
+
+    def decide(entry):
+        rule = matcher.first(entry)
+        return (rule.policy, rule.reason) if rule else (default, "")
+
+    reasons, notes = set_policies(model, default, decide, exactly=False)
     return PrecisionPlan.from_model(model, reasons, notes)
 
 
@@ -106,7 +107,7 @@ def left_in_float16(model: keras.Model) -> dict[str, str]:
 def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
     """Returns what finds the rule for each layer of a model.
 
-    To be called by what the user calls, whose caller a warning points to.
+    Call it from a public function: a warning points to that function's caller.
 
     Args:
         model: A `keras.Model`.
@@ -120,13 +121,3 @@ def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
         own = [rule for rule in rules if rule not in DEFAULT_RULES]
         PrecisionRules(own).warn_unmatched(model)
     return Matcher(rules, model)
-
-
-def _rule_decision(matcher, policy):
-    """How the rules decide about a layer: a function of a `LayerEntry`."""
-
-    def decide(entry):
-        rule = matcher.first(entry)
-        return (rule.policy, rule.reason) if rule else (policy, "")
-
-    return decide

@@ -24,26 +24,26 @@ from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
 # Multiply-adds that a layer has to do for each element that is cast at its
-# borders. An A100 does 312e12 floating point operations a second in float16
-# and 156e12 in TF32, so a multiply-add saves 6.4e-15 s, three of them with the
-# backward pass 1.9e-14; a cast reads 4 bytes and writes 2, forward and
-# backward, at 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
+# borders. An A100 does 312e12 floating point operations a second in float16 and
+# 156e12 in TF32. So a multiply-add saves 6.4e-15 s, and 1.9e-14 s with the
+# backward pass. A cast reads 4 bytes and writes 2, forward and backward, at
+# 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
 WORTH_A_CAST = 400
 
-# Largest share of the model's multiply-adds of an isolated layer. The
-# count above is of memory traffic, which compilers save by fusing casts; in a
-# small model it holds for every layer, and all of it would end in float32.
+# Largest share of the model's multiply-adds of an isolated layer. The count
+# above is memory traffic, which compilers save by fusing casts. It holds for
+# every layer of a small model, and would leave all of them in float32.
 SMALL_SHARE = 0.05
 
 
 def isolated_layers(model) -> list:
     """Returns the 16-bit layers that had better compute in float32.
 
-    Those which only float32 layers feed and which feed only such, which
-    multiply too little for the casts on both sides, and which do at most 5% of
-    the model's work; normalizations, activations and sums multiply nothing. A
-    layer whose FLOPs are not known, or that has layers inside, is left alone,
-    and so are all in a subclassed model, which has no graph.
+    Only float32 layers feed such a layer, and it feeds only float32 layers. It
+    multiplies too little for the casts on both sides, and does at most 5% of
+    the model's work. Normalizations, activations and sums multiply nothing.
+    Layers of unknown FLOPs, or with layers inside, are left alone. So are
+    subclassed models, which have no graph.
 
     Args:
         model: A built `keras.Model`.
@@ -55,16 +55,16 @@ def isolated_layers(model) -> list:
     return [
         entry.layer
         for entry, work in zip(entries, works, strict=True)
-        if _is_low(entry.layer)
+        if _computes_low(entry.layer)
+        and not sublayers(entry.layer)
         and _is_lone(*around.get(id(entry.layer), ([], [])))
         and work is not None
         and work <= min(small, WORTH_A_CAST * _elements(entry.layer))
     ]
 
 
-def _is_low(layer):
-    low = layer.compute_dtype in SIXTEEN_BITS
-    return low and not is_fixed(layer) and not sublayers(layer)
+def _computes_low(layer):
+    return layer.compute_dtype in SIXTEEN_BITS and not is_fixed(layer)
 
 
 def _is_lone(feeders, consumers):
@@ -79,7 +79,7 @@ def _elements(layer):
 
 
 def _size_of(tensors):
-    # Of a length that varies, one position.
+    # A length that varies counts as one position.
     return sum(
         math.prod(size or 1 for size in tensor.shape[1:]) for tensor in tensors
     )
@@ -91,8 +91,8 @@ _REASON = "its code mixes dtypes where a rule widens a part of it"
 def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
     """Changes policies of layers whose calls raise because of them.
 
-    Such a layer gets float32 with all that is inside it, a subclassed model
-    itself the default policy in all of its parts.
+    Such a layer gets float32 with all that is inside it. If no layer is at
+    fault but the code of the model itself, all layers get the default policy.
 
     Args:
         model: A `keras.Model`, with the policies that rules decided on.
@@ -103,51 +103,48 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
         Dict from the paths of the layers that were changed to the reason.
     """
     inputs = _inputs(model)
-    layers = [*(entry.layer for entry in entries), model]
-    written = [layer for layer in layers if not is_of_keras(layer)]
+    layers = [entry.layer for entry in entries]
+    written = [x for x in [*layers, model] if not is_of_keras(x)]
     if inputs is None or not any(map(_is_partial, written)):
         return {}
     paths = {id(entry.layer): entry.path for entry in entries}
     reasons = {}
-    error = _error(model, inputs)
-    while error is not None:
+    while error := _error(model, inputs):
         layer = _widened(model, inputs, error, paths)
         if layer is None:
-            return _undone(model, inputs, entries, default, reasons)
+            runs = _changed(layers, default, lambda: not _error(model, inputs))
+            return {} if runs else reasons
         reasons[paths[id(layer)]] = _REASON
-        error = _error(model, inputs)
     return reasons
 
 
 def _widened(model, inputs, error, paths):
     """The innermost layer on the stack that no longer raises in float32."""
-    for layer in _stack(error):
-        inside = [x for x in flat_layers(layer) if not is_fixed(x)]
-        low = any(x.compute_dtype in SIXTEEN_BITS for x in inside)
-        if id(layer) not in paths or not low:
-            continue
-        before = [x.dtype_policy for x in inside]
-        for part in inside:
-            set_policy(part, "float32")
+
+    def raises_elsewhere():
         after = _error(model, inputs)
-        if after is None or _stack(after)[:1] != _stack(error)[:1]:
+        return after is None or _stack(after)[:1] != _stack(error)[:1]
+
+    for layer in _stack(error):
+        inside = flat_layers(layer)
+        low = any(_computes_low(x) for x in inside)
+        known = id(layer) in paths
+        if known and low and _changed(inside, "float32", raises_elsewhere):
             return layer
-        for part, policy in zip(inside, before, strict=True):
-            set_policy_object(part, policy)
     return None
 
 
-def _undone(model, inputs, entries, default, reasons):
-    """Gives all layers the default, unless that does not run either."""
-    layers = [e.layer for e in entries if not is_fixed(e.layer)]
+def _changed(layers, policy, helps):
+    """Sets a policy if it helps, and returns whether it does."""
+    layers = [layer for layer in layers if not is_fixed(layer)]
     before = [layer.dtype_policy for layer in layers]
     for layer in layers:
-        set_policy(layer, default)
-    if _error(model, inputs) is None:
-        return {}
-    for layer, policy in zip(layers, before, strict=True):
-        set_policy_object(layer, policy)
-    return reasons
+        set_policy(layer, policy)
+    if helps():
+        return True
+    for layer, own in zip(layers, before, strict=True):
+        set_policy_object(layer, own)
+    return False
 
 
 def _inputs(model):
@@ -162,7 +159,7 @@ def _inputs(model):
 
 
 def _is_shape(shape):
-    """Whether it is one, not a structure of those of several inputs."""
+    """Returns whether it is a shape, not a structure of several shapes."""
     return isinstance(shape, tuple) and all(
         size is None or isinstance(size, int) for size in shape
     )
@@ -174,7 +171,7 @@ def _zeros(tensor):
 
 
 def _error(model, inputs):
-    """What calling the model raises, `None` if nothing."""
+    """The error of calling the model, `None` if there is none."""
     try:
         # Not symbolically: torch would not look at dtypes.
         with keras.StatelessScope():

@@ -1,8 +1,8 @@
-"""What stays in float32 although its model computes in 16 bits, and why.
+"""Layers that stay in float32 in a 16-bit model, and why.
 
 Each was seen to fail in float16 on some backend and to be right in float32.
-What Keras widens inside (its normalization layers but for those here, the
-mean, global average pooling, losses) is not listed.
+Keras itself widens its other normalization layers, the mean, global average
+pooling and losses, so they are not listed.
 """
 
 import math
@@ -58,13 +58,13 @@ _keep(
     "6e-8 is zero"
 )
 def is_user_written_norm(layer, path) -> bool:
-    """Whether a layer from outside Keras calls itself a normalization."""
+    """Returns whether a user-written layer calls itself a normalization."""
     return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 
 @_keep_if("exp(12) and squareplus(256) are above 65504")
 def has_explosive_activation(layer, path) -> bool:
-    """Whether the activation leaves float16's range for everyday inputs."""
+    """Returns whether everyday inputs drive the activation out of range."""
     return getattr(layer, "activation", None) in (
         keras.activations.exponential,
         keras.activations.squareplus,
@@ -73,7 +73,7 @@ def has_explosive_activation(layer, path) -> bool:
 
 @_keep_if("raw features and their statistics can lie outside float16's range")
 def reads_raw_features(layer, path) -> bool:
-    """Whether the layer brings raw features to scale."""
+    """Returns whether the layer brings raw features to scale."""
     return isinstance(layer, (layers.Normalization, layers.Rescaling))
 
 
@@ -82,7 +82,7 @@ def reads_raw_features(layer, path) -> bool:
     "becomes 2048"
 )
 def looks_numbers_up(layer, path) -> bool:
-    """Whether the layer finds the bin or the place of raw numbers."""
+    """Returns whether the layer finds the bin or the place of raw numbers."""
     return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
 
 
@@ -94,13 +94,13 @@ _keep(
 
 @_keep_if("Dot(normalize=True) squares its inputs: above 255 the cosine is 0")
 def is_cosine(layer, path) -> bool:
-    """Whether the layer is a `Dot` that normalizes its inputs."""
+    """Returns whether the layer is a `Dot` that normalizes its inputs."""
     return isinstance(layer, layers.Dot) and layer.normalize
 
 
 @_keep_if("Attention does not divide by sqrt(dim): scores above 65504 make NaN")
 def is_unscaled_attention(layer, path) -> bool:
-    """Whether the layer takes dot products without dividing them."""
+    """Returns whether the layer takes dot products without dividing them."""
     # `AdditiveAttention` is a subclass that adds, inside a tanh.
     return (
         isinstance(layer, layers.Attention)
@@ -114,13 +114,13 @@ def is_unscaled_attention(layer, path) -> bool:
     "65504 the loss is infinite"
 )
 def has_activity_regularizer(layer, path) -> bool:
-    """Whether the layer adds a loss computed from its output."""
+    """Returns whether the layer adds a loss computed from its output."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 
 @_keep_if("average pooling sums its window in float16 on some backends")
 def averages_many(layer, path) -> bool:
-    """Whether the layer averages windows of very many positions."""
+    """Returns whether the layer averages windows of very many positions."""
     pooling = (
         layers.AveragePooling1D,
         layers.AveragePooling2D,

@@ -1,4 +1,4 @@
-"""What a model's graph says about a layer's place in it.
+"""A layer's place in the graph of its model.
 
 Layers know nothing of this at construction: whether one is the model's output
 or feeds an `exp` is a property of the model.
@@ -16,7 +16,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.policies.layers import is_of_keras
 
-# They hand numbers on unchanged, so the layer before them is the output too.
+# They pass numbers on unchanged, so the layer before them is the output too.
 _HANDS_ON = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -27,27 +27,25 @@ _HANDS_ON = (
 
 _TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 
-# What grappler's deny list and `torch.autocast` keep in float32 and Keras
-# does not widen inside. They have no dtype of their own: they compute in that
-# of the layers that feed them.
-_SENSITIVE_OPERATIONS = frozenset(
-    [
-        "Exp",
-        "Exp2",
-        "Expm1",
-        "Log",
-        "Log2",
-        "Log10",
-        "Power",
-        "Square",
-        "Reciprocal",
-        "Rsqrt",
-        "Sum",
-        "Prod",
-        "Cumsum",
-        "Norm",
-    ]
-)
+# TensorFlow's graph rewrite (its deny list) and `torch.autocast` keep these in
+# float32, and Keras does not widen them. They have no dtype of their own and
+# compute in the dtype of the layers that feed them.
+_SENSITIVE_OPERATIONS = {
+    "Exp",
+    "Exp2",
+    "Expm1",
+    "Log",
+    "Log2",
+    "Log10",
+    "Power",
+    "Square",
+    "Reciprocal",
+    "Rsqrt",
+    "Sum",
+    "Prod",
+    "Cumsum",
+    "Norm",
+}
 
 
 def output_layers(model) -> set[int]:
@@ -63,33 +61,29 @@ def output_layers(model) -> set[int]:
     return {id(layer) for layer in model.layers if _ends_in_softmax(layer)}
 
 
-def feeds_sensitive_operation(model) -> dict[int, str]:
-    """Returns the name of the operation for each layer id that feeds one.
+def feeds_sensitive_operation(model) -> set[int]:
+    """Returns the ids of the layers that feed such an operation.
 
-    Operations are found in the graph of functional models, nested ones
-    included.
+    Nested functional models are searched too.
     """
-    found = {}
+    found = set()
     for operation in _operations(model):
         name = type(operation).__name__
         if name in _SENSITIVE_OPERATIONS and not _is_layer(operation):
-            layers = _producers(_inputs(operation))
-            found |= dict.fromkeys(_ids(layers), name)
+            found |= _ids(_producers(_inputs(operation)))
     return found
 
 
 def casts_input(layer) -> bool:
-    """Whether the layer is fed another float dtype than it computes in.
+    """Returns whether the layer is fed another float dtype than it computes in.
 
     Asked of the graph, so always `False` in a subclassed model.
     """
     if not layer.autocast:
         return False
     dtypes = {
-        feeder.dtype
-        if isinstance(feeder, keras.layers.InputLayer)
-        else feeder.compute_dtype
-        for feeder in _producers(_inputs(layer), through=())
+        feeder.dtype if _is_input(feeder) else feeder.compute_dtype
+        for feeder in _feeders(layer)
     }
     return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
 
@@ -102,16 +96,15 @@ def fed_by_inputs(model) -> set[int]:
     return {
         id(layer)
         for layer in filter(_is_layer, _operations(model))
-        for feeder in _producers(_inputs(layer), through=())
-        if isinstance(feeder, keras.layers.InputLayer)
+        if any(map(_is_input, _feeders(layer)))
     }
 
 
 def consumers(functional, tensor) -> list:
     """Returns the operations that a tensor of a graph is given to.
 
-    Seen past what hands numbers on unchanged, and inside of nested models;
-    without what makes masks.
+    Operations that pass numbers on unchanged are skipped, nested models
+    searched, operations that make masks left out.
 
     Args:
         functional: The functional model whose graph it is.
@@ -138,20 +131,20 @@ def consumers(functional, tensor) -> list:
 def neighbours(model) -> dict[int, tuple[list, list]]:
     """Returns the layers that feed each layer, and those that it feeds.
 
-    By the layer's id, operations that are no layers seen past, inputs left
-    out. A subclassed model has no graph, and so no entries.
+    The keys are ids of layers. Operations that are no layers are skipped,
+    inputs left out. A subclassed model has no graph, and so no entries.
     """
     found = {}
     for layer in filter(_is_layer, _operations(model)):
-        for feeder in _producers(_inputs(layer), through=()):
-            if not isinstance(feeder, keras.layers.InputLayer):
+        for feeder in _feeders(layer):
+            if not _is_input(feeder):
                 found.setdefault(id(layer), ([], []))[0].append(feeder)
                 found.setdefault(id(feeder), ([], []))[1].append(layer)
     return found
 
 
 def _operations(model):
-    """Operations of all graphs of a model: its own and those of its layers."""
+    """Operations of a model's graph, and of the graphs inside it."""
     for functional in filter(None, map(functional_of, flat_layers(model))):
         yield from functional.operations
 
@@ -193,12 +186,20 @@ def _producers(tensors, through=_HANDS_ON):
     return layers
 
 
+def _feeders(layer):
+    return _producers(_inputs(layer), through=())
+
+
 def _inputs(operation):
     return [t for node in inbound_nodes(operation) for t in node.input_tensors]
 
 
 def _is_layer(operation):
     return isinstance(operation, keras.layers.Layer)
+
+
+def _is_input(operation):
+    return isinstance(operation, keras.layers.InputLayer)
 
 
 def _ends_in_softmax(layer):

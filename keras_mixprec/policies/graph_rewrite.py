@@ -14,8 +14,8 @@ from keras_mixprec._checks import check_choice, check_list, check_type
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 
-# What TensorFlow calls its lists of operations. None may be in two of them: the
-# rewrite would log that and not happen.
+# TensorFlow's names for its lists of operations. With an operation in two
+# lists, TensorFlow logs that and does not rewrite.
 _LISTS = {"allow": "ALLOWLIST", "deny": "DENYLIST", "infer": "INFERLIST"}
 _ALL_LISTS = (*_LISTS.values(), "CLEARLIST")
 _VARIABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_{}_{}"
@@ -38,7 +38,7 @@ _WITHOUT_EFFECT = {
 
 _warned = set()
 
-# What names a version of TensorFlow 1 has read, and what does it today.
+# Variables that a version of TensorFlow 1 read, and what replaces them.
 _OLD_VARIABLES = {
     "TF_ENABLE_AUTO_MIXED_PRECISION": "graph_rewrite('float16')",
     "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE": "graph_rewrite('float16')",
@@ -48,10 +48,10 @@ _OLD_VARIABLES = {
 # Operations whose cost is products; the rewrite is for these.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
-# Each has options of its own; those of 1 are for a trial.
+# Each has a serial of its own; 1 is for a trial.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-# Puts TensorFlow's options, variables and models back as they were without any.
+# Restores TensorFlow's options, variables and models.
 _undo = contextlib.ExitStack()
 
 
@@ -77,7 +77,7 @@ class GraphRewrite:
 
     @property
     def converted(self) -> dict:
-        """What was converted in the functions that ran in it.
+        """The conversions in the functions that ran in it.
 
         As read from the graphs that TensorFlow runs. A function is counted once
         for each shape it was traced for; a loop's body counts once.
@@ -113,7 +113,7 @@ class GraphRewrite:
     def on(self) -> None:
         """Puts it in force again after `off()`, which it is from the start.
 
-        What was optimized under it before is not optimized again.
+        Functions that were optimized under it before are reused.
         """
         if self not in _stack:
             _collect()
@@ -159,12 +159,12 @@ def graph_rewrite(
 ) -> GraphRewrite:
     """Lets TensorFlow rewrite float32 graphs to 16 bits.
 
-    The route without policies: the model stays a float32 model, and when a
-    function of it is optimized, TensorFlow's `auto_mixed_precision` converts
-    matrix products and convolutions, and what is between them, and adds casts.
-    In force at once, until `off()` or the end of a `with` block; then the same
-    model computes in float32 again. Functions that were traced before are
-    optimized again in either case.
+    It needs no policies: the model stays a float32 model. When TensorFlow
+    optimizes a function of it, `auto_mixed_precision` converts matrix products,
+    convolutions and operations between them, and adds casts. In force at once,
+    until `off()` or the end of a `with` block; then the same model computes in
+    float32 again. Functions that were traced before are optimized again in
+    either case.
 
     It acts on the graphs that this thread runs. `float16` needs loss scaling
     as a float16 policy does: compile with `LossScaleOptimizer`. Layers that
@@ -175,8 +175,8 @@ def graph_rewrite(
         dtype: String. `"float16"`, on GPUs and a few CPUs; `"bfloat16"`, on
             CPUs with AVX-512; or `"float32"`, none while it is in force.
         allow: Iterable of strings. Types of operations, as TensorFlow names
-            them, to convert always, beside those that it has itself. Defaults
-            to `()`.
+            them, to convert always, in addition to its own list. Defaults to
+            `()`.
         deny: Same, to keep in float32, with what depends on them.
         infer: Same, to convert where what is before them is converted.
 
@@ -186,10 +186,10 @@ def graph_rewrite(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the backend is not TensorFlow, TensorFlow does not do it
-            on this device, or a name is not that of an operation or is in two
-            lists. While it is in force, `fit`, `evaluate` and `predict` raise
-            it for a model that XLA compiles or that runs eagerly.
+        ValueError: If the backend is not TensorFlow, or TensorFlow does not
+            rewrite graphs on this device. Also if an operation is unknown or in
+            two lists. While it is in force, `fit`, `evaluate` and `predict`
+            raise it for a model that XLA compiles or that runs eagerly.
 
     Warns:
         UserWarning: Once, if a model is trained in float16 and nothing scales
@@ -241,7 +241,7 @@ def _apply():
 
 @contextlib.contextmanager
 def _given_lists(lists):
-    """Context in which variables give TensorFlow lists of operations."""
+    """A context whose variables give TensorFlow lists of operations."""
     before = {}
     for argument, names in lists.items():
         for title in _ALL_LISTS if names else ():
@@ -321,7 +321,7 @@ def _check_model(model, dtype: str, trains: bool) -> None:
     Args:
         model: A `keras.Model`.
         dtype: String.
-        trains: Boolean. Whether the model is to be trained.
+        trains: Boolean, whether the model will be trained.
     """
     for name, reason in _WITHOUT_EFFECT.items():
         if getattr(model, name):
@@ -359,10 +359,10 @@ def _check_operations(lists):
 
 
 def ignored_variables() -> list[str]:
-    """Returns a sentence on each variable that is set and read by nothing.
+    """Returns a sentence on each variable that is set but never read.
 
-    TensorFlow 1 as NVIDIA built it has read them. No file of TensorFlow 2.21
-    has their names in it.
+    NVIDIA's TensorFlow 1 read them. No file of TensorFlow 2.21 has their names
+    in it.
     """
     return [
         f"{name}={os.environ[name]} has no effect, TensorFlow 2 does not read "

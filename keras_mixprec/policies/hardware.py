@@ -13,7 +13,7 @@ from keras_mixprec.devices.native_formats import (
 # bfloat16 first: it has float32's range and needs no loss scaling.
 _CANDIDATES = ("bfloat16", "float16")
 
-# From here on a format is called faster than float32: below it the gain may be
+# A format counts as faster than float32 from here on. A smaller gain may be
 # noise, and is not worth the digits.
 FASTER = 1.1
 
@@ -26,7 +26,7 @@ class Recommendation:
         policy: String. `"mixed_bfloat16"`, `"mixed_float16"` or `"float32"`.
         reason: String. One sentence.
         device: String. The device it was made for.
-        capabilities: Dict. What was found: `backend`, `version`, `keras`,
+        capabilities: Dict, what was found: `backend`, `version`, `keras`,
             `kind`, `devices`, `compute_capability`, `architecture`,
             `instructions`, and `measured`, a dict of what `doctor` measured
             there: `speed` (a format's, as a multiple of float32's), `wrong`
@@ -51,16 +51,16 @@ class Recommendation:
 def recommend_policy() -> Recommendation:
     """Returns the policy that suits the devices of the active backend.
 
-    bfloat16 wherever it is fast, because it has float32's range and needs no
-    loss scaling; float16 on GPUs that have nothing faster than that; float32
-    where 16 bits bring nothing, such as the GTX 16 series, which has no tensor
-    cores. Of several GPUs the oldest decides.
+    It recommends bfloat16 wherever that is fast, because it has float32's range
+    and needs no loss scaling. Float16 is for GPUs without fast bfloat16.
+    Float32 is for devices on which 16 bits bring nothing, such as the GTX 16
+    series, which has no tensor cores. The oldest of several GPUs decides.
 
     It measures nothing, and takes milliseconds. On CPUs, Apple's GPUs and
-    others whose gain depends on the backend, it goes by what `doctor` measured
-    on the same devices with the same versions, and says so; before that it is
-    float32. A format in which `doctor` found wrong results is never
-    recommended.
+    others, the gain depends on the backend. There it relies on what `doctor`
+    measured on the same devices with the same versions, and says so. Without a
+    measurement it recommends float32. It never recommends a format if `doctor`
+    found wrong results in it.
 
     On JAX this initializes the backend, so call
     `jax.distributed.initialize()` first in a job of several processes.
@@ -77,7 +77,7 @@ def recommend_policy() -> Recommendation:
 
 
 def find_capabilities() -> dict:
-    """Returns those of the active backend's devices, with what was measured."""
+    """Returns the active backend's capabilities and measurements."""
     found = find_devices()
     known = measured.load(found)
     return {**found, "measured": known._asdict() if known else None}
@@ -110,14 +110,13 @@ def slow_because(policy: str, capabilities: dict) -> str:
         return f"{without} has no tensor cores, which make it faster"
     if support.matrix or (support.status == "unknown" and not is_cpu):
         return ""
-    if (speed := _speed(capabilities, format)) is not None:
-        return "" if speed >= FASTER else _measured_text(capabilities, format)
-    if is_cpu:
-        native = support.status == "native"
-        return "" if native else "on a CPU it is usually no faster than float32"
-    if capabilities["compute_capability"] is None:
-        return "" if support.status == "native" else support.note
-    return f"{_has(capabilities)}, and for {format} {support.note}"
+    speed = _speed(capabilities, format)
+    known_native = (
+        support.status == "native" and not capabilities["compute_capability"]
+    )
+    if known_native if speed is None else speed >= FASTER:
+        return ""
+    return _why_slow(format, capabilities)
 
 
 def formats(capabilities: dict) -> dict[str, Support]:
@@ -144,7 +143,7 @@ def _judge(capabilities):
     right = [format for format in _CANDIDATES if format not in wrong]
     for format in right:
         if support[format].matrix:
-            return f"mixed_{format}", _has(capabilities, support[format])
+            return f"mixed_{format}", f"it has {support[format].note}"
     for format in right:
         speed = _speed(capabilities, format)
         if support[format].status != "emulated" and (speed or 0) >= FASTER:
@@ -152,33 +151,28 @@ def _judge(capabilities):
     if len(right) < len(_CANDIDATES):
         found = " and ".join(wrong)
         return "float32", f"doctor found wrong results in {found} here"
-    return "float32", _why_float32(capabilities, support)
+    # CUDA devices had float16 first, others bfloat16.
+    is_cuda = capabilities["compute_capability"] is not None
+    return "float32", _why_slow(_CANDIDATES[is_cuda], capabilities)
 
 
-def _why_float32(capabilities, support):
+def _why_slow(format, capabilities):
+    support = formats(capabilities)[format]
+    if _speed(capabilities, format) is not None:
+        return _measured_text(capabilities, format)
+    if support.status == "emulated":
+        return f"{format} is emulated here ({support.note})"
+    if support.status == "unknown":
+        return (
+            "the device does not report its 16-bit formats; run "
+            "`keras-mixprec doctor` to measure them"
+        )
     if capabilities["compute_capability"] is not None:
-        return _has(capabilities, support["float16"])
-    if _speed(capabilities, "bfloat16") is not None:
-        return _measured_text(capabilities, "bfloat16")
-    if support["bfloat16"].status == "emulated":
-        return f"bfloat16 is emulated here ({support['bfloat16'].note})"
-    having = support["bfloat16"].status == "native"
+        return f"the device has {support.note}"
     return (
-        f"it has {support['bfloat16'].note}, but how fast that is differs by "
-        "backend: `keras-mixprec doctor` measures it"
-        if having
-        else "nothing is known of this device's 16-bit speed: "
+        f"it has {support.note}, but how fast that is differs by backend: "
         "`keras-mixprec doctor` measures it"
     )
-
-
-def _has(capabilities, support=None):
-    capability = capabilities["compute_capability"]
-    note = f" {support.note}" if support else ""
-    if capability is None:
-        return note.strip()
-    text = ".".join(map(str, capability))
-    return f"compute capability {text}" + (f" has{note}" if note else "")
 
 
 def _speed(capabilities, format):

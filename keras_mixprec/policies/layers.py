@@ -1,10 +1,11 @@
 """Walking a model's layers and giving each one stable path."""
 
+import difflib
 import functools
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import keras
@@ -44,8 +45,8 @@ def walk(model) -> list[LayerEntry]:
     Keras' own, but the counter in an automatic name, which depends on what
     else the process has built, starts again in each parent: `dense_17` and
     `dense_18` of one model are `dense` and `dense_1`, as they are in the
-    first model of a fresh process. Names that the code has given stay: see
-    `stable_names`. The model's own name is no part of a path.
+    first model of a fresh process. Names that the code has given stay. The
+    model's own name is no part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -54,44 +55,21 @@ def walk(model) -> list[LayerEntry]:
         A list of `LayerEntry`. A shared layer appears once, at its first
         place; `InputLayer`s, which compute nothing, do not.
     """
-    return _walk(model, stable_names)
-
-
-def other_paths(model, known) -> list[dict]:
-    """Returns the paths of a model if its numbers were told otherwise.
-
-    Of a loaded model it is not known which names such as `dense_1` were given:
-    a plan may come from a process in which it was.
-
-    Args:
-        model: As for `walk`.
-        known: Iterable of the paths in such a plan.
-
-    Returns:
-        List of dicts from such a path to the one that `walk` gives.
-    """
-    paths = [entry.path for entry in walk(model)]
-    found = []
-    for names in ((), known):
-        others = _walk(model, functools.partial(_names_as_in, [*names]))
-        found.append(
-            {e.path: path for e, path in zip(others, paths, strict=True)}
-        )
-    return found
-
-
-def _walk(model, name_siblings):
-    entries = []
-    _collect(model, None, {id(model)}, entries, name_siblings)
+    entries: list[LayerEntry] = []
+    _collect(model, None, {id(model)}, entries)
     return entries
+
+
+def unnumbered(path: str) -> str:
+    """Returns a path without the numbers that its names end in."""
+    return re.sub(r"_\d+(?=/|$)", "", path)
 
 
 def every_place(layer, around: tuple = ()) -> Iterator:
     """Yields a layer and everything inside it, once for each place it has.
 
-    In an order that depends on the code alone, also if Keras makes two layers
-    of one that is shared by a model and one nested in it, as it does when it
-    loads these.
+    The order depends on the code alone. Keras may load one layer, shared by a
+    model and a nested one, as two layers; the order is the same.
     """
     yield layer
     for child in _children(layer):
@@ -114,14 +92,14 @@ def check_model(model):
 
 
 def is_of_keras(layer) -> bool:
-    """Whether a layer's class is one of Keras' own, not written by a user."""
+    """Returns whether Keras itself defines a layer's class."""
     return type(layer).__module__.startswith("keras.")
 
 
 def has_own_step(model) -> bool:
-    """Whether the user has written the `train_step` of a model.
+    """Returns whether the user has written the `train_step` of a model.
 
-    In its class, or as an attribute of the model itself.
+    It may be in the class, or an attribute of the model itself.
     """
     step = vars(model).get("train_step", type(model).train_step)
     while hasattr(step, STAND_IN):
@@ -135,34 +113,51 @@ STAND_IN = "_keras_mixprec_step"
 
 
 def has_own_loss(model) -> bool:
-    """Whether the user has written the `compute_loss` of a model."""
+    """Returns whether the user has written the `compute_loss` of a model."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def may_grow(layer) -> bool:
-    """Whether a layer is unbuilt and its `build` may make sublayers."""
+    """Returns whether a layer is unbuilt and its `build` may make sublayers."""
     plain = (keras.layers.Layer, keras.Model, keras.Sequential)
     return not layer.built and all(
         type(layer).build is not cls.build for cls in plain
     )
 
 
-def keras_path(entry: LayerEntry) -> str:
-    """Returns the path with the names that Keras shows at the moment."""
-    return "/".join(reversed([e.layer.name for e in entry.lineage()]))
+def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
+    """Returns which layer a path that no layer has may be meant for.
+
+    Args:
+        path: String, such as the name that `model.summary()` shows.
+        entries: Collection of `LayerEntry`, as `walk` returns them.
+    """
+    paths = [entry.path for entry in entries]
+    shown = [
+        "/".join(reversed([e.layer.name for e in entry.lineage()]))
+        for entry in entries
+    ]
+    if path in shown:
+        found = paths[shown.index(path)]
+        return f"Keras calls it so in this process; its path is {found!r}"
+    ends = [p for p in paths if p.endswith(f"/{path}")]
+    if len(ends) > 1:
+        return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
+    near = ends or difflib.get_close_matches(path, paths, n=1, cutoff=0)
+    return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
-def _collect(holder, parent, seen, entries, name_siblings):
+def _collect(holder, parent, seen, entries):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
-    for layer, name in zip(children, name_siblings(children), strict=True):
+    for layer, name in zip(children, _stable_names(children), strict=True):
         # It may have been reached through an earlier sibling by now.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
         entry = LayerEntry(prefix + name, layer, parent)
         entries.append(entry)
-        _collect(layer, entry, seen, entries, name_siblings)
+        _collect(layer, entry, seen, entries)
 
 
 def _children(holder):
@@ -172,45 +167,22 @@ def _children(holder):
     return [layer for layer in found if not isinstance(layer, inputs)]
 
 
-def stable_names(layers) -> list[str]:
-    """Returns one unique name per sibling that no counter can shift.
+def _stable_names(layers):
+    """One unique name per sibling that no counter can shift.
 
-    Names that the code gave stay. Whether it gave those of a loaded model is
-    not known: their numbers are taken for counters, unless there is a
-    `dense_0`, which Keras does not make.
+    Names that the code gave stay. A loaded model does not say which names the
+    code gave, so their numbers count as counters, unless there is a `dense_0`,
+    which Keras never makes.
 
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
     """
-    names = {layer.name for layer in layers}
-    return _names(
-        layers,
-        lambda layer, stem: _is_given(layer) or f"{stem}_0" in names,
-    )
-
-
-def _names_as_in(paths, layers):
-    """The names of siblings if those that are all in `paths` were given."""
-    known = {name for path in paths for name in path.split("/")}
-    groups: dict = {}
+    shown = {layer.name for layer in layers}
+    stems = []
     for layer in layers:
-        groups.setdefault(_split_name(layer)[0], set()).add(layer.name)
-    return _names(layers, lambda layer, stem: groups[stem] <= known)
-
-
-def _names(layers, given):
-    """The names of siblings.
-
-    Args:
-        layers: List of layers.
-        given: Function of a layer and the stem of its name: whether the number
-            in it is no counter.
-    """
-    stems = [_split_name(layer) for layer in layers]
-    stems = [
-        (layer.name, None) if given(layer, stem) else (stem, count)
-        for layer, (stem, count) in zip(layers, stems, strict=True)
-    ]
+        stem, count = _split_name(layer)
+        given = _is_given(layer) or f"{stem}_0" in shown
+        stems.append((layer.name, None) if given else (stem, count))
     taken = {stem for stem, count in stems if count is None}
     names: dict = {}
     # Automatic counters rank creation order, which the code fixes.
@@ -254,21 +226,20 @@ def _snake_case(name):
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-# Keras keeps no note of which names of layers the code gave, and which it made
-# itself, and the number that it ends an automatic name in depends on what else
-# the process has built. So layers are looked at when they are made, from the
-# import of this module on.
+# Keras does not note which names of layers the code gave and which are
+# automatic. The number of an automatic name depends on what else the process
+# has built. So this module watches layers being made, from its import on.
 
-# By the identity of a string, whether the code gave it as a name. A copy that
-# is made from a layer's config has the same string. It is kept, so that no
-# other gets its identity.
+# Maps the identity of a name to the name, and to whether the code gave it. A
+# copy that is made from a layer's config has the same string. Holding the
+# string keeps its identity unique.
 _SEEN: dict[int, tuple[str, bool]] = {}
 
 
 def _is_given(layer) -> bool:
-    """Whether the code named a layer, or the one that it is a copy of.
+    """Returns whether the code named a layer, or the one that it is a copy of.
 
-    Not known of one that was loaded.
+    A loaded layer does not say.
     """
     return _SEEN.get(id(layer.name), ("", False))[1]
 
@@ -287,7 +258,7 @@ def _watch_names():
 
 
 def _from_config(layer):
-    """Whether a layer, which is being constructed, is made from a config."""
+    """Returns whether the layer under construction comes from a config."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_constructing(frame, layer):
         frame = frame.f_back

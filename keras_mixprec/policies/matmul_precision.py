@@ -1,4 +1,4 @@
-"""What float32 matrix products are computed in: setter, scope, what holds."""
+"""The precision of float32 matrix products: setter, scope, reader."""
 
 import contextlib
 import os
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, overload
 
-from keras_mixprec._checks import check_type
+from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
-# What each name keeps of a float32 number's 24 significant bits.
+# How many of a float32 number's 24 significant bits each name keeps.
 NAMES = {
-    "default": "what the backend uses by itself",
+    "default": "the backend's own choice",
     "float32": "24 bits",
     "bfloat16_3x": "16 bits, by three products of bfloat16",
     "tf32": "11 bits",
     "bfloat16": "8 bits",
 }
 
-# What there is beside float32. TensorFlow's switch says TensorFloat-32 and
-# means bfloat16 on a TPU.
+# The names that each has besides float32. TensorFlow's switch says
+# TensorFloat-32 and means bfloat16 on a TPU.
 _HAS = {
     ("tensorflow", "cuda"): ("tf32",),
     ("tensorflow", "tpu"): ("bfloat16",),
@@ -29,7 +29,7 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# What "default" is where it is not float32: of products, of convolutions.
+# The meaning of "default" if it is not float32: for products, for convolutions.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
@@ -43,13 +43,13 @@ _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "torch"}
 
 
 class MatmulPrecision(NamedTuple):
-    """What float32 products and convolutions are computed in.
+    """The precision of float32 products and convolutions.
 
     Attributes:
-        products: String. The name of what matrix products are computed in, or
-            what the backend calls it if it is set to something else.
+        products: String. The precision of matrix products, or the backend's own
+            name for another setting.
         convolutions: String. The same of convolutions.
-        is_default: Boolean. Whether that is left to the backend.
+        is_default: Boolean, whether that is left to the backend.
         available: Tuple of the names that the device has.
         where: String. The backend and the device.
     """
@@ -73,8 +73,8 @@ class MatmulPrecision(NamedTuple):
 def set_matmul_precision(name: str) -> str:
     """Sets what float32 matrix products are computed in.
 
-    A unit for lower precision is several times as fast as float32's, and
-    tensors stay float32: only the inputs of each product are rounded, and sums
+    A unit for lower precision is several times as fast as a float32 unit.
+    Tensors stay float32: only the inputs of each product are rounded, and sums
     are added up in float32. Layers in 16 bits are not affected. Convolutions
     follow, but for JAX's `"bfloat16_3x"` and `"bfloat16"` on a GPU.
 
@@ -87,11 +87,10 @@ def set_matmul_precision(name: str) -> str:
     Args:
         name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
             NVIDIA GPUs since Ampere; `"bfloat16_3x"`, three bfloat16 products
-            for one; `"bfloat16"`; or `"default"`, what the backend uses by
-            itself.
+            for one; `"bfloat16"`; or `"default"`, the backend's own choice.
 
     Returns:
-        String. What is in force now, as `matmul_precision()` returns it.
+        String. The name in force now, as `matmul_precision()` returns it.
 
     Raises:
         TypeError: If `name` is no string.
@@ -122,18 +121,18 @@ def matmul_precision(
 ) -> str | AbstractContextManager[str]:
     """Sets the matmul precision inside a `with` block, or returns it.
 
-    On leaving, also by an exception, the backend's settings are what they were
-    before. On JAX a scope is a matter of its thread; on TensorFlow and torch
-    all threads follow.
+    On leaving, also by an exception, the backend gets its earlier settings
+    back. On JAX a scope is a matter of its thread; on TensorFlow and torch all
+    threads follow.
 
     Args:
         name: As in `set_matmul_precision`. Defaults to `None`: nothing is set,
             and the name in force is returned.
 
     Returns:
-        A context manager, in which `as` gives the name in force. Without
-        `name` a string: what products are computed in on this device, whatever
-        was set or left to the backend.
+        A context manager; `as` gives the name in force. Without `name` a
+        string: the precision of products on this device, whether set or left to
+        the backend.
 
     Raises:
         TypeError: If `name` is no string.
@@ -153,30 +152,27 @@ def matmul_precision(
 
 
 def in_force() -> MatmulPrecision:
-    """Returns what the active backend computes float32 products in here."""
+    """Returns the precision of float32 products here."""
     capabilities = active.devices()
     read = active.precision().read(capabilities["kind"])
-    return resolve(read, capabilities, _of_cpu(capabilities))
+    return resolve(read, capabilities)
 
 
-def resolve(
-    read: tuple[str, str], capabilities: dict, of_cpu: tuple = ()
-) -> MatmulPrecision:
+def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
     """Returns what settings come to on a device.
 
     Args:
-        read: What products and convolutions are set to.
+        read: The settings of products and convolutions.
         capabilities: Dict, as `recommend_policy().capabilities`.
-        of_cpu: Tuple of the names that this CPU has beside float32.
     """
     place = capabilities["backend"], capabilities["kind"]
-    has = available(capabilities, of_cpu)
+    has = _available(capabilities)
     defaults = _DEFAULTS.get(place, ("float32", "float32"))
     named = [
         default if name == "default" else name
         for name, default in zip(read, defaults, strict=True)
     ]
-    # What a device does not have changes nothing on it.
+    # A precision that the device lacks changes nothing.
     products, convolutions = (
         "float32" if name in NAMES and name not in has else name
         for name in named
@@ -186,15 +182,12 @@ def resolve(
     return MatmulPrecision(products, convolutions, is_default, has, where)
 
 
-def available(capabilities: dict, of_cpu: tuple = ()) -> tuple[str, ...]:
-    """Returns the names that a backend has on a device, `"float32"` first.
-
-    Args:
-        capabilities: Dict, as `recommend_policy().capabilities`.
-        of_cpu: Tuple of the names that this CPU has beside float32.
-    """
+def _available(capabilities):
+    """The names that a backend has on a device, `"float32"` first."""
     place = capabilities["backend"], capabilities["kind"]
-    has = of_cpu if place[1] == "cpu" else _HAS.get(place, ())
+    has = _HAS.get(place, ())
+    if place[1] == "cpu":
+        has = active.precision().names_of_cpu()
     if place[1] == "cuda":
         capability = capabilities["compute_capability"]
         if capability is None or tuple(capability) < _TF32_FROM:
@@ -206,10 +199,10 @@ def available(capabilities: dict, of_cpu: tuple = ()) -> tuple[str, ...]:
 
 
 def computed_in(name: str) -> AbstractContextManager:
-    """Context in which what is traced and computed within has that precision.
+    """Returns a context that gives code within it a precision.
 
-    For float32 references and measurements: nothing is checked, and models that
-    were compiled before are left as they are.
+    It is for float32 references and measurements. It checks nothing, and leaves
+    models that were compiled before alone.
 
     Args:
         name: String, `"float32"` or `"tf32"`.
@@ -225,30 +218,18 @@ def _scope(name, kind) -> Iterator[str]:
 
 def _check(name, capabilities):
     check_type("name", name, str, "the name of a matmul precision")
-    if name not in NAMES:
-        raise ValueError(
-            f"`name` must be one of {_listed(NAMES)}. Received: name={name!r}"
-        )
-    has = available(capabilities, _of_cpu(capabilities))
+    check_choice("name", name, NAMES)
+    has = _available(capabilities)
     if name not in ("default", *has):
         backend = _TITLES[capabilities["backend"]]
         raise ValueError(
             f"{backend} has no {name!r} products on "
-            f"{_device(capabilities)}. It has {_listed(has)}. "
+            f"{_device(capabilities)}. It has {', '.join(map(repr, has))}. "
             f"Received: name={name!r}"
         )
-
-
-def _of_cpu(capabilities):
-    is_cpu = capabilities["kind"] == "cpu"
-    return active.precision().names_of_cpu() if is_cpu else ()
 
 
 def _device(capabilities):
     if capabilities["kind"] == "cpu":
         return "this CPU"
     return ", ".join(dict.fromkeys(capabilities["devices"]))
-
-
-def _listed(names):
-    return ", ".join(map(repr, names))

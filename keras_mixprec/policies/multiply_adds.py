@@ -1,15 +1,15 @@
 """Estimates of a layer's FLOPs: multiply-adds for one sample.
 
-Counted are matrix products, convolutions, attention and recurrence, from the
-shapes that layers were built with: nearly all the time of a model, and what
-16-bit units speed up. Elementwise operations count as none.
+It counts matrix products, convolutions, attention and recurrence, from the
+shapes that layers were built with. They take nearly all the time of a model,
+and 16-bit units speed them up. Elementwise operations count as none.
 """
 
 import math
 
 from keras import layers
 
-from keras_mixprec.keras_internals import own_trainable
+from keras_mixprec.keras_internals import own_non_trainable, own_trainable
 from keras_mixprec.policies.layers import LayerEntry, is_of_keras
 
 
@@ -17,14 +17,13 @@ def multiply_adds(entry: LayerEntry) -> int | None:
     """Returns a layer's own multiply-adds for one sample, forward.
 
     Args:
-        entry: A `LayerEntry`. What its sublayers do is theirs, not counted
-            here; a layer inside an RNN or a `TimeDistributed` counts once per
-            step.
+        entry: A `LayerEntry`. Work of its sublayers is not counted here. A
+            layer inside an RNN or a `TimeDistributed` counts once per step.
 
     Returns:
-        An int, 0 for a layer with nothing to multiply, or `None` if it cannot
-        be estimated: unbuilt layers, sizes that vary, user-written layers with
-        weights of their own.
+        An int, 0 for a layer with nothing to multiply. `None` if the work is
+        unknown: for unbuilt layers, sizes that vary, and user-written layers
+        with weights.
     """
     layer = entry.layer
     if not layer.built:
@@ -49,10 +48,6 @@ def _own(entry):
     if is_of_keras(layer) or not own_trainable(layer):
         return 0
     raise _Unknown
-
-
-def _dense(layer):
-    return _size(layer.kernel.shape) * _size(_input_shape(layer)[1:-1])
 
 
 def _einsum_dense(entry):
@@ -83,19 +78,17 @@ def _einsum_input_shape(entry):
     return shape
 
 
-def _conv(layer):
-    positions = _spatial(layer, layer.compute_output_shape(_input_shape(layer)))
-    return _size(layer.kernel.shape) * positions
-
-
-def _conv_transpose(layer):
-    return _size(layer.kernel.shape) * _spatial(layer, _input_shape(layer))
-
-
-def _separable_conv(layer):
-    shape = layer.compute_output_shape(_input_shape(layer))
-    kernels = layer.depthwise_kernel.shape, layer.pointwise_kernel.shape
-    return sum(map(_size, kernels)) * _spatial(layer, shape)
+def _kernels(layer):
+    """Multiply-adds of a layer that applies kernels at every position."""
+    shape = _input_shape(layer)
+    # A transposed convolution applies its kernel to each input.
+    if not type(layer).__name__.endswith("Transpose"):
+        shape = layer.compute_output_shape(shape)
+    first = getattr(layer, "data_format", "") == "channels_first"
+    positions = _size(shape[2:] if first else shape[1:-1])
+    held = [*own_trainable(layer), *own_non_trainable(layer)]
+    kernels = [v.shape for v in held if v.name.endswith("kernel")]
+    return sum(map(_size, kernels)) * positions
 
 
 def _scores(layer, per_pair):
@@ -130,25 +123,21 @@ def _cell(layer):
 
 
 _ESTIMATES = (
-    (layers.Dense, _dense),
     (
         (
-            layers.Conv1DTranspose,
-            layers.Conv2DTranspose,
-            layers.Conv3DTranspose,
-        ),
-        _conv_transpose,
-    ),
-    ((layers.SeparableConv1D, layers.SeparableConv2D), _separable_conv),
-    (
-        (
+            layers.Dense,
             layers.Conv1D,
             layers.Conv2D,
             layers.Conv3D,
+            layers.Conv1DTranspose,
+            layers.Conv2DTranspose,
+            layers.Conv3DTranspose,
             layers.DepthwiseConv1D,
             layers.DepthwiseConv2D,
+            layers.SeparableConv1D,
+            layers.SeparableConv2D,
         ),
-        _conv,
+        _kernels,
     ),
     (layers.MultiHeadAttention, _multi_head_attention),
     (layers.GroupQueryAttention, _grouped_query_attention),
@@ -178,11 +167,6 @@ def _build_shapes(layer):
     if not shapes:
         raise _Unknown
     return shapes
-
-
-def _spatial(layer, shape):
-    channels_first = layer.data_format == "channels_first"
-    return _size(shape[2:] if channels_first else shape[1:-1])
 
 
 def _size(shape):

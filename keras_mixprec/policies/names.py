@@ -62,7 +62,7 @@ def check_policy(name, policy) -> str:
 
 
 def can_be_set(policy: str) -> bool:
-    """Whether `set_policy` knows a policy by this name."""
+    """Returns whether `set_policy` knows a policy by this name."""
     known = policy in POLICY_NAMES
     return known or RescaledPolicy.from_name(policy) is not None
 
@@ -92,7 +92,7 @@ def source_name(layer) -> str:
 
 
 def is_fixed(layer) -> bool:
-    """Whether the layer's policy is none of a float policy's business.
+    """Returns whether float policies must leave the layer alone.
 
     Quantized layers hold variables that only their own policy can read, and
     an integer or string policy says what a lookup layer returns.
@@ -104,7 +104,7 @@ def is_fixed(layer) -> bool:
 
 
 def is_16_bit(policy: str) -> bool:
-    """Whether the named policy computes in float16 or bfloat16."""
+    """Returns whether the named policy computes in float16 or bfloat16."""
     return policy.endswith("float16")
 
 
@@ -143,9 +143,9 @@ def set_policy(layer, policy: str):
 def narrow_inputs(layer) -> list:
     """Returns the `InputLayer`s of 16 bits that a layer gets its inputs from.
 
-    A `Sequential` without a `keras.Input` gets one when it is built, of the
-    dtype in which its first layer computes then. It casts what it is given to
-    that, whatever the layer computes in later.
+    A `Sequential` without a `keras.Input` gets one when it is built, in the
+    dtype of its first layer. It casts inputs to that dtype for good, even if
+    the layer gets another one.
     """
     origins = [
         producer(tensor)

@@ -1,6 +1,5 @@
 """The plan: which policy each layer of a model follows, and why."""
 
-import difflib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,10 @@ from keras_mixprec.policies.layers import (
     MODEL_PATH,
     LayerEntry,
     check_model,
-    keras_path,
     may_grow,
-    other_paths,
+    unnumbered,
     walk,
+    what_was_meant,
 )
 from keras_mixprec.policies.names import can_be_set, policy_name
 from keras_mixprec.policies.set_policies import set_policies
@@ -77,7 +76,7 @@ def problems(plan, model) -> list[str]:
     """
     entries = {entry.path: entry for entry in walk(model)}
     unknown = [
-        f"unknown path {path!r}: {_advice(path, entries)}"
+        f"unknown path {path!r}: {what_was_meant(path, entries.values())}"
         for path in plan
         if path not in entries and not _may_appear(path, entries, model)
     ]
@@ -97,26 +96,12 @@ def problems(plan, model) -> list[str]:
 
 
 def _may_appear(path, entries, model):
-    """Whether an unbuilt layer above the path may still make it."""
+    """Returns whether an unbuilt layer above the path may still make it."""
     while "/" in path:
         path = path.rpartition("/")[0]
         if path in entries:
             return may_grow(entries[path].layer)
     return may_grow(model)
-
-
-def _advice(path, entries):
-    ours = {keras_path(entry): p for p, entry in entries.items()}
-    if path in ours:
-        return (
-            f"that is the name Keras gave it in this process; its path is "
-            f"{ours[path]!r}"
-        )
-    ends = [p for p in entries if p.endswith(f"/{path}")]
-    if len(ends) > 1:
-        return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
-    near = ends or difflib.get_close_matches(path, entries, n=1, cutoff=0)
-    return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
 def _check_texts(name, value):
@@ -140,7 +125,7 @@ def _check_known(path, policy):
         ) from error
 
 
-# What fits on a screen, whatever the model.
+# The lines that fit on a screen.
 _LINES_SHOWN = 30
 
 
@@ -149,18 +134,18 @@ class PrecisionPlan(Mapping):
 
     A mapping from layer path to policy name, in the model's order. It applies
     to any model built by the same code, in this process or another, and to a
-    loaded copy: paths have no counters that depend on what else was built.
+    loaded copy. Its paths do not depend on what else was built.
 
     `plan.diff(PrecisionPlan.from_model(loaded))` is empty if a loaded model
     kept every layer's policy, and `plan.apply(loaded)` brings them back if it
     did not. Keras' own files lose the policies of sublayers that their parent
-    makes itself, such as those of a user-written block.
+    makes itself, such as a user-written block.
 
     Args:
         policies: Dict of layer path to policy name.
-        default: Policy name. What the model itself follows: the dtype its
-            `call` casts inputs to, if it is a subclassed model, and the
-            policy of layers it makes later. Defaults to `"float32"`.
+        default: Policy name, of the model itself. A subclassed model casts
+            inputs of its `call` to this dtype, and layers that it makes later
+            follow it. Defaults to `"float32"`.
         reasons: Dict of layer path to string: why the entry is there.
         notes: Dict of layer path to string: what was left alone, and why.
 
@@ -256,26 +241,26 @@ class PrecisionPlan(Mapping):
             )
 
     def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
-        """Returns this plan, with other numbers in paths if only so it fits.
+        """Returns this plan, with other numbers in its paths if it then fits.
 
-        Of names like `dense_1` a loaded copy, say, does not know that the code
-        has given them.
+        A loaded copy, for example, does not know that the code gave a name
+        like `dense_1`.
 
         Args:
             model: As for `validate`, which raises if neither fits.
         """
-        for paths in other_paths(model, self) if problems(self, model) else ():
-            if paths.keys() >= self.keys():
-                texts = (self, self.reasons, self.notes)
-                policies, reasons, notes = (
-                    {paths[path]: text for path, text in own.items()}
-                    for own in texts
-                )
-                renamed = PrecisionPlan(policies, self.default, reasons, notes)
-                if not problems(renamed, model):
-                    return renamed
-        self.validate(model)
-        return self
+        plan, paths = self, [entry.path for entry in walk(model)]
+        alike = [*map(unnumbered, self)] == [*map(unnumbered, paths)]
+        if alike and problems(self, model):
+            now = dict(zip(self, paths, strict=True))
+            plan = PrecisionPlan(
+                {now[path]: policy for path, policy in self.items()},
+                self.default,
+                {now[path]: text for path, text in self.reasons.items()},
+                {now[path]: text for path, text in self.notes.items()},
+            )
+        plan.validate(model)
+        return plan
 
     def diff(self, other: "PrecisionPlan") -> list[Change]:
         """Returns what changes from this plan to the other.

@@ -15,8 +15,8 @@ def write(path, plan, tuner: dict | None = None):
     Args:
         path: String or path object.
         plan: A `PrecisionPlan`.
-        tuner: Dict that JSON can hold: what the tuner that made the plan
-            needs to go on. Defaults to `None`, no tuner made it.
+        tuner: Dict that JSON can hold: the state of the tuner that made the
+            plan. Defaults to `None`, no tuner made it.
 
     Raises:
         OSError: If it cannot be written; the old file is left as it was.
@@ -40,13 +40,30 @@ def read(path) -> tuple[dict, dict]:
     Raises:
         ValueError: If the file is not a plan, or a newer one.
     """
-    content = _content(path)
-    layers, tuner = content["layers"], content.get("tuner", {})
+    content = _json(path)
+    is_plan = isinstance(content, dict) and content.get("format") == FORMAT
+    _require(path, is_plan, f"`format` must be {FORMAT!r}")
+    version = content.get("version")
+    if version != VERSION:
+        raise ValueError(
+            f"This keras_mixprec reads plans of version {VERSION} only. A "
+            f"newer one wrote this file. Received: version={version} in "
+            f"{str(path)!r}"
+        )
+    layers, tuner = content.get("layers"), content.get("tuner", {})
     default = content.get("default", "float32")
     _require(path, isinstance(default, str), "`default` must be a string")
     _require(path, isinstance(tuner, dict), "`tuner` must be an object")
+    _require(
+        path,
+        isinstance(layers, list) and all(map(_is_entry, layers)),
+        "`layers` must be a list of objects with `path` and `policy`, and all "
+        "of their values strings",
+    )
+    policies = {entry["path"]: entry["policy"] for entry in layers}
+    _require(path, len(policies) == len(layers), "it names a path twice")
     arguments = {
-        "policies": {entry["path"]: entry["policy"] for entry in layers},
+        "policies": policies,
         "default": default,
         "reasons": {e["path"]: e["reason"] for e in layers if "reason" in e},
         "notes": {e["path"]: e["note"] for e in layers if "note" in e},
@@ -54,7 +71,7 @@ def read(path) -> tuple[dict, dict]:
     return arguments, tuner
 
 
-def _content(path):
+def _json(path):
     try:
         check_regular(path)
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -62,8 +79,8 @@ def _content(path):
         json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            "There is no file of a plan, which `PrecisionPlan.save` writes, at "
-            f"this path. Received: path={str(path)!r}"
+            "There is no plan at this path. `PrecisionPlan.save` writes one. "
+            f"Received: path={str(path)!r}"
         ) from error
     except FileExistsError as error:
         raise ValueError(f"A plan is a file. Received: {error}") from error
@@ -72,14 +89,15 @@ def _content(path):
             "The file is not JSON; it is damaged or was cut short. Delete it "
             f"to start from a new plan. Received: path={str(path)!r} ({error})"
         ) from error
-    _check_header(path, content)
-    layers = content.get("layers")
-    _require(path, isinstance(layers, list), "`layers` must be a list")
-    for entry in layers:
-        _check_entry(path, entry)
-    paths = [entry["path"] for entry in layers]
-    _require(path, len(set(paths)) == len(paths), "it names a path twice")
     return content
+
+
+def _is_entry(entry):
+    return (
+        isinstance(entry, dict)
+        and {"path", "policy"} <= entry.keys()
+        and all(isinstance(text, str) for text in entry.values())
+    )
 
 
 def _entry(plan, path):
@@ -89,36 +107,6 @@ def _entry(plan, path):
     if path in plan.notes:
         entry["note"] = plan.notes[path]
     return entry
-
-
-def _check_header(path, content):
-    _require(
-        path,
-        isinstance(content, dict) and content.get("format") == FORMAT,
-        f"`format` must be {FORMAT!r}",
-    )
-    version = content.get("version")
-    _require(
-        path,
-        type(version) is int and version >= 1,
-        "`version` must be a positive integer",
-    )
-    if version > VERSION:
-        raise ValueError(
-            "The plan was written by a newer keras_mixprec: this one reads "
-            f"version {VERSION}. Received: version={version} in {str(path)!r}"
-        )
-
-
-def _check_entry(path, entry):
-    fields = ("path", "policy", "reason", "note")
-    _require(
-        path,
-        isinstance(entry, dict)
-        and {"path", "policy"} <= set(entry)
-        and all(isinstance(entry.get(field, ""), str) for field in fields),
-        f"an entry needs `path` and `policy` as strings, not {entry!r}",
-    )
 
 
 def _require(path, condition, expectation):

@@ -1,16 +1,16 @@
 """A layer that computes on its inputs times a power of two.
 
-A float16 layer whose numbers are too large or too small inside, but not what
-is left of its digits, computes the same on inputs that are `2**-k` times as
-large, if its result is then `2**(-k * d)` times as large: `d` is 0 of a
-normalization, 1 of a product or a sum, 2 of a sum of squares. Its outputs times
-`2**(k * d)` are those of before.
+The numbers inside a float16 layer may be too large or too small. It computes
+the same on inputs that are `2**-k` times as large, if its result is then
+`2**(-k * d)` times as large: `d` is 0 of a normalization, 1 of a product or a
+sum, 2 of a sum of squares. Multiplying its outputs by `2**(k * d)` restores
+them.
 
-That is exact: a product with a power of two changes the exponent of a floating-
-point number and none of its digits, unless the result is beyond the format or
-below its smallest normal number. The same is true of the gradients, which are
-multiplied by the same powers on their way back. `diagnosis/rescaling.py` finds
-`k` and `d` and checks both claims for a layer.
+That is exact: multiplying by a power of two changes only the exponent of a
+number, unless the result overflows or falls below the smallest normal number.
+The same is true of the gradients, which are multiplied by the same powers on
+their way back. `diagnosis/rescaling.py` finds `k` and `d` and checks both
+claims for a layer.
 """
 
 import functools
@@ -40,28 +40,26 @@ _NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
 class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
     """Lets a layer compute on its inputs times a power of two.
 
-    The layer's floating-point inputs, and its own variable `bias` if it has
-    one, are multiplied by `2**input_bits` before they are cast to the compute
-    dtype, its outputs by `2**output_bits`. A layer `f` returns the same as
-    before, but for what no longer overflows or underflows, if
-    `f(2**-k * x) == 2**(-k * d) * f(x)` and `output_bits` is
-    `-d * input_bits`: powers of two are exact in floating point, forward and
-    backward. `PrecisionTuner(rungs=("rescale", "bfloat16", "float32"))` finds
-    these numbers and checks that they hold.
+    The layer's floating-point inputs, and its own variable `bias`, are
+    multiplied by `2**input_bits` before they are cast to the compute dtype. Its
+    outputs are multiplied by `2**output_bits`. A layer `f` returns the same as
+    before, except that less overflows or underflows, if `f(2**-k * x) == 2**(-k
+    * d) * f(x)` and `output_bits` is `-d * input_bits`. Powers of two are exact
+    in floating point, forward and backward. `PrecisionTuner(rungs=("rescale",
+    "bfloat16", "float32"))` finds these numbers and checks that they hold.
 
-    It is saved with the layer in a `.keras` file, which `import keras_mixprec`
-    lets Keras load; for that it is a map, if one with a single policy, since of
-    any other policy Keras keeps no more than the name. It is for layers without
-    others inside.
+    It is saved with the layer in a `.keras` file, which Keras loads after
+    `import keras_mixprec`. Keras saves only the name of other policies, so this
+    one is a map with a single policy. It is for layers without sublayers.
 
     Args:
         input_bits: Int from -30 to 30, the power of two for the inputs.
         output_bits: Int from -30 to 30, the power of two for the outputs.
             Defaults to `0`.
-        wide_outputs: Boolean. Whether outputs are float32, for such as do not
+        wide_outputs: Boolean, whether outputs are float32, for such as do not
             fit the compute dtype. Defaults to `False`.
-        source_name: String. The policy that the layer follows otherwise.
-            Defaults to `"mixed_float16"`.
+        source_name: String. The policy that is rescaled. Defaults to
+            `"mixed_float16"`.
 
     Raises:
         TypeError: If a number is no integer.
@@ -103,7 +101,7 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @classmethod
     def from_name(cls, name: str) -> "RescaledPolicy | None":
-        """Returns the policy of a name, `None` if it is none of these.
+        """Returns the policy of a name, `None` for other names.
 
         Args:
             name: String, as `name` has it.
@@ -119,7 +117,7 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @property
     def name(self) -> str:
-        """What a plan calls it."""
+        """Its name in a plan."""
         wide = ",float32" if self.wide_outputs else ""
         bits = f"{self.input_bits},{self.output_bits}{wide}"
         return f"rescaled({bits})_from_{self.source_name}"
@@ -227,7 +225,7 @@ def _width(dtype):
 
 
 class _ScaledBiases(AutocastScope):
-    """Context in which the biases of a layer are read times a power of two."""
+    """A context that multiplies a layer's biases by a power of two."""
 
     def __init__(self, layer, bits):
         super().__init__(layer.compute_dtype)
@@ -247,8 +245,8 @@ def _install():
     """Lets every layer ask for its policy when it is called.
 
     Once, when the first rescaled policy is made: without one no layer is
-    called in any other way than Keras calls it. Of a policy, Keras itself asks
-    only for casts, and not where a layer is given one tensor of its dtype.
+    called in any other way than Keras calls it. Keras itself asks a policy only
+    for casts, and not for a single tensor of the layer's dtype.
     """
     original = keras.Operation.__call__
     if hasattr(original, "_keras_mixprec_rescales"):

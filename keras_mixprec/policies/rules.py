@@ -16,12 +16,12 @@ from keras_mixprec.policies.graph import (
 from keras_mixprec.policies.layers import (
     LayerEntry,
     check_model,
-    keras_path,
     walk,
+    what_was_meant,
 )
 from keras_mixprec.policies.names import check_policy
 
-# Matched by the model's graph instead of by the layer's path.
+# These match by the model's graph instead of by the layer's path.
 OUTPUT = "<output>"
 FEEDS_OPERATION = "<feeds exp, log, pow or sum>"
 
@@ -46,7 +46,7 @@ class Matcher:
         return next((r for r in self._rules if self.matches(r, entry)), None)
 
     def matches(self, rule, entry: LayerEntry) -> bool:
-        """Whether the rule matches the layer, or one that holds it."""
+        """Returns whether the rule matches the layer, or one that holds it."""
         candidates = entry.lineage() if rule.sublayers else [entry]
         return any(self._matches_itself(rule.match, e) for e in candidates)
 
@@ -72,9 +72,9 @@ class PrecisionRule:
             matches the layers that make the model's outputs.
         policy: String or `keras.DTypePolicy`. What the layers follow.
             Defaults to `"float32"`.
-        reason: String. Why; it is kept in the plan beside each layer.
-            Defaults to a description of the rule.
-        sublayers: Boolean. Whether what is inside a matching layer follows
+        reason: String. Why; the plan keeps it with each layer. Defaults to a
+            description of the rule.
+        sublayers: Boolean, whether what is inside a matching layer follows
             too. Defaults to `True`: an attention layer computes almost all it
             does in its sublayers.
 
@@ -162,18 +162,13 @@ class PrecisionRules(Sequence):
     def warn_unmatched(self, model: keras.Model) -> None:
         """Warns of each rule that matches no layer of the model."""
         entries = walk(model)
-        ours = {keras_path(entry): entry.path for entry in entries}
         for rule in self.unmatched(model):
-            paths = ", ".join(entry.path for entry in entries[:8])
-            hint = f"The model's layers start with: {paths}"
-            if isinstance(rule.match, str) and rule.match in ours:
-                hint = (
-                    "That is the name Keras gave a layer in this process; its "
-                    f"path is {ours[rule.match]!r}"
-                )
+            meant = ""
+            if isinstance(rule.match, str):
+                meant = f": {what_was_meant(rule.match, entries)}"
             warnings.warn(
                 f"{rule!r} matches no layer of model {model.name!r}, so it "
-                f"has no effect. {hint}",
+                f"has no effect{meant}.",
                 UserWarning,
                 stacklevel=4,
             )

@@ -22,7 +22,7 @@ from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 _rules = threading.local()
 _warned = set()
 
-# What `set_global_policy` has set last, in any thread.
+# The policy that `set_global_policy` has set last, in any thread.
 _last_set: list[str] = []
 
 
@@ -43,9 +43,8 @@ def set_global_policy(
         rules: Iterable of `PrecisionRule`: what `apply_policy` keeps in
             another policy when it is given no rules of its own. Defaults to
             `DEFAULT_RULES`. A rule cannot act on a layer that is being made,
-            because whether that will be the model's output, or where in the
-            model it will be, is not known yet; once the model exists,
-            `apply_policy(model, global_policy())` applies the rules.
+            because its place in the model is not known yet. Once the model
+            exists, `apply_policy(model, global_policy())` applies the rules.
 
     Returns:
         The `keras.DTypePolicy` now in force.
@@ -55,11 +54,11 @@ def set_global_policy(
         ValueError: If there is no such policy.
 
     Warns:
-        UserWarning: Once per process and policy, if a 16-bit policy brings no
-            speed on this device: float16 or bfloat16 on a CPU without
-            instructions for it, or on which `doctor` measured no gain, float16
-            below compute capability 7.0, bfloat16 below 8.0. Never for
-            `"auto"`.
+        UserWarning: Once per process and policy, if a 16-bit policy may bring
+            no speed on this device. So for float16 and bfloat16 on a CPU
+            without instructions for it, or with no gain measured by `doctor`;
+            for float16 below compute capability 7.0 and bfloat16 below 8.0.
+            Never for `"auto"`.
 
     Example:
     >>> set_global_policy("float32")
@@ -81,7 +80,7 @@ def global_policy() -> keras.DTypePolicy:
 
     Returns:
         The `keras.DTypePolicy`, or a `keras.dtype_policies.DTypePolicyMap` if
-        that is what was set in Keras.
+        the script set one in Keras.
 
     Example:
     >>> set_global_policy("float32")
@@ -181,7 +180,7 @@ def _warn_if_slow(policy):
     if reason:
         _warned.add(policy)
         warnings.warn(
-            f"The policy {policy!r} brings no speed here: {reason}.",
+            f"The policy {policy!r} may bring no speed here: {reason}.",
             UserWarning,
             stacklevel=3,
         )

@@ -24,9 +24,9 @@ _REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 def set_policies(
     model: keras.Model, default: str, decide: Callable, exactly: bool = True
 ) -> tuple[dict, dict]:
-    """Sets the policy of every layer, of those as well that come later.
+    """Sets the policy of every layer, also of layers that come later.
 
-    To be called by what the user calls, whose caller a warning points to.
+    Call it from a public function: a warning points to that function's caller.
 
     Args:
         model: A `keras.Model`.
@@ -86,7 +86,7 @@ def add_reasons(model: keras.Model, reasons: dict):
 
 
 def has_set(model: keras.Model) -> bool:
-    """Whether `set_policies` has decided on the policies of a model."""
+    """Returns whether `set_policies` has decided on the policies of a model."""
     return _REASONS_ATTRIBUTE in vars(model)
 
 
@@ -107,7 +107,7 @@ def rebuild_functions(model: keras.Model):
 
 def _wrap_replaced_step(model, name):
     # JAX caches traces by function object. A bound method is a new object each
-    # time; a `train_step` that somebody replaced is not, so it is wrapped.
+    # time. A replaced `train_step` is not, so it is wrapped.
     step = vars(model).get(name)
     if step is None:
         return
@@ -125,7 +125,7 @@ _KEPT_DTYPE_NOTE = "its variables keep their dtype"
 
 
 def _set_layer_policy(layer, policy):
-    """Sets a layer's policy; returns what is to be said about it, if any."""
+    """Sets a layer's policy; returns a note about it, or `""`."""
     if is_fixed(layer):
         kept = policy_name(layer)
         return "" if kept == policy else f"left alone: it follows {kept}"

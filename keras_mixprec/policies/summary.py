@@ -2,7 +2,6 @@
 
 import math
 import textwrap
-from typing import NamedTuple
 
 import keras
 
@@ -13,7 +12,6 @@ from keras_mixprec.flop_shares import (
     knows_flops,
     parameters,
     share_in_16_bits,
-    share_of_parameters,
 )
 from keras_mixprec.formats import format_share, printable
 from keras_mixprec.keras_internals import own_non_trainable, own_trainable
@@ -74,10 +72,9 @@ def precision_summary(
     """Returns a table of what each layer of a model computes in.
 
     The share of FLOPs is an estimate from the shapes that layers were built
-    with: multiply-adds of matrix products, convolutions, attention and
-    recurrence, elementwise operations not counted. Where a size varies or a
-    layer is user-written it is unknown, and then the shares of the others are
-    of what is known.
+    with. It counts multiply-adds of matrix products, convolutions, attention
+    and recurrence, and no elementwise operations. It is unknown for varying
+    sizes and user-written layers, which the other shares leave out.
 
     The last line says what float32 products are computed in here, as
     `set_matmul_precision` or the backend has it.
@@ -188,31 +185,17 @@ def _fit(cell, width, start):
     return cell.ljust(width)
 
 
-class Shares(NamedTuple):
-    """Shares of a model, from 0 to 1.
-
-    Attributes:
-        flops: Float. Of the FLOPs. Where the layers whose FLOPs cannot be
-            estimated hold most of the parameters, of the parameters.
-        parameters: Float. Of the parameters; of the layers if there are none.
-    """
-
-    flops: float
-    parameters: float
-
-
-def shares_in_16_bits(model) -> Shares:
-    """Returns the shares of a model that compute in float16 or bfloat16.
+def model_share_in_16_bits(model) -> float:
+    """Returns the share of a model's FLOPs in float16 or bfloat16, 0 to 1.
 
     Args:
         model: A `keras.Model`.
     """
-    rows = precision_summary(model).to_list()
-    return Shares(share_in_16_bits(rows) or 0.0, share_of_parameters(rows))
+    return share_in_16_bits(precision_summary(model).to_list()) or 0.0
 
 
 def costs(model) -> dict[str, float]:
-    """Returns what each layer costs, path -> number, as `Shares.flops` has it.
+    """Returns each layer's FLOPs, or its parameters where those say more.
 
     Args:
         model: A `keras.Model`.

@@ -19,7 +19,7 @@ from keras_mixprec.policies.set_policies import (
     reasons_of,
     rebuild_functions,
 )
-from keras_mixprec.policies.summary import shares_in_16_bits
+from keras_mixprec.policies.summary import model_share_in_16_bits
 from keras_mixprec.tuning.plan_store import Demotion, check_state, left_aside
 from keras_mixprec.tuning.proposal import by_policy, layers_of
 
@@ -113,7 +113,7 @@ class Repairs:
 
     def share_in_16_bits(self) -> float:
         """Returns the share of the FLOPs in 16 bits now."""
-        return shares_in_16_bits(self._model).flops
+        return model_share_in_16_bits(self._model)
 
     def _measure_share_at_first(self):
         with temporary_policies(self.as_built(self.demotions)):

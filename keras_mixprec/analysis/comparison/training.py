@@ -49,7 +49,7 @@ from keras_mixprec.policies.matmul_precision import (
     matmul_precision,
 )
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.summary import shares_in_16_bits
+from keras_mixprec.policies.summary import model_share_in_16_bits
 
 # Characters of an error, in a row of a table.
 _LONGEST = 400
@@ -395,7 +395,7 @@ def _timings(timer, job, samples):
 
 def _facts(model, settings, notes):
     """What the record has of an arm, as it is after training."""
-    share = shares_in_16_bits(model).flops
+    share = model_share_in_16_bits(model)
     if settings.rewrite is not None:
         # Of the layers nothing is known; the graph has it.
         notes = [*notes, f"graph rewrite: {settings.rewrite}"]

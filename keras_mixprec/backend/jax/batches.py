@@ -7,6 +7,7 @@ import itertools
 import jax
 import numpy as np
 
+from keras_mixprec.backend.jax.state import variables_of
 from keras_mixprec.keras_internals import (
     holding,
     jax_state,
@@ -29,7 +30,7 @@ def tapped(model, train_function, visit, raised=None):
         except StopIteration:  # The end of the data.
             raise
         except Exception as error:
-            # What ran, or began to, has taken the state.
+            # A step that has begun to run has taken the state.
             taken = any(x.is_deleted() for x in jax.tree.leaves(state))
             if raised is None or taken:
                 raise
@@ -58,8 +59,8 @@ def synchronized(model, variables):
 def _values(model, state, wanted):
     """The values of a state by the ids of variables, all wanted among them."""
     values = {}
-    # Where they are most likely first: of a train step of the user's own other
-    # optimizers may be anywhere. A trainable variable is never asked for.
+    # The likely places come first: a custom train step may keep other
+    # optimizers anywhere. A trainable variable is never wanted.
     for kind, owner, name in (
         ("optimizer_variables", model.optimizer, "variables"),
         ("metrics_variables", model, "metrics_variables"),
@@ -76,12 +77,7 @@ def _with_values(model, state, work):
 
     Returns the values that they have then.
     """
-    variables = [
-        *model.trainable_variables,
-        *model.non_trainable_variables,
-        *model.optimizer.variables,
-        *model.metrics_variables,
-    ]
+    variables = [v for part in variables_of(model) for v in part]
     leaves, structure = jax.tree.flatten(state)
     with holding(variables, leaves):
         work()

@@ -1,9 +1,9 @@
-"""What JAX's devices and programs say of memory; see `device_interface.py`."""
+"""Memory of JAX's devices and programs; see `device_interface.py`."""
 
 import jax
 
 from keras_mixprec.backend.common import shape_in_fit
-from keras_mixprec.keras_internals import all_jax_state
+from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
@@ -22,7 +22,7 @@ def program_bytes(model, batch):
     # As `make_train_function` of Keras does.
     step = jax.jit(model.train_step, donate_argnums=0)
     batch = jax.tree.map(_abstract, batch)
-    program = step.lower(all_jax_state(model), batch).compile()
+    program = step.lower(values_of(*variables_of(model)), batch).compile()
     found = program.memory_analysis()
     if found is None:
         return None
@@ -32,15 +32,6 @@ def program_bytes(model, batch):
         + found.output_size_in_bytes
         - found.alias_size_in_bytes
         + found.temp_size_in_bytes
-    )
-
-
-def is_exhausted(error):
-    # Of dispatch, which is asynchronous, the status is INTERNAL.
-    # Keras raises some errors of a layer again, as a `RuntimeError`.
-    return isinstance(error, RuntimeError) and any(
-        words in str(error).lower()
-        for words in ("resource_exhausted", "out of memory")
     )
 
 

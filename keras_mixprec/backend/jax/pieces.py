@@ -1,8 +1,8 @@
 """A function run piece by piece on JAX, equal pieces compiled once.
 
-The twelve blocks of a transformer are one block compiled once. As a whole the
-step of such a model takes 12 s to compile on a CPU, and operation by operation
-300 programs of 40 ms each, in either precision.
+The twelve blocks of a transformer are one block compiled once. Compiling the
+whole step of such a model takes 12 s on a CPU. Operation by operation it is 300
+programs of 40 ms each, in either precision.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ def run_in_pieces(function, given):
         given: A structure of arrays.
 
     Returns:
-        The list, `None` in place of a tensor from inside a loop or a function
-        that is traced within.
+        The list, A tensor from inside a loop, or a function that is traced
+        within, is `None`.
     """
 
     def traced(given):
@@ -73,8 +73,8 @@ def run_in_pieces(function, given):
 def known_outside(tensors):
     """Returns a structure with `None` for tensors of a trace within this one.
 
-    Those of a loop or of a function that is traced within have no value when
-    this trace runs.
+    A tensor of a loop, or of a function that is traced within, has no value
+    when this trace runs.
     """
     own = (trace_of(jax.numpy.zeros(()) + 0), None)
     return jax.tree.map(lambda x: x if trace_of(x) in own else None, tensors)
@@ -116,8 +116,8 @@ class Piece:
         return self._hash
 
 
-# DenseNet121 has 1,311, in both precisions together, and each step runs all of
-# them in the same order: of a cache that is too small it would find none.
+# DenseNet121 has 1,311 pieces in both precisions together, and each step runs
+# them in the same order. A smaller cache would never have the next one.
 @functools.lru_cache(maxsize=4096)
 def compiled_piece(piece: Piece):
     """Returns the compiled function of the inputs of a piece."""
@@ -130,7 +130,7 @@ def compiled_piece(piece: Piece):
 
 @functools.cache
 def _known_options():
-    """Those that the installed XLA has; it refuses a program with others."""
+    """The options that the installed XLA has; it refuses unknown ones."""
     return {k: x for k, x in _UNOPTIMIZED.items() if _is_known({k: x})}
 
 
@@ -167,7 +167,7 @@ def _pieces(jaxpr, wanted, seams):
 
 
 def _needed(equations, later):
-    """Those that make what is used later, or do something else."""
+    """The equations whose results are used later, or that have effects."""
     needed, kept = set(later), []
     for equation in reversed(equations):
         if equation.effects or not needed.isdisjoint(equation.outvars):

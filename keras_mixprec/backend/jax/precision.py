@@ -1,4 +1,4 @@
-"""What JAX computes float32 products in: `jax_default_matmul_precision`."""
+"""JAX's setting for float32 products: `jax_default_matmul_precision`."""
 
 import contextlib
 
@@ -35,20 +35,16 @@ _OF_BOTH = ("default", "float32", "tf32")
 
 
 def put(name, kind):
-    """Sets it for every thread that has no scope of its own."""
     jax.config.update("jax_default_matmul_precision", _value(name, kind))
 
 
 def scope(name, kind):
-    """Context in which it is set, for this thread."""
     return jax.default_matmul_precision(_value(name, kind))
 
 
 def local_scope(name):
-    """Context in which it is set, or left alone where a CPU does so by itself.
-
-    JAX compiles everything once more for another setting.
-    """
+    # A CPU computes in float32 anyway, and another setting makes JAX compile
+    # everything again.
     on_cpu = jax.local_devices()[0].platform == "cpu"
     if on_cpu and {name, read("cpu")[0]} <= {"default", "float32"}:
         return contextlib.nullcontext()
@@ -56,7 +52,6 @@ def local_scope(name):
 
 
 def read(kind):
-    """Returns what products and convolutions were set to in this thread."""
     value = jax.config.jax_default_matmul_precision
     names = _NAMES | _NAMES_OF_TPU if kind == "tpu" else _NAMES
     name = names.get(value, value)
@@ -65,7 +60,6 @@ def read(kind):
 
 
 def names_of_cpu():
-    """Returns what this CPU has beside float32."""
     return ()
 
 

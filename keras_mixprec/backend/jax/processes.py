@@ -23,16 +23,14 @@ def is_chief(model):
 
 
 def agree(model, values):
-    if jax.process_count() == 1:
-        return values
-    # On a CPU two programs run in any order, in every process another, and
-    # wait for each other for ever if both talk to the other processes.
+    # Two programs on a CPU run in any order, which differs between processes.
+    # They deadlock if both talk to other processes.
     jax.block_until_ready(_state(model))
     return multihost_utils.process_allgather(values).max(axis=0)
 
 
 def _state(model):
-    """What the last train step gave; the arrays before it are deleted."""
+    """The arrays of the last train step; earlier ones are deleted."""
     state, _ = jax_state(model)
     leaves = keras.tree.flatten(
         (state, [stored_value(v) for v in model.variables])

@@ -15,9 +15,9 @@ from keras_mixprec.backend.jax.pieces import (
     known_outside,
     run_in_pieces,
 )
+from keras_mixprec.backend.jax.state import values_of, variables_of
 from keras_mixprec.backend.user_code import line_of
 from keras_mixprec.keras_internals import (
-    all_jax_state,
     get_stateless_scope,
     holding,
     jax_state,
@@ -33,7 +33,7 @@ REFUSALS = (
     ValueError,
 )
 
-# Of keys with a type of their own, and of those that are plain integers.
+# Operations on keys of JAX's own type, and on keys that are plain integers.
 _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
 
 # The equation of the operation that is visited.
@@ -45,7 +45,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # Of the trace around a gradient's, which `identity` does not run in.
+    # This value belongs to the trace around a gradient's. `identity` runs in
+    # another.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
@@ -64,10 +65,6 @@ def observe(tensor, on_value, on_cotangent):
 
     identity.defvjp(forward, backward)
     return identity(tensor)
-
-
-def stop_gradient(tensor):
-    return jax.lax.stop_gradient(tensor)
 
 
 def vjp(function, primals, pull):
@@ -110,7 +107,7 @@ def compiled(function):
         )
         jaxpr, outputs = traced(tensors)
 
-        # What it closes over is given too, as it is in a train step.
+        # Closed-over values are inputs too, as in a train step.
         given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
 
         def evaluate(*given):
@@ -119,7 +116,7 @@ def compiled(function):
                 jaxpr.jaxpr, given[:count], *given[count:]
             )
 
-        # What it ignores is part of its text only if it is kept.
+        # Unused inputs are part of its text only if they are kept.
         lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
         text = lowered.as_text()
         if "callback" in text:  # It does not say which.
@@ -135,8 +132,8 @@ def compiled(function):
 
 
 def each_operation(function, tensors, visit):
-    # A new function each time: JAX knows one that it has traced before, in
-    # whatever dtype the layers computed then.
+    # A new function each time: JAX would reuse the trace of a known one, in
+    # which layers may have had other dtypes.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
@@ -152,29 +149,14 @@ def name_of_operation():
 
 
 def draws(function, tensors):
-    return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
-
-
-def _any_draws(jaxpr):
-    return any(
-        equation.primitive.name in _RANDOM
-        or any(map(_any_draws, _inner_jaxprs(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
-def _inner_jaxprs(params):
-    leaves = jax.tree.leaves([*params.values()], is_leaf=_is_jaxpr)
-    return [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
-
-
-def _is_jaxpr(value):
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+    # Its text has the operations of inner functions and loops too.
+    text = str(jax.make_jaxpr(function)(tensors))
+    return any(name in text for name in _RANDOM)
 
 
 def train_step(model, data):
-    logs, state = model.train_step(all_jax_state(model), data)
-    # Of the state that is handed back, what the layers have written.
+    logs, state = model.train_step(values_of(*variables_of(model)), data)
+    # The layers have written these variables of the returned state.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
@@ -182,26 +164,21 @@ def train_step(model, data):
 
 
 def take_step(model, data, traced):
-    state = all_jax_state(model)
+    state = values_of(*variables_of(model))
     variables = [variable for variable, _ in traced]
     values = [value for _, value in traced]
     with keras.StatelessScope(), holding(variables, values):
         _, state = model.train_step(state, data)
-    parts = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
     return [
         pair
-        for variables, values in zip(parts, state, strict=True)
+        for variables, values in zip(variables_of(model), state, strict=True)
         for pair in zip(variables, values, strict=True)
     ]
 
 
 def predict_step(model, data):
-    return model.predict_step(all_jax_state(model, training=False), data)[0]
+    state = values_of(model.trainable_variables, model.non_trainable_variables)
+    return model.predict_step(state, data)[0]
 
 
 def step_by_step():
@@ -255,10 +232,10 @@ def _evaluate(jaxpr, constants, arguments, visit):
 
 
 def _params(equation):
-    """What an operation is run with.
+    """The parameters of an operation.
 
-    Attention asks for float16 products with sums in float32 by a name that
-    CPUs do not know; the dtype of the result says the same.
+    Attention requests float16 products with float32 sums by a name that CPUs do
+    not know. The dtype of the result has the same effect.
     """
     named = isinstance(
         equation.params.get("precision"), jax.lax.DotAlgorithmPreset
@@ -269,7 +246,7 @@ def _params(equation):
 
 
 def _called(equation):
-    """The function that an operation does nothing but call."""
+    """The function that an operation only calls."""
     if equation.primitive.name in ("jit", "pjit"):
         return equation.params["jaxpr"]
     called = ("closed_call", "custom_jvp_call", "custom_vjp_call")

@@ -1,4 +1,4 @@
-"""Nothing is written on JAX but variables of Keras; see `interface.py`."""
+"""JAX writes only variables of Keras; see `interface.py`."""
 
 import contextlib
 

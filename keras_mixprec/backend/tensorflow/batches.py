@@ -16,12 +16,12 @@ def tapped(model, train_function, visit, raised=None):
 
     def train(iterator):
         if not isinstance(iterator, _ITERATORS):
-            # A generator of one batch, of `train_on_batch`.
+            # `train_on_batch` gives a generator of one batch.
             first = next(iterator)
             visit(first)
             return train_function(itertools.chain([first], iterator))
-        # Of a strategy's iterator the parts that feed this process: asking
-        # itself for a batch would ask all workers whether they have one.
+        # Take the parts of a strategy's iterator that feed this process: the
+        # iterator itself would ask all workers whether they have a batch.
         pipelines = getattr(iterator, "_iterators", [iterator])
         taken, first = [[] for _ in pipelines], []
         # As many as the compiled function is going to take.

@@ -85,7 +85,7 @@ def _native(variable):
 
 
 def under_xla() -> bool:
-    """Whether XLA is going to compile what is being traced."""
+    """Returns whether XLA is going to compile what is being traced."""
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )

@@ -1,9 +1,9 @@
 """TensorFlow's graph optimizer `auto_mixed_precision`, and what it converts.
 
-Options are part of what TensorFlow remembers an optimized function by: under
-other options it is optimized again, and under those of before it is what it
-was. The variables with the lists of operations are not, so each rewrite gets
-options of its own.
+TensorFlow caches optimized functions by their options: with other options it
+optimizes a function again, and with the earlier ones it finds the earlier
+result. The variables with lists of operations are no part of that key, so each
+rewrite gets unique options.
 """
 
 import functools
@@ -12,8 +12,8 @@ from collections import Counter
 
 import tensorflow as tf
 
-# There is no public way to read the optimized graph of a function that runs,
-# to know the names of all operations, or to ask what oneDNN does on a CPU.
+# No public function reads the optimized graph of a function that runs, lists
+# all operations, or says what oneDNN does on a CPU.
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import _pywrap_utils
@@ -46,10 +46,10 @@ def unknown(operations):
 
 @functools.cache
 def does(dtype):
-    """Whether TensorFlow rewrites graphs to it on the default device.
+    """Returns whether TensorFlow rewrites graphs to it on the default device.
 
-    By a product that it is given to rewrite. It would use bfloat16 on a CPU for
-    which oneDNN has no such products as well, and be slower there.
+    It tries one product. TensorFlow would also use bfloat16 on a CPU without
+    such products in oneDNN, and be slower there.
     """
     supports = getattr(
         _pywrap_utils, "IsDataTypeSupportedByOneDNNOnThisCPU", lambda _: True
@@ -77,7 +77,7 @@ def state():
 def put(dtype, serial):
     """Rewrites graphs to a dtype from now on, `"float32"` for not at all.
 
-    What was optimized under the same dtype and serial is what it was then.
+    Functions that were optimized under the same dtype and serial are reused.
     """
     options = dict.fromkeys((*_OPTIONS.values(), _SAME), False)
     if dtype != "float32":
@@ -97,10 +97,11 @@ def stop_collecting():
 
 
 def collect():
-    """Returns what is in the functions that were optimized since last asked.
+    """Returns the operations of functions that were optimized since last time.
 
-    List of pairs of `Counter`s, before the graph optimizers and after them, of
-    pairs of an operation and its dtype. Those of a cast are two with `->`.
+    List of pairs of `Counter`s, before the graph optimizers and after them.
+    Keys are pairs of an operation and its dtype; a cast has two dtypes, with
+    `->`.
     """
     functions = context.export_run_metadata().function_graphs
     return [

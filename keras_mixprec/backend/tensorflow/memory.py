@@ -10,13 +10,6 @@ try:
 except ImportError:
     hlo_pb2 = None
 
-_WORDS = (
-    "oom when allocating",
-    "out of memory",
-    "out_of_memory",
-    "failed to allocate",
-)
-
 _STAGE = "optimized_hlo_proto_serialized"
 
 
@@ -51,17 +44,7 @@ def program_bytes(model, batch):
     return sum(buffer.size for buffer in found.buffer_allocations)
 
 
-def is_exhausted(error):
-    if isinstance(error, tf.errors.ResourceExhaustedError):
-        return True
-    # Libraries of CUDA, which TensorFlow reports as internal errors, and errors
-    # of a layer, which Keras raises again as a `RuntimeError`.
-    return isinstance(error, (tf.errors.OpError, RuntimeError)) and any(
-        words in str(error).lower() for words in _WORDS
-    )
-
-
 def _with_statistics():
-    """Those of a CPU are always zeros."""
+    # Statistics of a CPU are always zeros.
     devices = tf.config.list_logical_devices()
     return [d.name for d in devices if d.device_type in ("GPU", "TPU")]

@@ -1,4 +1,4 @@
-"""What TensorFlow computes float32 products in: its TensorFloat-32 switch."""
+"""TensorFlow's setting for float32 products: its TensorFloat-32 switch."""
 
 import contextlib
 import gc
@@ -10,13 +10,11 @@ _PARTS = ("train", "test", "predict")
 
 
 def put(name, kind):
-    """Sets it for the process, convolutions included."""
     _switch(name != "float32")
 
 
 @contextlib.contextmanager
 def scope(name, kind):
-    """Context in which it is set, for every thread."""
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     put(name, kind)
     try:
@@ -27,7 +25,7 @@ def scope(name, kind):
 
 @contextlib.contextmanager
 def local_scope(name):
-    """Context in which it is set; nothing is recompiled, which takes 50 ms."""
+    # It recompiles nothing, which would take 50 ms.
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(name != "float32")
     try:
@@ -37,13 +35,11 @@ def local_scope(name):
 
 
 def read(kind):
-    """Returns what products and convolutions were set to."""
     on = tf.config.experimental.tensor_float_32_execution_enabled()
     return ("default",) * 2 if on else ("float32",) * 2
 
 
 def names_of_cpu():
-    """Returns what this CPU has beside float32."""
     return ()
 
 
@@ -51,9 +47,8 @@ def _switch(on):
     if tf.config.experimental.tensor_float_32_execution_enabled() == on:
         return
     tf.config.experimental.enable_tensor_float_32_execution(on)
-    # What XLA has compiled keeps the precision that it was compiled with; an
-    # operation of its own asks in every call. To find the models takes 50 ms
-    # among a million objects.
+    # A function that XLA has compiled keeps its precision; other operations ask
+    # in every call. Finding the models takes 50 ms among a million objects.
     for model in [o for o in gc.get_objects() if _has_functions(o)]:
         if model.jit_compile:
             for part in _PARTS:

@@ -33,8 +33,6 @@ def is_chief(model):
 
 
 def agree(model, values):
-    if workers(model) == 1:
-        return values
     rows = _all_rows(model.distribute_strategy)(tf.constant(values))
     return rows.numpy().max(axis=0)
 
@@ -72,7 +70,7 @@ def single_process(model):
         for variable in all_variables(model)
         if isinstance(stored_value(variable), tf.distribute.DistributedValues)
     ]
-    # Reading a metric's would add up those of all workers.
+    # Reading a metric's variable would add up all workers' values.
     own = [
         strategy.experimental_local_results(stored_value(variable))[0]
         for variable in mirrored
@@ -83,7 +81,7 @@ def single_process(model):
 
 @contextlib.contextmanager
 def _without_numerics_checks():
-    """Those of `tf.debugging` raise at the first infinity, which is sought."""
+    """The checks of `tf.debugging` raise at the infinity to be found."""
     found = [
         callback
         for callback in context.context().op_callbacks

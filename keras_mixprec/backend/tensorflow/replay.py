@@ -44,10 +44,6 @@ def observe(tensor, on_value, on_cotangent):
     return seen
 
 
-def stop_gradient(tensor):
-    return tf.stop_gradient(tensor)
-
-
 def vjp(function, primals, pull):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(primals)
@@ -71,7 +67,7 @@ def compiled(function):
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # Not compiled, but loops are traced as XLA needs them.
+        # It is not compiled here, but XLA needs loops to be traced in this way.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         graph, inputs, outputs = _numbered(traced)
@@ -127,19 +123,28 @@ def _imported(graph, inputs, outputs):
 
 def each_operation(function, tensors, visit):
     # Symbolic inputs and outputs belong to functions, which run as a whole.
-    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+    def visit_once(op_type, inputs, outputs, graph):
         nonlocal visiting
         if graph is None and not visiting:
             visiting = True
             _VISITED.set(op_type)
             visit(_numbers(inputs), _numbers(outputs))
             visiting = False
-        return outputs
 
     visiting = False
+    with _watched(visit_once):
+        function(tensors)
+
+
+@contextlib.contextmanager
+def _watched(watch):
+    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        watch(op_type, inputs, outputs, graph)
+        return outputs
+
     op_callbacks.add_op_callback(on_operation)
     try:
-        function(tensors)
+        yield
     finally:
         op_callbacks.remove_op_callback(on_operation)
 
@@ -154,17 +159,9 @@ def name_of_operation():
 
 def draws(function, tensors):
     kinds = set()
-
-    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        kinds.add(op_type)
-        return outputs
-
-    op_callbacks.add_op_callback(on_operation)
-    try:
+    with _watched(lambda op_type, *_: kinds.add(str(op_type))):
         function(tensors)
-    finally:
-        op_callbacks.remove_op_callback(on_operation)
-    return any("Random" in str(kind) for kind in kinds)
+    return any("Random" in kind for kind in kinds)
 
 
 def train_step(model, data):
@@ -188,7 +185,7 @@ def step_by_step():
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            # That those of a dataset do not.
+            # TensorFlow warns that functions of a dataset still run as graphs.
             warnings.filterwarnings("ignore", "Even though the", UserWarning)
             yield
     finally:
@@ -200,8 +197,8 @@ def loses_assignment(variable):
 
 
 def assigned(variable, value):
-    # The gradient of a trained variable is that of its handle, which no value
-    # that a scope of Keras keeps for it has.
+    # The gradient of a trained variable belongs to its handle. A value in a
+    # scope of Keras has no handle.
     if not (variable.trainable and tf.executing_eagerly()):
         return None
     held = stored_value(variable)

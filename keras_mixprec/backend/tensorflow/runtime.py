@@ -21,8 +21,8 @@ def versions():
 
 
 def compiled(function, mode):
-    # Nothing here is Python that depends on a tensor's value, and AutoGraph
-    # would convert all of Keras that it meets.
+    # No Python here depends on a tensor's value, and AutoGraph would convert
+    # all Keras code that it meets.
     return tf.function(function, jit_compile=mode == "XLA", autograph=False)
 
 
@@ -31,7 +31,7 @@ def wait(tensors):
 
 
 def random_state():
-    """Nothing: each function keeps its own, but for what runs eagerly."""
+    """None to return: each compiled function keeps its own."""
 
 
 def set_random_state(state):

@@ -3,7 +3,7 @@
 Three ways to hold back an update, each the fastest where it applies:
 
 - under XLA the assignments are gated one by one (`gated_assign.py`);
-- otherwise a `tf.cond` chooses between the update and nothing;
+- without XLA, a `tf.cond` chooses between the update and nothing;
 - strategies that aggregate through `merge_call` need that cond outside the
   replica context.
 """
@@ -70,7 +70,7 @@ def replica():
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return None
-    # A constant, but on TPUs, where all replicas are one program.
+    # It is a constant except on TPUs, whose replicas are one program.
     own = tf.get_static_value(context.replica_id_in_sync_group)
     return None if own is None else int(own)
 
@@ -175,14 +175,14 @@ def value(variable):
 def _maximum(gradient):
     magnitudes = tf.abs(tf.cast(_rows(gradient), tf.float32))
     if is_sparse(gradient):
-        # What a row could add up to if all rows had the same index.
+        # The sum of a row if all rows had the same index.
         magnitudes = tf.reduce_sum(magnitudes, axis=0)
     return tf.reduce_max(magnitudes)
 
 
 def _rows(gradient):
-    # The rows as they are, repeated ones apart: adding up booleans or finite
-    # tests by index would let a later row hide an earlier one.
+    # All rows, repeated ones included: adding booleans up by index would let a
+    # later row hide an earlier one.
     return gradient.values if is_sparse(gradient) else gradient
 
 
@@ -199,11 +199,11 @@ def _sums_of_squares(tensor, axes):
 
 
 def _wide_sums_of_squares(tensor, axes):
-    # What XLA's CPU compiler likes. In float64 no square overflows: a cond
-    # for those that do costs 5% of a step of six Dense(1024). And it adds a
-    # long row up one by one, since it may not reorder floating-point sums:
-    # 1.2 ms for 2**20 numbers. Adding halves elementwise vectorizes: 0.3 ms.
-    # The longest axis first, so that it does in whatever order they lie.
+    # This form is fast in XLA's CPU compiler. No square overflows in float64,
+    # while a cond for overflow costs 5% of a step of six Dense(1024). XLA may
+    # not reorder floating-point sums, and adds a long row up one by one: 1.2 ms
+    # for 2**20 numbers. Adding halves elementwise vectorizes: 0.3 ms. It starts
+    # with the longest axis, so the order of axes does not matter.
     squares = tf.square(tf.cast(tensor, tf.float64))
     while axes and squares.shape.is_fully_defined():
         lengths = {axis: squares.shape[axis] for axis in axes}
@@ -219,11 +219,9 @@ def _wide_sums_of_squares(tensor, axes):
 
 
 def _merges():
-    strategy = tf.distribute.get_strategy()
     return (
         tf.distribute.has_strategy()
         and not tf.__internal__.distribute.strategy_supports_no_merge_call()
-        and strategy.num_replicas_in_sync >= 1
     )
 
 
@@ -266,9 +264,9 @@ def _cond(condition, if_true, if_false, lowered):
     """A `tf.cond` that stays one operation in a CPU's graph unless `lowered`.
 
     TensorFlow lowers a cond to one Switch for each tensor that its branches
-    read, some 1,000 of them for the Adam update of 200 variables: 30% of such
-    a step, against 15% for a call of the branch as a function. That call
-    cannot write into the memory of the gradients it is given.
+    read. The Adam update of 200 variables has some 1,000 of them, 30% of the
+    step; calling the branch as a function takes 15%. Such a call cannot write
+    into the memory of its gradients.
     """
     if lowered or tf.executing_eagerly() or not _on_cpu():
         return tf.cond(condition, if_true, if_false)

@@ -10,8 +10,8 @@ from tensorflow.python.ops import gen_resource_variable_ops as variable_ops
 
 from keras_mixprec._patched import function_here, patched_here
 
-# All else that is given the handle of a variable may write to it, functions
-# that were traced among them.
+# Any other operation with the handle of a variable may write to it, and so may
+# a traced function.
 _READ = {
     "DestroyResourceOp",
     "ReadVariableOp",
@@ -50,7 +50,7 @@ def undone(model, generators):
     }
     own = random.Random(_SEEDS.random())
     seeds = {"_internal_operation_seed": lambda _: own.randint(0, 2**31 - 1)}
-    # Without a seed, operations draw what nobody can draw again.
+    # Without a seed, draws cannot be repeated.
     seeded = context.global_seed() is not None
     try:
         with (
@@ -63,8 +63,8 @@ def undone(model, generators):
             variable_ops.assign_variable_op(handle, value)
 
 
-# Of operations that draw: one that runs again with the seed of another goes on
-# with that one's numbers, so that none may be one that training will use.
+# Seeds of operations that draw. An operation that reuses a seed goes on with
+# its numbers, so training must never get one of these seeds.
 _SEEDS = random.Random(0)
 
 

@@ -1,15 +1,6 @@
-"""What torch's allocators say of memory; see `device_interface.py`."""
+"""Memory of torch's allocators; see `device_interface.py`."""
 
 import torch
-
-# Of errors that have no type of their own: the allocator of CPUs, libraries of
-# CUDA, MPS, and an exception of C++.
-_WORDS = (
-    "can't allocate memory",
-    "out of memory",
-    "_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-)
 
 
 def reset_peak():
@@ -32,14 +23,6 @@ def program_bytes(model, batch):
     return None
 
 
-def is_exhausted(error):
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in _WORDS
-    )
-
-
 def _kinds():
-    """Those that keep statistics, which exist once they are in use."""
+    # Statistics exist once a kind of device is in use.
     return [k for k in (torch.cuda, torch.xpu) if k.is_initialized()]

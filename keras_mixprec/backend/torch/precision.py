@@ -1,4 +1,4 @@
-"""What torch computes float32 products in: a switch for each of its libraries.
+"""Torch's settings for float32 products: a switch for each library.
 
 `torch.set_float32_matmul_precision` and `torch.backends.cudnn.allow_tf32` are
 set, because torch raises when these are read after newer switches were set
@@ -22,7 +22,6 @@ _NAMES |= {"bf16": "bfloat16", "highest": "float32", "high": "tf32"}
 
 
 def put(name, kind):
-    """Sets it for the process."""
     torch.set_float32_matmul_precision(_PRODUCTS[name])
     torch.backends.cudnn.allow_tf32 = name != "float32"
     if hasattr(torch.backends.mkldnn, "conv"):
@@ -32,7 +31,6 @@ def put(name, kind):
 
 @contextlib.contextmanager
 def scope(name, kind):
-    """Context in which it is set, for every thread."""
     before = _state()
     put(name, kind)
     try:
@@ -42,12 +40,11 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    """The same: what is computed asks in every call."""
+    # Operations ask in every call.
     return scope(name, "cuda")
 
 
 def read(kind):
-    """Returns what products and convolutions were set to."""
     backends = torch.backends
     if not hasattr(backends.mkldnn, "conv"):
         products = _NAMES.get(torch.get_float32_matmul_precision(), "tf32")
@@ -62,12 +59,10 @@ def read(kind):
 
 @functools.cache
 def names_of_cpu():
-    """Returns what this CPU has beside float32.
-
-    By a product in which bfloat16 would drop a digit: oneDNN takes the switch
-    for leave to, and does so on some CPUs only. One with AVX512-BF16 but
-    without AMX computed in float32 with torch 2.13, in the same time.
-    """
+    # Only a product in which bfloat16 drops a digit shows it: the switch allows
+    # oneDNN to use bfloat16, and it does so on some CPUs only. One with
+    # AVX512-BF16 but without AMX computed in float32 with torch 2.13, in the
+    # same time.
     size = 256
     with scope("bfloat16", "cpu"), torch.no_grad():
         odd = torch.eye(size, device="cpu") * (1 + 2**-12)

@@ -10,10 +10,11 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras_mixprec.backend.torch.operations import kind_of, tensors_in
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import casts_value, stored_value
 
-# IndexError: of a token id that 16 bits rounded up.
+# 16 bits may round a token id up, which raises IndexError.
 REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -30,10 +31,6 @@ def observe(tensor, on_value, on_cotangent):
         tensor = tensor.view_as(tensor)
         tensor.register_hook(on_cotangent)
     return tensor
-
-
-def stop_gradient(tensor):
-    return tensor.detach()
 
 
 def vjp(function, primals, pull):
@@ -190,25 +187,11 @@ class _CopiesOnWrite(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for tensor in _written(func._schema, args, kwargs):
-                for value in self._kept.pop(_memory(tensor), ()):
-                    if (value := value()) is not None:
-                        value.data = value.clone()
+        for tensor in kind_of(func).written(args, kwargs):
+            for value in self._kept.pop(_memory(tensor), ()):
+                if (value := value()) is not None:
+                    value.data = value.clone()
         return func(*args, **kwargs)
-
-
-def _written(schema, args, kwargs):
-    """The tensors among the arguments that an operation writes into."""
-    given = dict(zip([a.name for a in schema.arguments], args, strict=False))
-    given |= kwargs
-    return _tensors(
-        [
-            given.get(a.name)
-            for a in schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-    )
 
 
 def _memory(tensor):
@@ -226,7 +209,7 @@ class _Operations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         with torch.utils._python_dispatch._disable_current_modes():
             _Operations.visited = func._schema.name.partition("::")[2]
-            self._visit(_tensors((args, kwargs)), _tensors(result))
+            self._visit(tensors_in((args, kwargs)), tensors_in(result))
         return result
 
 
@@ -234,10 +217,5 @@ class _Drawing(TorchDispatchMode):
     found = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.found |= torch.Tag.nondeterministic_seeded in func.tags
+        self.found |= kind_of(func).draws
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(structure):
-    leaves = torch.utils._pytree.tree_leaves(structure)
-    return [x for x in leaves if isinstance(x, torch.Tensor)]

@@ -59,8 +59,8 @@ def to_host_bool(finite):
 
 
 def known_finite(tensor):
-    # Two operations instead of the seven of `isfinite` and `all`. A sum that
-    # overflows is taken for not known.
+    # Two operations instead of the seven of `isfinite` and `all`. If the sum
+    # overflows, the answer is not known.
     return tensor.device.type == "cpu" and math.isfinite(tensor.sum().item())
 
 

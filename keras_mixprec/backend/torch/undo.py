@@ -7,12 +7,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras_mixprec.backend.torch.operations import kind_of, tensors_in
 from keras_mixprec.keras_internals import stored_value
 
 _DRAWING = contextvars.ContextVar("drawing", default=False)
-
-# What they write to by names that their schemas do not mark.
-_STATISTICS = ("running_mean", "running_var")
 
 
 @contextlib.contextmanager
@@ -53,13 +51,14 @@ def telling(stepped):
 class _Writes(TorchDispatchMode):
     """Keeps what is written to before it is, wherever the tensor is held.
 
-    What this thread draws does not move the generators of all threads on: each
-    operation that draws has the state that the run has left.
+    Draws of this thread do not advance the generators of all threads: each
+    operation that draws starts from the state that this run has left.
     """
 
     def __init__(self, values, generators):
         super().__init__()
-        # By storage, which views share; those born here need no copy.
+        # The key is the storage, which views share. Storages born here need no
+        # copy.
         self._before = {}
         self._born = set()
         self._gradients = {id(value): (value, value.grad) for value in values}
@@ -73,10 +72,9 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        kind = _KINDS.get(func) or _kind(func)
-        for place, name in kind.written:
-            value = kwargs.get(name)
-            self._keep(args[place] if place < len(args) else value)
+        kind = kind_of(func)
+        for tensor in kind.written(args, kwargs):
+            self._keep(tensor)
         for value in args:
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 self._keep_gradient(value)
@@ -86,15 +84,12 @@ class _Writes(TorchDispatchMode):
         else:
             result = func(*args, **kwargs)
         if kind.makes:
-            for tensor in result if isinstance(result, tuple) else (result,):
-                if isinstance(tensor, torch.Tensor) and _has_storage(tensor):
-                    self._born.add(tensor.untyped_storage()._cdata)
+            for tensor in filter(_has_storage, tensors_in(result)):
+                self._born.add(tensor.untyped_storage()._cdata)
         return result
 
-    def _keep(self, value):
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if not isinstance(tensor, torch.Tensor) or not _has_storage(tensor):
-                continue
+    def _keep(self, tensor):
+        if _has_storage(tensor):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._born and key not in self._before:
@@ -106,8 +101,8 @@ class _Writes(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _own_state(self, args, kwargs):
-        # The state of a generator of one's own is a tensor that is not written
-        # by operations. The innermost context has its numbers drawn.
+        # No operation writes the state of an explicit generator. Only the
+        # innermost context draws.
         if kwargs.get("generator") is not None or _DRAWING.get():
             yield
             return
@@ -124,28 +119,6 @@ class _Writes(TorchDispatchMode):
             _DRAWING.reset(token)
             self._generators[device.type] = get()
             put(before)
-
-
-class _Kind:
-    """What an operation does to memory and generators."""
-
-    def __init__(self, func):
-        schema = func._schema
-        self.written = [
-            (place, argument.name)
-            for place, argument in enumerate(schema.arguments)
-            if argument.name in _STATISTICS
-            or (argument.alias_info and argument.alias_info.is_write)
-        ]
-        self.makes = not any(result.alias_info for result in schema.returns)
-        self.draws = torch.Tag.nondeterministic_seeded in func.tags
-
-
-_KINDS: dict = {}
-
-
-def _kind(func):
-    return _KINDS.setdefault(func, _Kind(func))
 
 
 def _has_storage(tensor):
