@@ -186,6 +186,7 @@ export function createHistogram(store) {
     surface.canvas.setAttribute(
       "aria-label", `${caption.title}: ${caption.textContent}. ${words.textContent}`,
     );
+    surface.redraw();
   }
 
   function whyNone(name) {
