@@ -14,7 +14,6 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,8 +21,6 @@ from keras_mixprec import _clock
 from keras_mixprec._checks import check_integer
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.append_file import AppendFile
-from keras_mixprec.reporting.schema import COUNTERS
-from keras_mixprec.reporting.summaries import parse_event
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed.
 _MASK_DELTA = 0xA282EAD8
@@ -90,7 +87,6 @@ _ROW_STARTS = np.arange(_BLOCK - 1, -1, -1, dtype=np.intp) * 256
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-_HEADER_SIZE = _LENGTH.size + _CHECKSUM.size
 
 
 def frame(data: bytes) -> bytes:
@@ -104,28 +100,6 @@ def frame(data: bytes) -> bytes:
             _CHECKSUM.pack(masked_crc32c(data)),
         )
     )
-
-
-def read_records(path) -> Iterator[bytes]:
-    """Yields what each whole record of a file holds.
-
-    A record cut short, as a killed writer may leave one, or damaged ends the
-    file: nobody knows where the next one begins.
-
-    Args:
-        path: String or path-like. The file.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while len(header := file.read(_HEADER_SIZE)) == _HEADER_SIZE:
-            (length,) = _LENGTH.unpack_from(header)
-            # Asked before reading: a damaged length may be any number.
-            if file.tell() + length + _CHECKSUM.size > size:
-                return
-            data = file.read(length)
-            if header + data + file.read(_CHECKSUM.size) != frame(data):
-                return
-            yield data
 
 
 class EventFile:
@@ -299,43 +273,3 @@ def _next_name(folder):
         f"events.out.tfevents.{seconds:010d}.{len(earlier):06d}."
         f"{socket.gethostname()}.{os.getpid()}.mixprec"
     )
-
-
-_COUNTER = re.compile(rf"(?:{'|'.join(COUNTERS)})(?:/.+)?")
-
-
-def find_end(folder: str) -> tuple[int, dict[str, int]]:
-    """Reads the event files of a folder for where they end.
-
-    The files are the only witness that cannot disagree with themselves: a
-    note beside them would be behind after SIGKILL. Costs 1 to 2 s for
-    100,000 records of 1.5 kB, once, and nothing for a new folder.
-
-    Args:
-        folder: String. An existing folder.
-
-    Returns:
-        The first step that no tag has reached, and a dict from the tags of
-        `COUNTERS` to the last count. A file that is cut short or damaged counts
-        up to there.
-    """
-    next_step, counts = 0, {}
-    for path in event_file_paths(folder):
-        for event in _events(path):
-            values = event.summary.value
-            # The first event of a file is at step 0 and has no values.
-            next_step = max(next_step, event.step + 1 if values else 0)
-            counts |= {
-                value.tag: int(value.tensor.float_val[0])
-                for value in values
-                if _COUNTER.fullmatch(value.tag)
-            }
-    return next_step, counts
-
-
-def _events(path):
-    try:
-        for record in read_records(path):
-            yield parse_event(record)
-    except ValueError:
-        return

@@ -108,13 +108,19 @@ class RunFiles:
 
     def last_step(self) -> int:
         """Returns the last step that any table has, -1 without any."""
-        names = schema.EVENTS, schema.LAYERS, *schema.COLUMNS
+        names = schema.EVENTS, schema.LAYERS, schema.COUNTS, *schema.COLUMNS
         steps = [row.get("step") for name in names for row in self.rows(name)]
         families = schema.HEAT, schema.ERRORS
         tables = [table for name in families for table in self.tables(name)]
         steps += [table.steps[-1].item() for table in tables]
         known = (int(step or 0) for step in steps if is_step(step))
         return max(known, default=-1)
+
+    def counts(self) -> dict[str, int]:
+        """Returns the last value of each counter, by the tag of its curve."""
+        rows = self.rows(schema.COUNTS)
+        last = {t: x for row in rows for t, x in row.items() if is_step(x)}
+        return {t: int(x) for t, x in last.items() if schema.is_counter(t)}
 
     def calls_of_fit(self) -> int:
         """Returns how many calls of `fit` were logged."""

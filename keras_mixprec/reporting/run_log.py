@@ -21,7 +21,7 @@ from keras_mixprec.reporting.append_file import (
     claim_folder,
     open_lines,
 )
-from keras_mixprec.reporting.event_file import EventFile, find_end
+from keras_mixprec.reporting.event_file import EventFile
 from keras_mixprec.reporting.facts import STORY
 from keras_mixprec.reporting.layer_tables import LayerTables
 from keras_mixprec.reporting.run_files import RunFiles
@@ -82,9 +82,9 @@ class RunLog:
         self.story: list[dict] = []
         try:
             self.folder, events = claim_folder(log_dir)
-            next_step, self.counts = find_end(self.folder)
             known = RunFiles(self.folder)
-            self.next_step = max(next_step, known.last_step() + 1)
+            self.next_step = known.last_step() + 1
+            self.counts = known.counts()
             self.fits = known.calls_of_fit()
             self._events = EventFile(self.folder, self.next_step)
         except OSError as error:
@@ -123,6 +123,9 @@ class RunLog:
         Raises:
             ValueError: If a tag has this or a later step already.
         """
+        counts = {t: x for t, x in values.items() if schema.is_counter(t)}
+        # First, so that a run that is killed here does not repeat the step.
+        self._add(step, schema.COUNTS, [{"step": step, **counts}])
         self._draw(step, [summaries.scalar(*item) for item in values.items()])
 
     def text(self, step: int, tag: str, markdown: str) -> None:

@@ -24,8 +24,9 @@ SKIPPED_TAG = "mixprec/skipped_steps"
 NONFINITE_LOSSES_TAG = "mixprec/nonfinite_losses"
 NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
 
-# Curves that count on over all runs in a folder.
+# The curves that continue over all runs in a folder.
 COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
+COUNTS = "counts"
 
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 # In a row of the table of layers: the paths of the layers that feed it. Logs of
@@ -42,7 +43,6 @@ EVENTS_FILE = "events.jsonl"
 LAYERS = "layers"
 SCALE = "scale"
 LOSS = "loss"
-EPOCHS = "epochs"
 PERFORMANCE = "performance"
 HISTOGRAMS = "histograms"
 
@@ -100,8 +100,6 @@ class Row(NamedTuple):
 COLUMNS: dict[str, tuple] = {
     SCALE: ("step", "scale", "nonfinite_count", "iterations"),
     LOSS: ("step", "loss"),
-    # At the end of each epoch: the steps until it, and when it was, since 1970.
-    EPOCHS: ("step", "seconds"),
     PERFORMANCE: Row._fields,
 }
 
@@ -119,6 +117,11 @@ def is_run_folder(name: str) -> bool:
 def curve_tag(tag: str, optimizer: str) -> str:
     """Returns the tag of an optimizer's curve, `""` for an only one."""
     return f"{tag}/{optimizer}" if optimizer else tag
+
+
+def is_counter(tag: str) -> bool:
+    """Whether a curve counts, of one optimizer or of all."""
+    return tag.startswith(COUNTERS)
 
 
 def record_dtype(layers: int, metrics: int) -> np.dtype:

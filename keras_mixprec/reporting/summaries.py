@@ -194,18 +194,6 @@ def encode_event(
     return event.SerializeToString()
 
 
-def parse_event(data: bytes):
-    """Returns an event as TensorBoard's protocol buffer.
-
-    Raises:
-        ValueError: If `data` is no event.
-    """
-    try:
-        return event_pb2.Event.FromString(data)
-    except Exception as error:  # DecodeError, whose home moved between releases
-        raise ValueError(f"Not an event: {error}") from error
-
-
 def _string_tensor(text):
     return tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING, tensor_shape={}, string_val=[text]
