@@ -22,6 +22,7 @@ from keras_mixprec.reporting.facts import (
     moment,
 )
 from keras_mixprec.reporting.format_limits import (
+    SPARE_BITS,
     format_limits,
     is_wider,
     measured_against,
@@ -107,11 +108,66 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     by_path = {row["path"]: row for row in rows}
     fault, to_blame = fault_of_the_run(events), _culprits(events)
     because = fault["because"] if fault else None
-    return [
+    rows = [
         row
         | _blame(row, by_path, limit, row["path"] not in to_blame and because)
         for row in rows
     ]
+    shown = [row | {"headroom": _shown(row, limit)} for row in rows]
+    known = [x["headroom"] for x in shown if x["headroom"]]
+    known.sort(key=lambda x: (_ORDER.index(x["level"]), x["bits"]))
+    for rank, headroom in enumerate(known):
+        headroom["rank"] = rank
+    zeros = [e["paths"] for e in events if e["kind"] == "zero_gradients"]
+    zero = {path for paths in zeros for path in paths}
+    return [x | {"is_problem": _is_problem(x, zero)} for x in shown]
+
+
+# The levels of a headroom, the gravest first.
+_ORDER = ("bad", "passed", "warning", "quiet", "roomy", "beyond", "zero")
+
+
+def _shown(row, limit):
+    """The headroom as a table shows it, `None` if it was not measured."""
+    bits, dtype = row["least_headroom"], row["compute_dtype"]
+    if bits is None:
+        return None
+    own, wider = bits, is_wider(dtype, limit)
+    if wider:
+        above = [format_limits(x)["maximum_bits"] for x in (dtype, limit)]
+        own += above[0] - above[1]
+    level = _level(bits, wider)
+    texts = {
+        "bad": f"▲ {'not finite' if bits == -math.inf else 'overflow'}",
+        "beyond": f"beyond {limit}",
+        "zero": "all zero",
+    }
+    text = texts.get(level, f"{format_digits(round(own, 1))} bits")
+    title = f"{text} {format_moment(row['worst_step'], 'after')}"
+    if inside := row["inside"]:
+        text = "▲ " * inside["is_open"] + inside["short"]
+        title = inside["long"]
+    if passed := row["passed"]:
+        level, text, title = "passed", passed["short"], passed["long"]
+    return {"bits": own, "level": level, "text": text, "title": title}
+
+
+def _level(bits, wider):
+    """How grave a headroom is; a wider dtype holds what overflows in 16 bits."""
+    if bits == math.inf:
+        return "zero"
+    if wider and bits > -math.inf:
+        return "roomy" if bits > 0 else "beyond"
+    return "bad" if bits <= 0 else "warning" if bits < SPARE_BITS else "quiet"
+
+
+def _is_problem(row, zero):
+    """Whether something about a layer is still to be done."""
+    if row["path"] in zero or (row["verdicts"] and not row["repaired"]):
+        return True
+    if not row["headroom"] or row["lost_because"]:
+        return False
+    return row["headroom"]["level"] in ("bad", "passed", "warning", "zero")
 
 
 def with_changes(table: list, events: list) -> list[dict]:
@@ -239,23 +295,17 @@ def _still_holds(verdict, row, limit):
 
 def _inside_in_words(inside, dtype, limit, most):
     """What overflows inside of a layer, open until a wider dtype holds it."""
-    bits, numbers, by = math.log2(inside["largest"]) - most, "", ""
-    if bits > 0:
+    numbers = ""
+    if math.log2(inside["largest"]) > most:
         largest, holds = map(format_digits, (inside["largest"], 2**most))
         numbers = f": numbers up to {largest}, {limit} holds up to {holds}"
-        by = f" by {format_bits(bits)}" * (bits < math.inf)
     is_open = not is_wider(dtype, limit)
-    short, amount = f"beyond {limit} inside the layer", f"beyond {limit}"
-    more = f", computed in {dtype}"
+    short, more = f"beyond {limit} inside the layer", f", computed in {dtype}"
     if is_open:
-        short, amount = "overflow inside the layer", "overflow"
+        short = "overflow inside the layer"
         more = f", found {format_moment(inside['step'])}"
-    return {
-        "long": f"{short}{numbers}{more}",
-        "short": short,
-        "amount": f"{amount} inside{by}",
-        "is_open": is_open,
-    }
+    long = f"{short}{numbers}{more}"
+    return {"long": long, "short": short, "is_open": is_open}
 
 
 def _outputs(row):

@@ -6,7 +6,7 @@ import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
-import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
+import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
@@ -70,11 +70,11 @@ export function createHeatCard(store) {
 
   function fillMetrics() {
     const { runData, metric } = store.state;
-    const groups = [...groupMetrics(runData?.heat?.metrics ?? [])];
-    select.replaceChildren(...groups.map(([group, metrics]) => {
-      return element("optgroup", { label: group }, ...metrics.map(({ name, title }) => {
-        return element("option", { value: name }, title);
-      }));
+    const metrics = runData?.heat?.metrics ?? [];
+    const groups = new Set(metrics.map(({ group }) => group));
+    select.replaceChildren(...[...groups].map((label) => {
+      return element("optgroup", { label }, ...metrics.filter(({ group }) => group === label)
+        .map(({ name, title }) => element("option", { value: name }, title)));
     }));
     select.value = metric ?? "";
   }
@@ -123,8 +123,6 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
-  const rowsOfTable = (heat, layers) => worstOfRows(heat, layers, layerChoice(store.state), formatOf());
-
   // What the rows come down to: a picture cannot be heard.
   function updateTable() {
     const { runData, heat } = store.state;
@@ -132,7 +130,7 @@ export function createHeatCard(store) {
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, ["after step", formatInteger]],
-      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
+      worstOfRows(heat, layers, layerChoice(store.state), formatOf()).map(({ name, value, step, wider, isBad, origin }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? origin.short :
           valueInWords(metric.kind, value, wider, formatOf()),
         step,

@@ -5,7 +5,7 @@ import { ownHeadroom, widerAt } from "./precision.js";
 
 // A row that the table of layers does not have is found by its name alone.
 function unknown(path) {
-  return { path, class: "", compute_dtype: null, verdicts: [], least_headroom: null };
+  return { path, class: "", compute_dtype: null, verdicts: [] };
 }
 
 /**

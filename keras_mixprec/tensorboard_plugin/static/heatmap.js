@@ -1,6 +1,4 @@
-import {
-  clamp, labelStride, stepDomain,
-} from "./scales.js";
+import { clamp, stepDomain } from "./scales.js";
 import { chooseStep } from "./actions.js";
 import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
@@ -251,7 +249,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }
 
   function drawLabels(context, seen) {
-    const stride = labelStride(rowHeight, 11);
+    const stride = Math.max(1, Math.ceil(11 / rowHeight));
     const heat = heatOf();
     const nameOf = namesOf(heat);
     const chosenRow = rowOfCall(rows, heat.layers, store.state.layer);

@@ -1,4 +1,3 @@
-import { formatShare } from "./format.js";
 import { countAtMost } from "./scales.js";
 
 // Where infinities and NaNs are counted: no finite float32 has this exponent.
@@ -31,15 +30,6 @@ export function shareByZone(bars, format) {
     shares[zoneOf(bar.exponent, format)] += bar.count / total;
   }
   return shares;
-}
-
-/**
- * A share of parts that add up: what is almost all of them has two more digits.
- * @param {number} share
- */
-export function partInWordsOf(share) {
-  const hundredths = Math.floor(share * 1e4) / 100;
-  return hundredths > 99 && share < 1 ? `${hundredths}%` : formatShare(share);
 }
 
 export function exponentDomain(bars, format) {

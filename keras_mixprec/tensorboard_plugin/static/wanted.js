@@ -34,7 +34,7 @@ export function histogramLayer(state) {
   if (listed.has(culprit)) return culprit;
   const [first] = listed;
   const known = layers.filter((layer) => listed.has(layer.path));
-  return known.length ? worstLayer(known, state.runData.format?.name).path : first ?? null;
+  return known.length ? worstLayer(known).path : first ?? null;
 }
 
 /** That a layer is shown while none is chosen. */
