@@ -1,8 +1,8 @@
-"""The layers of a run: what they compute in, what was found, who is to blame.
+"""The layers of a run: dtypes, findings, and which layer is to blame.
 
-All layers behind one that overflows are not finite, and so are all gradients
-where the loss is not: a verdict names the one that is to blame. Where training
-diverged or weights were lost, no layer is.
+After a layer that overflows every layer is non-finite, and after a non-finite
+loss every gradient is. A verdict names the layer to blame. No layer is to blame
+if training diverged or weights were lost.
 """
 
 import collections
@@ -36,7 +36,7 @@ from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
 from keras_mixprec.reporting.told import mark_of, words
 from keras_mixprec.verdict_kinds import KINDS
 
-# Part: what its least headroom and the step of it are called.
+# The keys of the least headroom and of its step, by part.
 _LEAST = {
     "activation": ("least_headroom", "worst_step"),
     "gradient": ("least_gradient_headroom", "worst_gradient_step"),
@@ -47,14 +47,14 @@ _BACKWARD = ("backward_overflow",)
 
 
 def read_layers(rows: list) -> list[dict]:
-    """Returns the table of layers as it was last.
+    """Returns the last table of layers.
 
     Args:
         rows: List of dicts, the table at the start and after each change.
 
     Returns:
-        List of dicts. `"dtypes"` of each is a list of pairs: after which step
-        it computed in which dtype.
+        List of dicts. `"dtypes"` of each is a list of pairs of a step and the
+        dtype that the layer computed in after it.
     """
     history: dict = {}
     table: list = []
@@ -71,7 +71,7 @@ def read_layers(rows: list) -> list[dict]:
 
 
 def _with_feeders(layer):
-    """A row with its feeders, if all of those are names of layers."""
+    """A row with its feeders, unless they are damaged."""
     feeders = layer.get(FED_BY)
     if isinstance(feeders, list) and all(isinstance(x, str) for x in feeders):
         return layer
@@ -79,12 +79,12 @@ def _with_feeders(layer):
 
 
 def layers_of(table: list, events: list, tables: list) -> list[dict]:
-    """Returns the table of layers with what is known of each.
+    """Returns the table of layers with all that the log knows about them.
 
     Args:
-        table: List of dicts, as `read_layers` returns them.
+        table: List of dicts from `read_layers`.
         events: List of dicts, by rising step.
-        tables: List of `Table`, what was measured.
+        tables: List of `Table`, the measurements.
 
     Returns:
         List of dicts, with the keys that `docs/files.md` describes.
@@ -153,7 +153,7 @@ def _shown(row, limit):
 
 
 def _level(bits, wider):
-    """How grave a headroom is; a wider dtype holds what overflows in 16 bits."""
+    """The level of a headroom; a wider dtype may go beyond 16 bits."""
     if bits == math.inf:
         return "zero"
     if wider and bits > -math.inf:
@@ -171,9 +171,9 @@ def _is_problem(row, zero):
 
 
 def with_changes(table: list, events: list) -> list[dict]:
-    """Returns the table with each change of a dtype, and why it holds now.
+    """Returns the table with each change of a dtype, and the reason for it.
 
-    A table is logged at the end of an epoch, a change at its own step.
+    The log has the table at the end of an epoch, a change at its own step.
     """
     changes = collections.defaultdict(list)
     for event in events:
@@ -191,7 +191,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # Not if it is undone, or was in an earlier run.
+    # It may have been undone since.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])
@@ -217,12 +217,12 @@ def _findings(verdicts, over):
 
 
 def _least_headroom(rows, tables):
-    """By part and path, the least headroom and its step.
+    """The least headroom and its step, by part and path.
 
-    Of gradients with the loss scale, without those of steps that overflowed,
-    since a dynamic loss scale is found by these. Only since the last change of
-    precision: what overflowed before that is in the findings. Infinite if all
-    numbers were zero.
+    It counts from the last change of precision, because earlier overflows are
+    findings. Gradients include the loss scale, but not the steps that
+    overflowed: a dynamic loss scale needs those. If all numbers were zero, it
+    is infinite.
     """
     since = max((s for row in rows for s, _ in row["dtypes"][1:]), default=-1)
     paths = {row["path"] for row in rows}
@@ -245,9 +245,9 @@ def _least_headroom(rows, tables):
 
 
 def _headroom(row, least, verdicts, limit):
-    """What is left, used up where something overflows on the way to outputs.
+    """The headroom of a layer, used up if it overflows inside.
 
-    A sum may overflow on the way to a mean, and show in no other number.
+    A sum may overflow before it becomes a mean, which no other number shows.
     """
     own: dict = {"inside": None}
     for part, names in _LEAST.items():
@@ -260,7 +260,7 @@ def _headroom(row, least, verdicts, limit):
             continue
         bits = min(most - math.log2(largest), 0.0)
         left, step = own["least_headroom"], moment(verdict)
-        # Outputs that are not finite, or as large, say more.
+        # Larger or non-finite outputs matter more.
         if left is None or left > bits:
             inside = {"step": step, "largest": largest, "outputs": left}
             inside |= _inside_in_words(
@@ -275,7 +275,7 @@ def _headroom(row, least, verdicts, limit):
 
 
 def _largest_inside(verdict):
-    """0 if it does not say, as a forecast does not."""
+    """0 if the verdict does not say, such as a forecast."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
     try:
@@ -285,16 +285,16 @@ def _largest_inside(verdict):
 
 
 def _still_holds(verdict, row, limit):
-    """Whether its dtype would make it overflow, or is wider because of that."""
+    """Whether the layer overflows in its dtype, or is wider because of that."""
     if is_repaired("forward_overflow", dtype_now(row)):
         return row["compute_dtype"] != limit
-    # One that was demoted and has returned since was found sound.
+    # A layer that has returned to 16 bits was found sound.
     changed = row["dtypes"][-1][0] if row["dtypes"][1:] else -1
     return verdict["step"] > changed
 
 
 def _inside_in_words(inside, dtype, limit, most):
-    """What overflows inside of a layer, open until a wider dtype holds it."""
+    """The words for an overflow inside a layer; a wider dtype closes it."""
     numbers = ""
     if math.log2(inside["largest"]) > most:
         largest, holds = map(format_digits, (inside["largest"], 2**most))
@@ -309,12 +309,12 @@ def _inside_in_words(inside, dtype, limit, most):
 
 
 def _outputs(row):
-    """The least headroom of what it returns, whatever overflows inside."""
+    """The least headroom of the outputs alone."""
     return row["inside"]["outputs"] if row["inside"] else row["least_headroom"]
 
 
 def _blame(row, by_path, limit, because):
-    """Which layer, or what else, made it infinite or NaN, or all zero."""
+    """Why a layer is infinite, NaN or all zero."""
     made, source = _outputs(row), row["passes_on"].get("activation")
     origin = by_path.get(source)
     passed = (
@@ -332,10 +332,11 @@ def _blame(row, by_path, limit, because):
 
 
 def _in_words(because, path, is_zero):
-    """What is not a layer's own doing, in a long and a short form."""
+    """A cause outside the layer, in a long and a short form."""
     if because:
         return {
-            "long": f"infinite or NaN because {because}: no fault of the layer",
+            "long": f"infinite or NaN because {because}, not because of "
+            "the layer",
             "short": f"not finite: {because}",
         }
     what = "all zero" if is_zero else "not finite"
@@ -344,7 +345,7 @@ def _in_words(because, path, is_zero):
 
 
 def left_in_words(row: dict, key: str = "least_headroom") -> str:
-    """Returns what is left of the headroom of a layer, with a mark if nothing.
+    """Returns the headroom of a layer in words, with a mark on an overflow.
 
     Args:
         row: Dict, a row of the table of layers.
@@ -359,9 +360,7 @@ def left_in_words(row: dict, key: str = "least_headroom") -> str:
 
 
 def passes_on(table: list, events: list) -> dict[str, dict]:
-    """Returns from which layer each would have received what is not finite.
-
-    Whether anything was not finite is another matter.
+    """Returns the layer from which each would receive non-finite numbers.
 
     Args:
         table: List of dicts, the layers in the order of the model.
@@ -369,8 +368,8 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
     Returns:
         Dict from paths to a dict of paths by part, `"activation"` and
-        `"gradient"`, without those parts in which a layer has a verdict of its
-        own, or none is before it that does.
+        `"gradient"`. A part is missing if the layer has a verdict itself, or
+        no layer before it has one.
     """
     paths = [layer["path"] for layer in table]
     culprits = [_culprits(events, kinds) for kinds in (_FORWARD, _BACKWARD)]
@@ -383,7 +382,7 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
     else:
         activation = _later(forward, paths)
         gradient = _later(backward, paths[::-1])
-    if forward:  # The loss is not finite, so no gradient is.
+    if forward:  # The loss is non-finite, so every gradient is.
         gradient = dict.fromkeys(paths, forward[0]) | gradient
     parts = {"activation": activation, "gradient": gradient}
     return {
@@ -398,11 +397,11 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
 
 def fault_of_the_run(events: Iterable) -> dict | None:
-    """Returns what makes layers infinite or NaN that are all not to blame.
+    """Returns why layers are infinite or NaN without being to blame.
 
     Returns:
-        Dict with `"because"`, a clause, and `"since"`, the first step that is
-        known to have failed; `None` if no verdict says so.
+        Dict with `"because"`, a clause, and `"since"`, the first step that
+        failed as far as known; `None` if no verdict says so.
     """
     found = []
     for event in events:
@@ -415,7 +414,7 @@ def fault_of_the_run(events: Iterable) -> dict | None:
             because = (
                 "training diverged" if diverged else "float32 fails as well"
             )
-            # That weights are lost comes of a divergence.
+            # A divergence explains lost weights.
             found.insert(0, (because, since))
         elif event["verdict"] == "weights_lost":
             found.append(("weights were lost", since))
@@ -425,10 +424,10 @@ def fault_of_the_run(events: Iterable) -> dict | None:
 
 
 def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
-    """Returns where layers show what they did not make themselves.
+    """Returns the cells whose cause is outside their layer.
 
-    Infinities and NaNs are passed on, and outputs that are all zero. Gradients
-    that are zero may have vanished on their own.
+    Layers pass on infinities, NaNs and outputs that are all zero. Zero
+    gradients may have vanished on their own.
 
     Args:
         grid: `Grid` of the metric.
@@ -437,8 +436,8 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
         events: List of dicts.
 
     Returns:
-        List of dicts, each origin in a `"long"` and a `"short"` form, and an
-        integer array `[layers, columns]`, the place of an origin in the list,
+        List of dicts, the origins in a `"long"` and a `"short"` form, and an
+        integer array `[layers, columns]`, the index of an origin in the list,
         or -1.
     """
     origins: list = []
@@ -454,7 +453,7 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
 
 
 def _passed(grid, metric, part, table, events):
-    """What made columns of a row, as `_in_words` takes it; later ones win."""
+    """Arguments of `_in_words`, a row and its columns; later ones win."""
     known = passes_on(table, events)
     paths = [layer_of(call, known) for call in grid.layers]
     rows = collections.defaultdict(list)
@@ -464,7 +463,7 @@ def _passed(grid, metric, part, table, events):
     lost = grid.worst > 0 if is_count else grid.worst == -np.inf
     zero = (grid.worst == np.inf) & (part == "activation" and not is_count)
     if fault := fault_of_the_run(events):
-        # Gradients of before may have overflowed in a search for the scale.
+        # Earlier gradients may have overflowed in a search for the scale.
         late = grid.last >= (fault["since"] if part == "gradient" else 0)
         to_blame = _culprits(events)
         for row, path in enumerate(paths):
@@ -478,7 +477,7 @@ def _passed(grid, metric, part, table, events):
             yield (None, origin, is_zero), row, made
 
 
-# As the names of metrics have them; weights last, of which gradients are.
+# Parts in the names of metrics; `weight` last, because of `weight_gradient`.
 _PARTS = ("activation", "gradient", "weight")
 
 
@@ -493,16 +492,16 @@ def _culprits(events, kinds=_FORWARD + _BACKWARD):
 
 
 def _holders(path):
-    """`a/b/c` is in `a` and in `a/b`; the innermost first."""
+    """Layers that hold `a/b/c`: `a/b` and `a`, in this order."""
     folders = path.split("/")[:-1]
     return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
 
 
 def _behind(fed_by):
-    """By path, what a layer feeds, and what it is in.
+    """The layers that each layer feeds, and those that hold it, by path.
 
-    A layer that is called inside another is fed by what feeds that one: a log
-    has no feeders of what is called in a layer's own `call`.
+    The log has no feeders for layers that another layer calls. The feeders of
+    that other layer stand in for them.
     """
     edges = {path: _holders(path) for path in fed_by}
     for path, own in fed_by.items():
@@ -513,7 +512,7 @@ def _behind(fed_by):
 
 
 def _reached(sources, edges):
-    """From which source each is reached first, over the fewest edges."""
+    """The nearest source of each path that is reached."""
     origins = {source: source for source in sources}
     queue = collections.deque(sources)
     while queue:
@@ -526,7 +525,7 @@ def _reached(sources, edges):
 
 
 def _later(sources, paths):
-    """Without a graph: the last source before each in the model's order."""
+    """The last source before each path, for models without a graph."""
     origins, last = {}, None
     for path in paths:
         last = path if path in sources else last
