@@ -7,7 +7,7 @@ from typing import Any
 from keras_mixprec import _clock
 from keras_mixprec.reporting.text_formats import to_json
 
-# Characters that MLflow forbids in names, and its maximum of metrics in a call.
+# MLflow forbids these characters in names, and more metrics in one call.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MOST = 1000
 
@@ -19,8 +19,8 @@ class MLflowLogger:
     """Logs to a run of MLflow, from `MixPrecMonitor(loggers=[...])`.
 
     Metrics have the tags of TensorBoard. Settings and the summary become tags
-    of the run. `mixprec/events.jsonl` and `mixprec/report.html` are its artifacts.
-    Install it with `pip install keras-mixprec[mlflow]`.
+    of the run. Its artifacts are `mixprec/events.jsonl` and
+    `mixprec/report.html`. Install it with `pip install keras-mixprec[mlflow]`.
 
     Args:
         run_id: String. Defaults to `None`, the active run.

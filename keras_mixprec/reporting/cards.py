@@ -83,7 +83,6 @@ def overview(run) -> dict:
     if finding:
         named = {"event": "place", "repaired": "repaired", "level": "level"}
         finding = {name: finding[key] for name, key in named.items()}
-    parts = run.histograms.items()
     return {
         "run": run.name,
         "last_step": run.last_step,
@@ -105,7 +104,7 @@ def overview(run) -> dict:
         "format": run.format,
         "withheld": _last(run, "ranges_withheld"),
         "trade_off": run.trade_off,
-        "histograms": {part: sorted(layers) for part, layers in parts},
+        "histograms": run.histogram_layers,
     }
 
 
@@ -273,14 +272,11 @@ def _scale(run) -> Iterator[Card]:
         first, *_, last = scale * 2
         said = format_power(first)
         if min(scale) != max(scale):
-            ends = {"lowest": min(scale), "highest": max(scale)}
-            beyond = ", ".join(
-                f"{which} {format_power(bits)}"
-                for which, bits in ends.items()
-                if bits not in (first, last)
-            )
             said += f" -> {format_power(last)}"
-            said += f" ({beyond})" if beyond else ""
+            ends = {"lowest": min(scale), "highest": max(scale)}
+            ends = {n: x for n, x in ends.items() if x not in (first, last)}
+            named = ", ".join(f"{n} {format_power(x)}" for n, x in ends.items())
+            said += f" ({named})" if named else ""
         if event := low.pop(name, None):
             advice = "" if event.get("cause") in told else event["advice"]
             said = in_sentences(said, harm(event, run), advice)
@@ -372,21 +368,17 @@ def _notes(run) -> Iterator[Card]:
     """Notes about the run as a whole."""
     found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
     known = any(name.startswith("samples_of_") for n in found for name in n)
+    # It starts with a dtype, which must not be capitalized.
+    rewritten = _ended(_last(run, "graph_rewrite"))
+    yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
-        ("graph_rewrite", "Graph rewrite"),
         ("ignored_variable", "Environment"),
-        ("bad_batches", "Data"),
+        # Sample numbers are more useful than rows of batches.
+        *[("bad_batches", "Data")] * (not known),
         (UNREADABLE, "Log"),
         ("ranges_withheld", "Not measured"),
     ):
-        # Sample numbers are more useful than rows of batches.
-        if not (known and kind == "bad_batches"):
-            text = _last(run, kind)
-            # It starts with a dtype, which must not be capitalized.
-            as_it_is = kind == "graph_rewrite" and text
-            yield Card(
-                kind, title, f"{text}." if as_it_is else in_sentences(text)
-            )
+        yield Card(kind, title, in_sentences(_last(run, kind)))
 
 
 # The key figures.
@@ -466,7 +458,7 @@ def _least(run, part, key, step_key, place) -> Iterator[dict]:
         about = f"{worst['path']}, {when}{scaled * (part == 'gradients')}"
         close = "warning" if bits < SPARE_BITS else None
         yield figure | {
-            "text": left_in_words(worst, key),
+            "text": left_in_words(bits),
             "title": f"{about}: the least since dtypes last changed",
             "layer": worst["path"],
             "level": "bad" if bits <= 0 else close,

@@ -291,10 +291,8 @@ class _Story:
             when = "" if self._causes else self._found(event)
             yield event, f"weights are not finite{when}"
         elif self._is_collapsed() and not self._causes:
-            yield (
-                self._first["scale_collapsed"],
-                "the loss scale reached its minimum",
-            )
+            event = self._first["scale_collapsed"]
+            yield event, "the loss scale reached its minimum"
         yield from ((event, event["message"]) for event in self._warned)
         for kind, clause in _OUTCOMES.items():
             if event := last.get(kind):
@@ -418,13 +416,11 @@ class _Story:
         changed = next(filter(None, map(self._scale_set, self._causes)), None)
         scale = f", and {self.is_over(changed)}" if changed else ""
         if self._scale_set(first):
-            dtypes = {dtype for _, dtype in self.demoted.values()}
-            if not dtypes:
+            if not self.demoted:
                 return scale
+            dtypes = sorted({dtype for _, dtype in self.demoted.values()})
             count = format_count(len(self.demoted), "layer")
-            return (
-                f"{scale} and {count} demoted to {' and '.join(sorted(dtypes))}"
-            )
+            return f"{scale} and {count} demoted to {' and '.join(dtypes)}"
         if asks_for_scale(first) or layer is None:
             return ""
         if layer in self.demoted and over:
@@ -443,10 +439,8 @@ class _Story:
             if event.get("dry_run") and layer in event.get("layers", {}):
                 after = dtype_of(event["layers"][layer]["after"])
                 return f" and would be demoted to {after} (dry run)"
-        now = self._now.get(layer)
-        return (
-            f" and {'are' if several else 'is'} still in {now}" if now else ""
-        )
+        verb, now = "are" if several else "is", self._now.get(layer)
+        return f" and {verb} still in {now}" if now else ""
 
     def _scale_set(self, verdict):
         return verdict if scale_set(verdict, self._facts.events) else None
@@ -486,8 +480,9 @@ def _steps(facts, quiet):
     steps, taken = facts.steps, format_count(facts.steps, "step")
     of = ""
     if facts.fits > 1:
-        fit = f"fit {facts.fits} of {facts.fits}"
-        of = f"in {fit} (from step {facts.first:,}): "
+        of = (
+            f"in fit {facts.fits} of {facts.fits} (from step {facts.first:,}): "
+        )
     total = max(facts.skipped.values(), default=0)
     if not total:
         none = ", none skipped" if facts.skipped and steps else ""
@@ -508,11 +503,8 @@ def _steps(facts, quiet):
         falling = ", with the loss scale still falling"
         settled = " while the loss scale settled"
         why = falling if facts.in_a_row else settled
-    count = (
-        f"{total:,} of {taken}"
-        if total < steps or not steps
-        else f"all {taken}"
-    )
+    is_all = steps and total >= steps
+    count = f"all {taken}" if is_all else f"{total:,} of {taken}"
     return f"{of}{count} skipped{why}{last}"
 
 

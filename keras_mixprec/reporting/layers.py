@@ -137,12 +137,8 @@ def _shown(row, limit):
         above = [format_limits(x)["maximum_bits"] for x in (dtype, limit)]
         own += above[0] - above[1]
     level = _level(bits, wider)
-    texts = {
-        "bad": f"▲ {'not finite' if bits == -math.inf else 'overflow'}",
-        "beyond": f"beyond {limit}",
-        "zero": "all zero",
-    }
-    text = texts.get(level, f"{format_digits(round(own, 1))} bits")
+    texts = {"beyond": f"beyond {limit}", "zero": "all zero"}
+    text = texts.get(level) or left_in_words(own)
     title = f"{text} {format_moment(row['worst_step'], 'after')}"
     if inside := row["inside"]:
         text = "▲ " * inside["is_open"] + inside["short"]
@@ -344,16 +340,8 @@ def _in_words(because, path, is_zero):
     return {"long": f"{short}, which has a verdict", "short": short}
 
 
-def left_in_words(row: dict, key: str = "least_headroom") -> str:
-    """Returns the headroom of a layer in words, with a mark on an overflow.
-
-    Args:
-        row: Dict, a row of the table of layers.
-        key: String. Which headroom. Defaults to that of activations.
-    """
-    bits = row[key]
-    if row["inside"] and key == "least_headroom":
-        return "▲ overflow inside"
+def left_in_words(bits: float) -> str:
+    """Returns headroom in words, with a mark on an overflow."""
     if bits == -math.inf or bits > 0:
         return "▲ " * (bits < 0) + format_bits(bits)
     return "▲ overflow"

@@ -46,10 +46,8 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
         rows: List of `Row` of one `fit`, not empty.
         layers: List of dicts, the table of layers.
     """
-    rates, weights = (
-        [rates_of(row) for row in rows],
-        [row.steps for row in rows],
-    )
+    rates = [rates_of(row) for row in rows]
+    weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     found = {name: _weighted(own, weights) for name, own in values.items()}
     # The size of TensorFlow's first batches is not known.
@@ -60,10 +58,9 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
     narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
     saved = sum(map(parameters, narrow)) / 2
     share = share_in_16_bits(layers) if knows_flops(layers) else None
+    pace = samples / steps / found["step_time"] if steps else None
     return found | {
-        "samples_per_second": samples / steps / found["step_time"]
-        if steps
-        else None,
+        "samples_per_second": pace,
         "step_time_p95": _percentile_95(rows),
         "measured_steps": int(sum(weights)),
         "overhead_share": values["overhead_share"][-1],
@@ -126,16 +123,13 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
     if half is not None and time > _FEW_SLOW * half:
         parts.append(f"a few steps are slow: half took at most {_time(half)}")
     if skipped > _MOST_SKIPPED:
-        share = format_share(skipped)
-        parts.append(
-            f"{share} of the steps were skipped, which takes less time"
-        )
+        gone = f"{format_share(skipped)} of the steps were skipped"
+        parts.append(f"{gone}, which takes less time")
     if values["peak_memory"] is not None:
         parts.append(f"peak memory {format_bytes(values['peak_memory'])}")
-    overhead = (
-        f"{watchers}: {format_share(values['overhead_share'])} of the time"
-    )
-    parts.append(f"{overhead}, and {_time(values['once_seconds'])} once")
+    overhead = format_share(values["overhead_share"])
+    once = _time(values["once_seconds"])
+    parts.append(f"{watchers}: {overhead} of the time, and {once} once")
     return f"{'; '.join(parts)}."
 
 

@@ -186,6 +186,16 @@ class Run:
         last = self.settings.get("step", 0)
         return [row for row in rows if row.step > last and row.is_timed()]
 
+    @property
+    def histogram_layers(self) -> dict[str, list]:
+        """The names of calls of layers that have histograms, by part."""
+        # Without the numbers, which take most of the time.
+        rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
+        found: dict = {part: set() for part in schema.EXPONENTS}
+        for row in rows:
+            found.get(str(row.get("part")), set()).add(str(row.get("layer")))
+        return {part: sorted(names) for part, names in found.items()}
+
     @functools.cached_property
     def histograms(self) -> dict:
         """The rows of histograms by part, then by the call of a layer."""

@@ -66,12 +66,15 @@ class RunFiles:
     def __hash__(self):
         return hash(self._version)
 
-    def rows(self, table: str, mark: bytes = b"") -> list[dict]:
+    def rows(
+        self, table: str, mark: bytes = b"", until: bytes | None = None
+    ) -> list[dict]:
         """Returns the rows of a table, none if there is no such table.
 
         Args:
             table: String, a name of `schema`.
             mark: Bytes. Returns only rows whose text contains them.
+            until: Bytes. Reads only the fields before this one.
 
         Raises:
             OSError: If it was removed meanwhile.
@@ -82,6 +85,8 @@ class RunFiles:
         with open(os.path.join(self._folder, name), "rb") as file:
             # The last line may be incomplete.
             *lines, _ = file.read().split(b"\n")
+        if until is not None:
+            lines = [line.partition(until)[0] + b"}" for line in lines]
         found = (parse_json(line, dict) for line in lines if mark in line)
         return [row for row in found if row]
 

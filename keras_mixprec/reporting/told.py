@@ -186,8 +186,8 @@ def _in_json(event):
     known = ("kind", "step", "wall_time", "level")
     rest = {name: x for name, x in event.items() if name not in known}
     text = f"{event['kind']} {to_json(rest)}"
-    named = {"title": words(event["kind"]), "text": text}
-    return named | {"details": [], "layers": [], "fixes": {}}
+    about = {"title": words(event["kind"]), "text": text}
+    return about | {"details": [], "layers": [], "fixes": {}}
 
 
 class _Words(dict):

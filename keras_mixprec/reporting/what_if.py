@@ -138,27 +138,24 @@ def what_if(
 
 def _row(layer, found):
     level, said = _STATES[found.state]
-    is_empty = _is_empty(found.window)
-    cells = {
-        "activations": {
-            "text": found.activation.text,
-            "level": _STATES[found.activation.state][0],
-        },
-        "gradients": {
-            "text": _window_in_words(found.window),
-            "level": "bad" if is_empty else None,
-        },
-        "weights": {
-            "text": found.weight.text
-            if layer.get("parameters") != 0
-            else "none",
-            "level": _STATES[found.weight.state][0],
-        },
+    activation, weight = (
+        {"text": part.text, "level": _STATES[part.state][0]}
+        for part in (found.activation, found.weight)
+    )
+    if found.refused and activation["level"] != "bad":
+        activation = {"text": found.refused, "level": "bad"}
+    if layer.get("parameters") == 0:
+        weight["text"] = "none"
+    empty = "bad" if _is_empty(found.window) else None
+    return {
+        "path": layer["path"],
+        "state": found.state,
+        "said": said,
+        "level": level,
+        "activations": activation,
+        "gradients": {"text": _window_in_words(found.window), "level": empty},
+        "weights": weight,
     }
-    if found.refused and cells["activations"]["level"] != "bad":
-        cells["activations"] = {"text": found.refused, "level": "bad"}
-    about = {"path": layer["path"], "state": found.state}
-    return about | {"said": said, "level": level} | cells
 
 
 def _judged(layer, own, dtype):
@@ -189,8 +186,8 @@ def _judged(layer, own, dtype):
     states = {activation.state, weight.state}
     states |= {"refused"} if kinds else set()
     states |= {"no scale"} if _is_empty(window) else set()
-    grave = [x for x in _ORDER[: _ORDER.index("passed")] if x in states]
-    state = grave[0] if grave else activation.state
+    grave = (x for x in _ORDER[: _ORDER.index("passed")] if x in states)
+    state = next(grave, activation.state)
     return _Judged(state, activation, weight, window, said)
 
 
