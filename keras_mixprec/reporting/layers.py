@@ -118,8 +118,8 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     known.sort(key=lambda x: (_ORDER.index(x["level"]), x["bits"]))
     for rank, headroom in enumerate(known):
         headroom["rank"] = rank
-    zeros = [e["paths"] for e in events if e["kind"] == "zero_gradients"]
-    zero = {path for paths in zeros for path in paths}
+    zeros = (e for e in events if e["kind"] == "zero_gradients")
+    zero = {str(path) for event in zeros for path in event.get("paths", [])}
     return [x | {"is_problem": _is_problem(x, zero)} for x in shown]
 
 
@@ -139,7 +139,12 @@ def _shown(row, limit):
     level = _level(bits, wider)
     texts = {"beyond": f"beyond {limit}", "zero": "all zero"}
     text = texts.get(level) or left_in_words(own)
-    title = f"{text} {format_moment(row['worst_step'], 'after')}"
+    title = text
+    if wider and abs(bits) < math.inf:
+        how = "if it were" if bits > 0 else "beyond"
+        other = f"{format_bits(abs(bits))} {how} {limit}"
+        title = f"{format_bits(own)} left in {dtype}, {other}"
+    title += f" {format_moment(row['worst_step'], 'after')}"
     if inside := row["inside"]:
         text = "▲ " * inside["is_open"] + inside["short"]
         title = inside["long"]

@@ -192,7 +192,7 @@ def _whether_done(event, events, course):
     if stands is None:
         return ""
     if not stands:
-        return " No loss is known since the repair. Train on to see it fall."
+        return " No loss is known since the repair, so train on to see it fall."
     return (
         f" {stands} Look for another cause, such as the learning rate or the "
         "data."

@@ -13,9 +13,9 @@ import { stepTicks } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
-// On the right there is room for what the limits are, beside the curves.
+// The names of the limits need room on the right.
 const PLACE = { left: 54, right: 100, top: 12, axis: 30 };
-// As high as the card beside it leaves room for.
+// The plot fills the height of the card next to it.
 const HEIGHTS = [260, 480];
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [

@@ -88,7 +88,7 @@ export function revealIn(scroller, row, margin = 0) {
   if (inner.top < outer.top + margin) {
     scroller.scrollTop -= outer.top + margin - inner.top;
   } else if (inner.bottom > outer.top + scroller.clientHeight) {
-    // Of a row that is taller the beginning stays in view.
+    // The beginning of a taller row stays in view.
     const below = inner.bottom - outer.top - scroller.clientHeight;
     scroller.scrollTop += Math.min(below, inner.top - outer.top - margin);
   }

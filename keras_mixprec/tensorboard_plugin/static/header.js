@@ -36,7 +36,7 @@ export function createHeader(store, { offline, copyLink }) {
     run.disabled = !runs.length;
   }
 
-  // What a figure of a run leads to: an event by its place, or a layer.
+  // The action of a figure: it brings an event or a layer into view.
   function actionOf(data, { event = null, layer = null }) {
     const row = event === null ? null : rowOfEvent(data, event);
     if (row) return () => bringEvent(store, row);

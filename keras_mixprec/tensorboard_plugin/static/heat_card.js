@@ -10,7 +10,7 @@ import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-// Of all steps: a reading is missing if the last one is before.
+// Readings are missing if the last one is before this share of the steps.
 const LATE = 0.9;
 
 // The shorter one stops at its end, which must not pull the longer one back.
@@ -123,7 +123,7 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
-  // What the rows come down to: a picture cannot be heard.
+  // The rows in numbers, because a screen reader cannot read a picture.
   function updateTable() {
     const { runData, heat } = store.state;
     const metric = metricOf(runData, heat?.metric);

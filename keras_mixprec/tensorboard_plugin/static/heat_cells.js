@@ -36,7 +36,7 @@ export function pictureOfCells(rows, kind) {
 }
 
 /**
- * Where a row is of a level.
+ * The stretches of a level in a row.
  * @returns {number[][]} First pixel and width of each stretch.
  */
 export function stretchesOf({ ranks }, level) {

@@ -70,7 +70,7 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
   return { values, columns, source, ranks };
 }
 
-// Whether a row overflows now: not alone before a repair.
+// Whether a row overflows after the last repair.
 export function isBadSince({ ranks, columns }, { until }, step) {
   return ranks.some((rank, pixel) => GRAVEST[rank] === "bad" && until[columns[pixel]] > step);
 }

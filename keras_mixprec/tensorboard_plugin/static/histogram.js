@@ -163,7 +163,7 @@ export function createHistogram(store) {
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
-    // Until the one that was asked for is here the last one stays.
+    // The last histogram stays until the new one has come.
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);

@@ -59,7 +59,7 @@ export function foldedBlockOf(path, folded) {
   return folded.size ? foldersOf(path).find((folder) => folded.has(folder)) ?? null : null;
 }
 
-// What the table and the heatmap show: a search opens all blocks.
+// The layers that table and heatmap show. A search opens all blocks.
 export function layerChoice({ filter, onlyProblems, folded }) {
   const known = new Map();
   const isKept = (layer) => matchesFilter(layer, filter) && (!onlyProblems || layer.is_problem);
@@ -97,7 +97,7 @@ export function layerRows(tree, { keeps, folded }, column, descending, depth = 0
   });
 }
 
-// What the rows of a tree are called: below a block without its path.
+// The labels of a tree, in which layers of a block omit its path.
 export function treeLabels(tree, length, within = "", labels = { block: new Map(), layer: new Map() }) {
   const pathOf = (node) => node.block ?? node.layer.path;
   const nameOf = (node) => {

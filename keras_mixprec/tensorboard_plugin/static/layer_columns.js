@@ -2,7 +2,7 @@ import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
 
 const dtypeOf = (layer) => layer?.compute_dtype ?? null;
-// What of two runs stands side by side of a layer and of a block.
+// The columns that two runs have side by side, for layers and blocks.
 const COMPARED = {
   dtype: { label: "Type", of: dtypeOf, ofBlock: (layers) => [...new Set(layers.map(dtypeOf))].sort().join(" ") },
   headroom: {

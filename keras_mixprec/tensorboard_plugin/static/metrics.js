@@ -16,12 +16,12 @@ function headroomInWords(value, wider, formatName) {
 
 const ALL_ZERO = "all values are zero";
 
-// Of a reading that is left out: what is not finite in it came with the batch.
+// The words for a reading of a non-finite batch.
 export const BAD_INPUT = "input not finite: no overflow, no format helps";
 
 export const ANY_PASSED = "infinite, NaN or all zero through no fault of the layer";
 
-// By the unit of a metric: a number of it in words.
+// Functions that write a number, by the unit of its metric.
 export const WORDS = {
   headroom: headroomInWords,
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),

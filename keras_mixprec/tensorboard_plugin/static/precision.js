@@ -31,13 +31,13 @@ export function changedAt(layer) {
   return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
 }
 
-// The dtype in which a layer held what its format does not, or null.
+// The wider dtype that a layer had at a step, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;
   return isWider(dtype, formatName) ? dtype : null;
 }
 
-// Whether no layer ever computed in the format: then headroom says what it would do there.
+// Whether no layer ever computed in the format, so that headroom is hypothetical.
 export function isAsIf(layers, formatName) {
   return layers.every(({ dtypes, compute_dtype: dtype }) => {
     return (dtypes ?? [[0, dtype]]).every(([, one]) => isWider(one, formatName));

@@ -23,7 +23,7 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
-// Of the curves, which take the room that a taller card beside this one leaves.
+// The height of the curves, which grow with the card next to this one.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "changes"];
@@ -137,7 +137,7 @@ export function createTimeline(store) {
       [Infinity, -Infinity]);
     const y = linearScale([low - 1, high + 1], [TOP + plotHeight, TOP]);
 
-    // Beside an axis without a line the loss would be read as the loss scale.
+    // Without a loss scale there is no axis for it.
     const ticks = logs.length ? exponentTicks(Math.floor(low), Math.ceil(high), 6) : [];
     drawRows(context, ticks, { y, left: LEFT, right: plot.right, label: formatPower });
     context.textAlign = "right";

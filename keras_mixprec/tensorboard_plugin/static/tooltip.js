@@ -17,7 +17,7 @@ export function showTooltip(event, lines) {
   bubble.style.top = `${top}px`;
 }
 
-// Behind the pointer, or else before it, or else as near as the window lets it.
+// After the pointer, or before it, or as close as the window allows.
 function beside(at, gap, size, last) {
   if (at + gap + size <= last) return at + gap;
   if (at - gap - size >= 4) return at - gap - size;
@@ -30,7 +30,7 @@ function beside(at, gap, size, last) {
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
-  // A click, by mouse or by Enter, may move the focus to what it shows: nobody asked for its title.
+  // A click may move the focus, but the reader did not ask for a title.
   let isByClick = false;
   root.addEventListener("click", () => {
     isByClick = true;

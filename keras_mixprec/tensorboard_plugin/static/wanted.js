@@ -37,7 +37,7 @@ export function histogramLayer(state) {
   return known.length ? worstLayer(known).path : first ?? null;
 }
 
-/** That a layer is shown while none is chosen. */
+/** Explains a layer that is shown although none is chosen. */
 export function whyShown(state) {
   const name = state.layer === null ? histogramLayer(state) : null;
   return name === null ? "" : " (click another one to see it here)";
