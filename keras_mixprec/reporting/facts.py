@@ -1,5 +1,6 @@
 """Facts of a run: dtypes of layers, loss scales, and the levels of events."""
 
+import collections
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -50,23 +51,28 @@ def dtype_now(layer: Mapping) -> str:
     return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
 
 
-def changes_of(events: Iterable, *kinds: str) -> dict:
-    """Returns the last change of each layer's policy, by path.
+def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
+    """Returns the changes of each layer's policy, by path.
 
     Args:
         events: Dicts, by rising step.
         *kinds: Strings, the kinds of changes that count. Defaults to all.
 
     Returns:
-        Dict from paths to pairs of an event and the dtype since.
+        Dict from paths to lists of pairs of an event and the dtype since.
     """
-    return {
-        path: (event, dtype_of(change["after"]))
-        for event in events
-        if event["kind"] in (kinds or PRECISION_CHANGES)
-        and not event.get("dry_run")
-        for path, change in event["layers"].items()
-    }
+    found: dict = collections.defaultdict(list)
+    for event in events:
+        if event["kind"] in (kinds or PRECISION_CHANGES):
+            for path, change in event["layers"].items():
+                if not event.get("dry_run"):
+                    found[path].append((event, dtype_of(change["after"])))
+    return found
+
+
+def changes_of(events: Iterable, *kinds: str) -> dict:
+    """Returns the last of `all_changes` of each layer."""
+    return {p: own[-1] for p, own in all_changes(events, *kinds).items()}
 
 
 def dtypes_now(events: Iterable, layers: list) -> dict:

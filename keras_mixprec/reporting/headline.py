@@ -225,11 +225,8 @@ class _Story:
         self._now = dtypes_now(events, facts.layers)
         self.is_over = over_by(events, facts.layers)
         self._events = events
-        self.demoted = {
-            path: (event, dtype)
-            for path, (event, dtype) in changes_of(events, "demote").items()
-            if dtype == self._now.get(path)
-        }
+        demoted = changes_of(events, "demote").items()
+        self.demoted = {p: x for p, x in demoted if x[1] == self._now.get(p)}
         verdicts = [e for e in events if e["kind"] == "verdict"]
         self._first = {e["verdict"]: e for e in verdicts[::-1]}
         self._causes = [

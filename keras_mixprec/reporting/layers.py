@@ -14,8 +14,8 @@ import numpy as np
 
 from keras_mixprec.formats import format_bits, format_digits, format_moment
 from keras_mixprec.reporting.facts import (
+    all_changes,
     dtype_now,
-    dtype_of,
     has_diverged,
     is_repaired,
     kind_of,
@@ -32,7 +32,7 @@ from keras_mixprec.reporting.headline import over_by
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.read_events import is_layer
 from keras_mixprec.reporting.run_files import is_step
-from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
+from keras_mixprec.reporting.schema import FED_BY
 from keras_mixprec.reporting.told import mark_of, words
 from keras_mixprec.verdict_kinds import KINDS
 
@@ -176,11 +176,7 @@ def with_changes(table: list, events: list) -> list[dict]:
 
     The log has the table at the end of an epoch, a change at its own step.
     """
-    changes = collections.defaultdict(list)
-    for event in events:
-        if event["kind"] in PRECISION_CHANGES and not event.get("dry_run"):
-            for path, change in event["layers"].items():
-                changes[path].append((event, dtype_of(change["after"])))
+    changes = all_changes(events)
     return [row | _changed(row, changes[row["path"]]) for row in table]
 
 

@@ -87,7 +87,7 @@ class RunFiles:
             *lines, _ = file.read().split(b"\n")
         if until is not None:
             lines = [line.partition(until)[0] + b"}" for line in lines]
-        found = (parse_json(line, dict) for line in lines if mark in line)
+        found = (parse_json(line) for line in lines if mark in line)
         return [row for row in found if row]
 
     def tables(self, family: str) -> list[Table]:

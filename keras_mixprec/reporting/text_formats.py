@@ -30,18 +30,17 @@ def to_json(value, indent: int | None = None) -> str:
     return json.dumps(plain(value), allow_nan=False, indent=indent)
 
 
-def parse_json(text: str | bytes, kind: type):
-    """Returns parsed JSON, empty if it is damaged.
+def parse_json(text: str | bytes) -> dict:
+    """Returns a dict from JSON, empty if the text is damaged.
 
     Args:
         text: String or bytes.
-        kind: `dict` or `list`, the expected type.
     """
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return kind()
-    return parsed if isinstance(parsed, kind) else kind()
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def plain(value):
