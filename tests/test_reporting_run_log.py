@@ -136,7 +136,7 @@ def write(log, steps):
         log.rows(step, schema.SCALE, [[step, 1.0, 0, step]])
 
 
-def warned(match="Training goes on"):
+def warned(match="Training continues"):
     return pytest.warns(UserWarning, match=match)
 
 
@@ -158,8 +158,7 @@ def test_what_a_full_disk_does_not_take_is_written_later(disk):
 
 
 def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
-    backlog = append_file.Backlog.__init__
-    monkeypatch.setattr(backlog, "__defaults__", (4000,))
+    monkeypatch.setattr(append_file, "LIMIT", 4000)
     log = RunLog(disk)
     with full(disk), warned():
         write(log, range(200))
