@@ -276,14 +276,8 @@ class Fit:
         )
         LowScales(self.log).read("", reading, DynamicLossScale())
 
-    def end_epoch(self):
-        """Logs that an epoch ends with this step."""
-        row = [[self.at, _clock.wall()]]
-        self.log.rows(self.at, schema.EPOCHS, row)
-
     def end(self) -> TrainingSummary:
         """Logs the end; returns what the console shows of it."""
-        self.end_epoch()
         if self._losses:
             self.event("nonfinite_losses", counts=dict(self._losses))
         for event in self.bad_data.events():

@@ -301,7 +301,7 @@ class Log:
         own = [{"step": 0, "layers": layers}]
         self._rows = {"layers": own, "events": events}
 
-    def rows(self, table, mark=b""):
+    def rows(self, table, mark=b"", until=None):
         # As they come back from a file.
         rows = json.loads(json.dumps(self._rows.get(table, [])))
         return [row for row in rows if isinstance(row, dict)]

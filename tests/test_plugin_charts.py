@@ -1,7 +1,9 @@
 """The charts of a run, and the text next to them."""
 
 import numpy as np
-from node_page import HEAT, TIMELINE, place
+from node_page import HEAT, HISTOGRAM, TIMELINE, place
+
+from keras_mixprec.reporting.run_log import RunLog
 
 # A row of the heatmap, of few of them.
 ROW = 36
@@ -62,3 +64,21 @@ def test_the_layer_to_blame_stands_out_from_those_that_pass_it_on(page, told):
 
 def colour_of(page, row):
     return "#" + bytes(page.cells()[row, 0, :3].tolist()).hex()
+
+
+# The histogram.
+
+
+def test_the_histogram_is_that_of_the_chosen_layer(page, tmp_path):
+    with RunLog(tmp_path) as log:
+        row = {"class": "Dense", "compute_dtype": "float16"}
+        log.layers(0, [row | {"path": path} for path in "ab"])
+        bins = {"a": [[0, 1, 5]], "b": [[3, 4, 900]]}
+        log.histograms(1, [("activation", path, b) for path, b in bins.items()])
+    page.show(tmp_path)
+    bars = []
+    for layer in "ab":
+        page.click(f"#layers tr[data-layer={layer}]")
+        bars.append(page.marks(HISTOGRAM, "box", colour="bar"))
+    assert [len(found) for found in bars] == [1, 1]
+    assert bars[0] != bars[1]

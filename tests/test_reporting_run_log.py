@@ -95,8 +95,7 @@ def test_a_second_run_bears_what_a_killed_one_left(tmp_path, cut):
     for torn in (path, os.path.join(log.folder, "events.jsonl")):
         os.truncate(torn, os.path.getsize(torn) - cut)
     with RunLog(tmp_path) as log:
-        # Both entries of step 2 were cut.
-        assert log.next_step == 2
+        assert log.next_step == 3
         log.event(3, {"n": 3})
         log.scalars(3, {"a": 3})
     assert list(read_tag(log.folder, "a")) == [0, 1, 3]
@@ -137,7 +136,7 @@ def write(log, steps):
         log.rows(step, schema.SCALE, [[step, 1.0, 0, step]])
 
 
-def warned(match="Training goes on"):
+def warned(match="Training continues"):
     return pytest.warns(UserWarning, match=match)
 
 
@@ -159,8 +158,7 @@ def test_what_a_full_disk_does_not_take_is_written_later(disk):
 
 
 def test_beyond_the_memory_for_it_the_loss_is_counted(disk, monkeypatch):
-    backlog = append_file.Backlog.__init__
-    monkeypatch.setattr(backlog, "__defaults__", (4000,))
+    monkeypatch.setattr(append_file, "LIMIT", 4000)
     log = RunLog(disk)
     with full(disk), warned():
         write(log, range(200))
@@ -262,7 +260,7 @@ def test_what_only_has_the_name_of_an_event_file_is_left_alone(tmp_path, make):
     with RunLog(tmp_path) as log:
         assert log.next_step == 5
     kmp.load_report(tmp_path)
-    assert len(os.listdir(log.folder)) == 6
+    assert len(os.listdir(log.folder)) == 7
 
 
 METRICS = {"activation_headroom_bits": "min", "activation_nonfinite": "max"}

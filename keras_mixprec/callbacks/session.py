@@ -24,7 +24,6 @@ from keras_mixprec.monitoring.attach import (
     SETTINGS,
     LayerLog,
     guard_of,
-    log_epoch,
     settings_of,
     stop_watching,
     watch_spikes,
@@ -432,7 +431,6 @@ class Session:
         started = _clock.now()
         if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
-        attempt("log epochs", log_epoch, self.log, step)
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
         self.raise_if_failed()

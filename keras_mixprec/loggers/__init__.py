@@ -1,7 +1,7 @@
-"""Loggers for `MixPrecMonitor(loggers=[...])`: who gets its figures beside it.
+"""Loggers for `MixPrecMonitor(loggers=[...])`, which pass its figures on.
 
-An adapter imports its client library when it is made; anything with the four
-methods of `Logger` will do instead.
+The constructor of a logger imports its client library. Any object with the four
+methods of `Logger` is a logger.
 """
 
 from keras_mixprec.loggers.logger import Logger as Logger

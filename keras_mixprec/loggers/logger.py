@@ -1,15 +1,15 @@
-"""What a logger does."""
+"""The interface of a logger."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 
 class Logger(Protocol):
-    """Gets from `MixPrecMonitor` what it logs, step by step.
+    """Receives the log of `MixPrecMonitor` step by step.
 
-    All is called by the process that writes the log, in `fit`, in the time
-    that `max_overhead` limits. If one raises, a warning reports it once, the
-    logger gets no more in that `fit`, and training continues.
+    The process that writes the log calls the methods during `fit`, within
+    `max_overhead`. If one raises, the monitor warns once and stops calling this
+    logger in that `fit`. Training continues.
 
     Example:
     >>> import tempfile
@@ -40,23 +40,21 @@ class Logger(Protocol):
         """Training begins.
 
         Args:
-            settings: Dict of what distinguishes runs: policy, optimizer, rule
+            settings: Dict of the settings of the run: policy, optimizer, rule
                 of the loss scale, precision of float32 products.
         """
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes a point of some curves, by the tags that TensorBoard has.
-
-        Those that there is one of for each variable are left out.
+        """Takes points of curves, except those of single variables.
 
         Args:
-            step: Int. The number of the batch, rising from call to call for
-                each tag.
-            values: Dict tag -> float, infinities and NaNs included.
+            step: Int. The number of the batch, which rises for each tag.
+            values: Dict from TensorBoard's tags to floats, which may be
+                infinite or NaN.
         """
 
     def event(self, step: int, event: Mapping[str, Any]) -> None:
-        """Takes something that happened, as a line of `events.jsonl` has it.
+        """Takes an event, with the fields of a line of `events.jsonl`.
 
         Args:
             step: Int. The number of the batch.
@@ -67,10 +65,8 @@ class Logger(Protocol):
         """Training has ended.
 
         Args:
-            summary: The `TrainingSummary`; `str()` is the text that a run ends
-                with.
-            report: The `MixPrecReport` of all that is in `log_dir`, with
-                `to_html()`.
+            summary: The `TrainingSummary`. `str()` returns the closing text.
+            report: The `MixPrecReport` on `log_dir`.
         """
 
 

@@ -7,30 +7,28 @@ from typing import Any
 from keras_mixprec import _clock
 from keras_mixprec.reporting.text_formats import to_json
 
-# What MLflow takes of the name of a metric, and in one call.
+# MLflow forbids these characters in names, and more metrics in one call.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MOST = 1000
 
-# Characters that MLflow keeps of a tag's value.
+# The maximum length of the value of a tag.
 _LONGEST = 5000
 
 
 class MLflowLogger:
     """Logs to a run of MLflow, from `MixPrecMonitor(loggers=[...])`.
 
-    Metrics have the tags of TensorBoard, by the step of `fit`; settings and
-    the summary are tags of the run, `mixprec/events.jsonl` and
-    `mixprec/report.html` its artifacts. `pip install keras-mixprec[mlflow]` has
-    what it needs.
+    Metrics have the tags of TensorBoard. Settings and the summary become tags
+    of the run. Its artifacts are `mixprec/events.jsonl` and
+    `mixprec/report.html`. Install it with `pip install keras-mixprec[mlflow]`.
 
     Args:
-        run_id: String. Defaults to `None`, the run that `mlflow.start_run` has
-            started.
+        run_id: String. Defaults to `None`, the active run.
 
     Raises:
         ModuleNotFoundError: If MLflow is not installed.
-        TypeError: If `run_id` is no string.
-        ValueError: If `run_id` is not given and none was started.
+        TypeError: If `run_id` is not a string.
+        ValueError: If `run_id` is not given and no run is active.
 
     Example:
         with mlflow.start_run():
@@ -50,16 +48,16 @@ class MLflowLogger:
             run = mlflow.active_run()
             if run is None:
                 raise ValueError(
-                    "`MLflowLogger` needs a run: call `mlflow.start_run()` "
-                    "before, or give the id of one. Received: run_id=None"
+                    "`MLflowLogger` needs a run. Call `mlflow.start_run()` "
+                    "before, or pass the id of a run. Received: run_id=None"
                 )
             run_id = run.info.run_id
         self._run_id = run_id
         self._events = []
 
     def begin(self, settings: Mapping[str, str | float]) -> None:
-        """Notes the settings."""
-        # Not as parameters, which a second `fit` could not change.
+        """Logs the settings."""
+        # A second `fit` could not change parameters.
         for name, value in settings.items():
             self._client.set_tag(self._run_id, f"mixprec.{name}", value)
 
@@ -77,7 +75,7 @@ class MLflowLogger:
             self._client.log_batch(self._run_id, part)
 
     def event(self, step: int, event: Mapping[str, Any]) -> None:
-        """Keeps what happened for the artifact."""
+        """Keeps the event for the artifact."""
         self._events.append(to_json({**event, "step": step}))
 
     def finish(self, summary: Any, report: Any) -> None:

@@ -9,18 +9,17 @@ from keras_mixprec.reporting.text_formats import to_json
 class WandbLogger:
     """Logs to a run of Weights & Biases, from `MixPrecMonitor(loggers=[...])`.
 
-    Curves have the tags of TensorBoard, over `mixprec/step`, so that the steps
-    of other callbacks stay theirs. What happened is the table
-    `mixprec/events`, the summary and the report as a page are in the run's
-    summary. `pip install keras-mixprec[wandb]` has what it needs.
+    Curves have the tags of TensorBoard. Their x axis is `mixprec/step`, so they
+    do not disturb the steps of other callbacks. Events become the table
+    `mixprec/events`. The run also gets the summary and the report as a page.
+    Install it with `pip install keras-mixprec[wandb]`.
 
     Args:
-        run: A `wandb.Run`. Defaults to `None`, the one that `wandb.init` has
-            started.
+        run: A `wandb.Run`. Defaults to `None`, the active run.
 
     Raises:
         ModuleNotFoundError: If wandb is not installed.
-        ValueError: If `run` is not given and none was started.
+        ValueError: If `run` is not given and no run is active.
 
     Example:
         wandb.init(project="digits")
@@ -34,22 +33,22 @@ class WandbLogger:
         self._run: Any = wandb.run if run is None else run
         if self._run is None:
             raise ValueError(
-                "`WandbLogger` needs a run: call `wandb.init(...)` before, or "
-                "give one. Received: run=None"
+                "`WandbLogger` needs a run. Call `wandb.init(...)` before, or "
+                "pass a run. Received: run=None"
             )
         if not callable(getattr(self._run, "define_metric", None)):
             raise TypeError(
-                "`run` must be what `wandb.init` returned. "
+                "`run` must be the result of `wandb.init`. "
                 f"Received: run={run!r} of type {type(run).__name__}"
             )
         self._events = []
 
     def __deepcopy__(self, memo):
-        # Keras Tuner copies callbacks; the run is the same.
+        # Keras Tuner copies callbacks, which should share the run.
         return type(self)(self._run)
 
     def begin(self, settings: Mapping[str, str | float]) -> None:
-        """Declares the step of the curves, and notes the settings."""
+        """Declares the x axis of the curves, and logs the settings."""
         self._run.define_metric("mixprec/step", hidden=True)
         self._run.define_metric("mixprec*", step_metric="mixprec/step")
         named = {f"mixprec/{name}": value for name, value in settings.items()}
@@ -60,7 +59,7 @@ class WandbLogger:
         self._run.log({"mixprec/step": step, **values})
 
     def event(self, step: int, event: Mapping[str, Any]) -> None:
-        """Keeps what happened for the table."""
+        """Keeps the event for the table."""
         self._events.append([step, event["kind"], to_json(event)])
 
     def finish(self, summary: Any, report: Any) -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 
 import keras
 
-from keras_mixprec import _clock
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
     build_optimizer,
@@ -23,12 +22,7 @@ from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.set_policies import rebuild_functions
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import (
-    EPOCHS,
-    FED_BY,
-    RANGES,
-    SPEED,
-)
+from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
 
 # What the Custom Scalars tab draws together; tags as regular expressions.
 CHARTS = {
@@ -151,16 +145,6 @@ def _with_feeders(summary, model):
     if not around:
         return summary.to_list()
     return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
-
-
-def log_epoch(log, step: int):
-    """Logs that an epoch ends now, with the time.
-
-    Args:
-        log: The `RunLog`.
-        step: Int. Its last step.
-    """
-    log.rows(step, EPOCHS, [(step, _clock.wall())])
 
 
 # The attribute of a model that holds the guard of its metrics, which refers to

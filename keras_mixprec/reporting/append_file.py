@@ -1,4 +1,4 @@
-"""A file that is only appended to, and waits for a full disk."""
+"""An append-only file, and writes that wait for a full disk."""
 
 import contextlib
 import errno
@@ -13,26 +13,25 @@ from keras_mixprec.reporting import schema
 
 
 class AppendFile:
-    """Hands every write to the operating system at once, whole or not at all.
+    """A file whose writes go to the operating system at once, as a whole.
 
-    Nothing waits in a buffer of this process, so nothing is lost when it is
-    killed. A write that fails half-way (disk full) is taken back, so what is
-    written after space was made is readable. Writes from several threads have
-    to take turns.
+    Writes are unbuffered, so a killed process loses none. If a write fails
+    half-way, as on a full disk, the file is cut back to where it was. Threads
+    must not write at the same time.
 
     Args:
         path: String or path-like. The file; created if missing.
-        exclusive: Boolean. Whether nobody else may write to it at the same
-            time. Defaults to `False`.
+        exclusive: Boolean. Whether to lock the file against other writers.
+            Defaults to `False`.
 
     Raises:
-        BlockingIOError: If `exclusive`, and somebody else writes to it.
+        BlockingIOError: If `exclusive` and another writer has locked it.
         OSError: If the file cannot be opened for appending.
     """
 
     def __init__(self, path, exclusive: bool = False):
         check_regular(path)
-        # The finalizer below closes it, at the latest when Python exits.
+        # The finalizer below closes it when Python exits, if not before.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
         release = None
         if exclusive:
@@ -52,26 +51,25 @@ class AppendFile:
 
     @property
     def ours(self) -> bool:
-        """Whether this is the process that opened the file.
+        """True in the process that opened the file.
 
-        A forked child shares the file with its parent and would write the
-        parent's records a second time. It has to be asked for before a lock
-        is taken, which another thread may have held when the child was made.
+        A forked child would write its parent's records a second time. Callers
+        check this before they take a lock, because another thread may have held
+        the lock during the fork.
         """
         return os.getpid() == self._pid
 
     @property
     def removed(self) -> bool:
-        """Whether the file is in no folder any more."""
+        """True if somebody has deleted the file."""
         return not os.fstat(self._file.fileno()).st_nlink
 
     def write(self, data: bytes) -> None:
         """Appends `data`.
 
         Raises:
-            FileNotFoundError: If the file was removed: what is written to it
-                now would vanish with it.
-            OSError: If not all of it could be written; then none of it is.
+            FileNotFoundError: If the file was removed.
+            OSError: If `data` could not be written as a whole.
             ValueError: If the file is closed.
         """
         if self.removed:
@@ -89,7 +87,7 @@ class AppendFile:
         self._size += written
 
     def truncate(self, size: int) -> None:
-        """Drops all that is behind the first `size` bytes."""
+        """Cuts the file to its first `size` bytes."""
         self._file.truncate(size)
         self._size, self._torn = size, False
 
@@ -103,54 +101,50 @@ def _close(file, pid, release):
     file.close()
 
 
-# Bytes that may wait: all that hours of training log, and a small part of the
-# memory of a process that trains.
+# Bytes that may wait, enough for hours of training.
 LIMIT = 16 * 2**20
 
 
 class Backlog:
-    """Does writes in the order of their calls, later if they fail now.
+    """Does writes in order, and keeps those that fail for later.
 
-    Args:
-        limit: Int, bytes. When that much waits, what comes then is lost.
-            Defaults to 16 MiB.
+    At most `LIMIT` bytes wait; later writes are lost.
 
     Attributes:
         lost: Int. How many writes were lost.
     """
 
-    def __init__(self, limit: int = LIMIT):
+    def __init__(self):
         self.lost = 0
-        self._limit = limit
         self._waiting = deque()
         self._size = 0
 
     def write(self, size: int, work: Callable) -> None:
-        """Does a write, after those that wait.
+        """Does all waiting writes, then this one.
 
         Args:
             size: Int, bytes.
-            work: Function that writes all or, raising `OSError`, nothing.
+            work: Function that writes everything or raises `OSError`.
 
         Raises:
-            OSError: If it has to wait, or is lost.
+            OSError: If the write has to wait, or is lost.
         """
         self._waiting.append((size, work))
         self._size += size
         try:
             self.flush()
         except OSError:
-            if self._size > self._limit:
+            if self._size > LIMIT:
                 self._waiting.pop()
                 self._size -= size
                 self.lost += 1
             raise
 
     def flush(self) -> None:
-        """Does all that waits.
+        """Does all waiting writes.
 
         Raises:
-            OSError: If a write fails; that one and those behind it wait on.
+            OSError: If a write fails. It and all later ones keep waiting.
         """
         while self._waiting:
             size, work = self._waiting.popleft()
@@ -163,13 +157,13 @@ class Backlog:
 
 
 def claim_folder(log_dir):
-    """Takes the first folder that no other run is written to.
+    """Takes the first folder without another writer.
 
     Args:
         log_dir: String.
 
     Returns:
-        Its path, and the open file of events in it.
+        The path of the folder, and its open file of events.
     """
     numbers = itertools.count(1)
     while True:
@@ -181,14 +175,14 @@ def claim_folder(log_dir):
 
 
 def open_lines(path, exclusive: bool = False) -> AppendFile:
-    """Opens a file of lines, without the torn one that a killed writer left.
+    """Opens a file of lines, without an incomplete last line.
 
     Args:
         path: String or path-like.
-        exclusive: As for `AppendFile`.
+        exclusive: Boolean, as in `AppendFile`.
 
     Raises:
-        As `AppendFile` does.
+        OSError: As in `AppendFile`.
     """
     lines = AppendFile(path, exclusive)
     with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Readings of batches that were not finite: no overflow, and no format helps.
+"""Batches with non-finite inputs, which no number format repairs.
 
-A NaN in the inputs makes all activations and gradients behind it NaN, which
-looks like an overflow where only numbers are seen. The log names those steps.
+A NaN in the inputs makes all later activations and gradients NaN, which looks
+like an overflow. The log names the steps of such batches.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,14 @@ from keras_mixprec.formats import format_names
 
 
 def bad_input_steps(events: Iterable[dict]) -> dict[int, dict]:
-    """Returns the steps whose inputs were not finite, as far as is logged.
+    """Returns the steps whose inputs were not finite, as far as logged.
 
     Args:
-        events: Dicts, as `read_events` yields them.
+        events: Dicts from `read_events`.
 
     Returns:
-        Dict from steps to the first bad row of each part of the batch, empty
-        where that is not known.
+        Dict from steps to the first bad row of each part of the batch, an
+        empty dict if the row is not known.
     """
     found: dict = {}
     for event in events:
@@ -40,14 +40,14 @@ def _steps_of(event):
 
 
 def bad_data_clause(verdict: Mapping, events: list) -> str:
-    """Returns which samples were bad, or which rows of the first batch.
+    """Returns which samples were bad, or which rows of the first bad batch.
 
-    Samples are of the arrays that `fit` was given. A diagnosis may be of a
-    later batch than the first, the first that its schedule met.
+    Samples are rows of the arrays passed to `fit`. The diagnosis may have
+    looked at a later batch than the first bad one.
 
     Args:
-        verdict: Dict, an event of that.
-        events: List of dicts, as `Facts` has them.
+        verdict: Dict, an event of kind `"verdict"`.
+        events: List of dicts, as in `Facts`.
     """
     steps = bad_input_steps(events)
     counts = [e["count"] for e in events if e["kind"] == "bad_batches"]
@@ -73,7 +73,7 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
 
 
 def _of(numbers, start):
-    """Rows by part of the batch: `"x"`, or one of its arrays by its key."""
+    """Rows by part of the batch, such as `"x"` or one of its arrays."""
     found = {
         name.removeprefix(start): rows
         for name, rows in numbers.items()
@@ -96,27 +96,27 @@ def _are(named):
 
 
 def left_out(steps: list) -> str:
-    """Returns which readings are left out, empty if none are.
+    """Returns a sentence about readings left out, empty if there are none.
 
     Args:
-        steps: List of ints, at which the input was not finite.
+        steps: List of ints, the steps with non-finite inputs.
     """
     if not steps:
         return ""
     of = "steps" if steps[1:] else "step"
     named = format_names((f"{step:,}" for step in steps), 4)
     return (
-        f"The input was not finite at {of} {named} (bad data): what it made "
-        "infinite or NaN is not counted, since no format mends it."
+        f"The input was not finite at {of} {named} (bad data). Infinities and "
+        "NaNs that follow from it are not counted, because no format helps."
     )
 
 
 def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
-    """Returns which rows of tables were measured on such batches.
+    """Returns which rows of tables were measured on bad batches.
 
-    A long log has one row for several readings, the worst of them, at the step
-    of the last. What is not finite in it is of the bad batch, if no other step
-    in between was skipped.
+    A row of a long log pools several readings and has the step of the last. A
+    bad batch explains its non-finite numbers unless another step in between was
+    skipped.
 
     Args:
         steps: Int array, the rising steps of the rows of a family.
@@ -125,7 +125,7 @@ def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
     bad = sorted(bad_input_steps(events))
     if not bad or not len(steps):
         return np.zeros(len(steps), bool)
-    # How far a loss scale fell is of a step, too.
+    # Other kinds of events may have `at_step`, too.
     skips = (e for e in events if e["kind"] == "skipped_step")
     failed = {e["at_step"] for e in skips if "at_step" in e}
     gaps = np.diff(steps)

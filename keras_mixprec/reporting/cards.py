@@ -1,4 +1,4 @@
-"""The cards of a run: what text, page, notebook and `to_dict` are made of."""
+"""The cards of a run, the content of text, page, notebook and `to_dict`."""
 
 import math
 from collections import Counter, defaultdict
@@ -44,28 +44,26 @@ from keras_mixprec.verdict_kinds import place_in_words
 
 _MOST_FINDINGS = 8
 
-# What the sentence has without what to do about it.
+# Events whose advice the sentence does not include.
 _ADVISED = ("metric_not_finite", "validation_not_finite")
 _MOST_LAYERS = 5
 
-# What stands in place of a finding where little is known, by state.
+# The main finding of states in which little is known.
 _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
 class Card(NamedTuple):
-    """What is told of one matter.
+    """What a report says about one subject.
 
     Attributes:
         name: String.
-        title: String, before the sentence.
-        sentence: String. One or a few; empty if figures say it all.
-        figures: List of dicts with `"title"` and `"text"`, and what else there
-            is to a figure.
-        code: String. What is to be copied.
+        title: String, shown before the sentence.
+        sentence: String, one or a few sentences.
+        figures: List of dicts with `"title"`, `"text"` and more.
+        code: String, for the reader to copy.
         table: String. The key of the run that has the rows.
-        chart: String. The key of the run that is drawn.
-        is_on_top: Boolean. Whether it stands below the first one, above all
-            pictures.
+        chart: String. The key of the run for the chart.
+        is_on_top: Boolean. True for cards above all charts.
     """
 
     name: str
@@ -79,13 +77,12 @@ class Card(NamedTuple):
 
 
 def overview(run) -> dict:
-    """Returns all of a `Run` but the measurements by step, ready for JSON."""
+    """Returns a `Run` without its measurements by step, ready for JSON."""
     heat = {"metrics": run.metrics, "layers": run.rows}
     finding = run.finding
     if finding:
         named = {"event": "place", "repaired": "repaired", "level": "level"}
         finding = {name: finding[key] for name, key in named.items()}
-    parts = run.histograms.items()
     return {
         "run": run.name,
         "last_step": run.last_step,
@@ -107,12 +104,12 @@ def overview(run) -> dict:
         "format": run.format,
         "withheld": _last(run, "ranges_withheld"),
         "trade_off": run.trade_off,
-        "histograms": {part: sorted(layers) for part, layers in parts},
+        "histograms": run.histogram_layers,
     }
 
 
 def text(run) -> str:
-    """Returns a run's story, the most important first, a line a card."""
+    """Returns the cards of a run as text, one in each line."""
     first, *others = cards(run)
     lines = [f"{run.name} ({first.title}): {first.sentence}"]
     return "\n".join(lines + [f"{x.title}: {x.sentence}" for x in others])
@@ -162,16 +159,16 @@ def _ended(text):
     return f"{text}." if text else ""
 
 
-# What was found.
+# Findings.
 
 
 def _findings(run) -> Iterator[Card]:
-    """What was found beside the main finding, which the first card tells."""
+    """The findings except the main one, which is in the first card."""
     is_over = over_by(run.events, run.layers)
     groups = defaultdict(list)
     for verdict in ranked(run.of_kind("verdict"), is_over):
         own = groups[said_alike(verdict), is_over(verdict)]
-        # Two fits may find the same at the step between them.
+        # Two fits may report the same at the step between them.
         if verdict["layer"] not in [known["layer"] for known in own]:
             own.append(verdict)
     found = [x for x in groups.values() if not any(v is run.main for v in x)]
@@ -187,7 +184,7 @@ def _findings(run) -> Iterator[Card]:
         if event is not run.main:
             title = title_of(event).capitalize()
             yield Card("finding", title, event.get("advice", ""))
-    # Of the last call of `fit`, each logs them again.
+    # Each call of `fit` logs them again; the last one counts.
     known = {
         (event["finding"], event.get("layer")): event
         for event in run.of_kind("before_training")
@@ -224,7 +221,7 @@ def _finding(verdicts):
 
 
 def _loss(run) -> Iterator[Card]:
-    """The first, the lowest and the last loss, or that it did not fall."""
+    """The first, the lowest and the last loss, or a loss that did not fall."""
     if run.loss is None:
         return
     values, steps = run.loss["values"], run.loss["steps"]
@@ -237,7 +234,7 @@ def _loss(run) -> Iterator[Card]:
         if least not in (found[0], found[-1]):
             ends += f", {_mean_over(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
-    # A run that fails needs no other reason.
+    # A failing run explains its loss.
     flat = run.facts.flat_loss * (run.headline["state"] != "failing")
     bad: Counter = Counter()
     for event in run.of_kind("nonfinite_losses"):
@@ -248,7 +245,7 @@ def _loss(run) -> Iterator[Card]:
 
 
 def _mean_over(value, last, before):
-    """A point of the curve is the mean of the steps since the one before."""
+    """The loss as a mean over the steps since the point before."""
     shown = format_digits(value) if math.isfinite(value) else "not finite"
     first = before + 1
     if last == first:
@@ -257,7 +254,7 @@ def _mean_over(value, last, before):
 
 
 def _steps(run):
-    """Of several calls of `fit`, the last of which the first card is about."""
+    """The steps of all calls of `fit`; the first card has those of the last."""
     if len(run.begins) < 2:
         return ""
     fits, skipped = len(run.begins), f"{run.skipped or 'none'} skipped"
@@ -265,9 +262,9 @@ def _steps(run):
 
 
 def _scale(run) -> Iterator[Card]:
-    """How each loss scale went, and what a low one costs."""
+    """The course of each loss scale, and the cost of a low one."""
     low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
-    # The main finding has its advice in a card of its own.
+    # The card of the main finding has its advice.
     told = {run.main.get("verdict"), run.main.get("cause"), ""}
     for course in run.scale:
         name, scale = course["optimizer"], course["scale"]
@@ -275,14 +272,11 @@ def _scale(run) -> Iterator[Card]:
         first, *_, last = scale * 2
         said = format_power(first)
         if min(scale) != max(scale):
-            ends = {"lowest": min(scale), "highest": max(scale)}
-            beyond = ", ".join(
-                f"{which} {format_power(bits)}"
-                for which, bits in ends.items()
-                if bits not in (first, last)
-            )
             said += f" -> {format_power(last)}"
-            said += f" ({beyond})" if beyond else ""
+            ends = {"lowest": min(scale), "highest": max(scale)}
+            ends = {n: x for n, x in ends.items() if x not in (first, last)}
+            named = ", ".join(f"{n} {format_power(x)}" for n, x in ends.items())
+            said += f" ({named})" if named else ""
         if event := low.pop(name, None):
             advice = "" if event.get("cause") in told else event["advice"]
             said = in_sentences(said, harm(event, run), advice)
@@ -326,7 +320,7 @@ def _layers(run):
 
 
 def _own(run):
-    """Layers in 16 bits that show what they made themselves."""
+    """Layers in 16 bits whose numbers do not come from another layer."""
     return [
         x
         for x in run.layers
@@ -371,31 +365,27 @@ def _not_at_fault(run):
 
 
 def _notes(run) -> Iterator[Card]:
-    """What is about the run as a whole."""
+    """Notes about the run as a whole."""
     found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
     known = any(name.startswith("samples_of_") for n in found for name in n)
+    # It starts with a dtype, which must not be capitalized.
+    rewritten = _ended(_last(run, "graph_rewrite"))
+    yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
-        ("graph_rewrite", "Graph rewrite"),
         ("ignored_variable", "Environment"),
-        ("bad_batches", "Data"),
+        # Sample numbers are more useful than rows of batches.
+        *[("bad_batches", "Data")] * (not known),
         (UNREADABLE, "Log"),
         ("ranges_withheld", "Not measured"),
     ):
-        # Rows of the whole arrays say more than those of batches.
-        if not (known and kind == "bad_batches"):
-            text = _last(run, kind)
-            # That begins with a dtype.
-            as_it_is = kind == "graph_rewrite" and text
-            yield Card(
-                kind, title, f"{text}." if as_it_is else in_sentences(text)
-            )
+        yield Card(kind, title, in_sentences(_last(run, kind)))
 
 
 # The key figures.
 
 
 def _key_figures(run) -> Iterator[dict]:
-    """What a run comes down to, in numbers, each with what it leads to."""
+    """The most important numbers of a run, each with an event or a layer."""
     steps, skipped, fits = run.last_step, run.skipped, len(run.begins)
     share = (
         f" ({format_share(skipped / steps)})" if 0 < skipped <= steps else ""
@@ -433,7 +423,7 @@ def _key_figures(run) -> Iterator[dict]:
 
 
 def finding_in_words(run) -> dict:
-    """Returns what a run's sentence begins with, in a word or two."""
+    """Returns the main finding of a run in a word or two."""
     finding = run.finding
     if finding is None:
         unknown = _UNKNOWN.get(run.headline["state"])
@@ -450,7 +440,7 @@ _PARTS = (
 
 
 def _least(run, part, key, step_key, place) -> Iterator[dict]:
-    """How close a layer in 16 bits was to an overflow."""
+    """The layer in 16 bits that was closest to an overflow."""
     figure = {"name": f"least headroom, {part}", "level": "bad"}
     lost = figure | {"text": "▲ not finite", "event": place}
     stuck = run.facts.in_a_row
@@ -468,7 +458,7 @@ def _least(run, part, key, step_key, place) -> Iterator[dict]:
         about = f"{worst['path']}, {when}{scaled * (part == 'gradients')}"
         close = "warning" if bits < SPARE_BITS else None
         yield figure | {
-            "text": left_in_words(worst, key),
+            "text": left_in_words(bits),
             "title": f"{about}: the least since dtypes last changed",
             "layer": worst["path"],
             "level": "bad" if bits <= 0 else close,
@@ -478,7 +468,7 @@ def _least(run, part, key, step_key, place) -> Iterator[dict]:
 
 
 def shares_in_16_bits(table: list) -> dict:
-    """Returns the share of the FLOPs in 16 bits, at first and by now.
+    """Returns the share of the FLOPs in 16 bits, at the start and now.
 
     Args:
         table: List of dicts, the table of a `Run`.
@@ -492,14 +482,14 @@ def shares_in_16_bits(table: list) -> dict:
 
 
 def policy_of(table: list) -> str:
-    """Returns the policy that layers were compiled with.
+    """Returns the policy that the layers started with.
 
     Args:
         table: List of dicts, the table of a `Run`.
 
     Returns:
-        String, such as `"mixed_float16"`: that of the layers in 16 bits, or
-        else `"float32"`, whatever they compute in by now.
+        String: the policy of the layers in 16 bits, such as `"mixed_float16"`,
+        or `"float32"` if there are none.
 
     Example:
     >>> from keras_mixprec.reporting.cards import policy_of

@@ -1,12 +1,8 @@
-"""TensorBoard's event files: records, checksums, and where a run stopped.
+"""TensorBoard's event files: records and checksums.
 
-TensorBoard's own function is a Python loop over bytes: 153 us for a record of
-1.5 kB, more than twice all the rest of writing it. The table lookups below
-take 9 us. The compiled `google-crc32c` takes 0.2 us, too little gain to
-make it the fifth package that everybody has to install.
-
-TensorBoard's `RecordWriter` and its reader do the same over the slow checksum
-(see `crc32c`); a log of 150 MB would take its reader 20 s to walk through.
+TensorBoard's own checksum is a Python loop over bytes. It takes 153 us for a
+record of 1.5 kB, more than twice the rest of writing it. The table lookups
+below take 9 us.
 """
 
 import os
@@ -14,7 +10,6 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,20 +17,18 @@ from keras_mixprec import _clock
 from keras_mixprec._checks import check_integer
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.append_file import AppendFile
-from keras_mixprec.reporting.schema import COUNTERS
-from keras_mixprec.reporting.summaries import parse_event
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, bits reversed.
 _MASK_DELTA = 0xA282EAD8
 _ALL_ONES = 0xFFFFFFFF
 
-# Bytes looked up at once. A larger block has a larger table, 1 kB per byte;
-# 1024 already does the common record in two lookups.
+# Bytes looked up at once. The table takes 1 kB for each, and 1024 bytes already
+# cover the common record in two lookups.
 _BLOCK = 1024
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of `data`, masked as the TFRecord format wants it.
+    """Returns the CRC-32C of `data`, masked for the TFRecord format.
 
     Args:
         data: Bytes of any length.
@@ -55,12 +48,12 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def _advance(register, block):
-    """The register after a block, the last one maybe a shorter one.
+    """The register after a block.
 
-    The CRC is linear: each byte, followed by the zeros in place of the bytes
-    behind it, gives its own register, and the sum (xor) of all is the block's.
-    The register so far counts as if xored into the first four bytes; what a
-    shorter block leaves of it is shifted down.
+    The CRC is linear. Each byte followed by zeros gives a register, and the xor
+    of all these is the register of the block. The register so far is xored into
+    the first four bytes. A block of fewer bytes leaves a rest, which is shifted
+    down.
     """
     size = len(block)
     indices = np.frombuffer(block, np.uint8).astype(np.intp)
@@ -73,7 +66,7 @@ def _advance(register, block):
 
 
 def _make_table():
-    """Row k, column b: the register of byte b followed by k zero bytes."""
+    """Registers of a byte (column) followed by as many zeros as the row."""
     one_byte = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         one_byte = (one_byte >> 1) ^ (one_byte & 1) * np.uint32(_POLYNOMIAL)
@@ -90,11 +83,10 @@ _ROW_STARTS = np.arange(_BLOCK - 1, -1, -1, dtype=np.intp) * 256
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-_HEADER_SIZE = _LENGTH.size + _CHECKSUM.size
 
 
 def frame(data: bytes) -> bytes:
-    """Returns the record that holds `data`: length, data, a checksum each."""
+    """Returns a record: the length and `data`, each with a checksum."""
     length = _LENGTH.pack(len(data))
     return b"".join(
         (
@@ -106,39 +98,16 @@ def frame(data: bytes) -> bytes:
     )
 
 
-def read_records(path) -> Iterator[bytes]:
-    """Yields what each whole record of a file holds.
-
-    A record cut short, as a killed writer may leave one, or damaged ends the
-    file: nobody knows where the next one begins.
-
-    Args:
-        path: String or path-like. The file.
-    """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while len(header := file.read(_HEADER_SIZE)) == _HEADER_SIZE:
-            (length,) = _LENGTH.unpack_from(header)
-            # Asked before reading: a damaged length may be any number.
-            if file.tell() + length + _CHECKSUM.size > size:
-                return
-            data = file.read(length)
-            if header + data + file.read(_CHECKSUM.size) != frame(data):
-                return
-            yield data
-
-
 class EventFile:
     """A new event file in a folder, safe to write to from several threads.
 
-    A write is one record and one call of the operating system: what was
-    written before a crash, or SIGKILL, is read back. In a forked child writes
-    do nothing.
+    A write is one record and one system call, so a crash or SIGKILL loses no
+    earlier write. Writes in a forked child do nothing.
 
     Args:
         folder: String. An existing folder.
-        first_step: Int >= 0. The first step that this file may hold, behind
-            those of the files that are there already.
+        first_step: Int >= 0. The first step of this file, after those of the
+            files that exist already.
 
     Raises:
         OSError: If the file cannot be created.
@@ -155,40 +124,37 @@ class EventFile:
         self._last_steps = {}
         self._moved = set()
         self._lock = threading.Lock()
-        # The tags that the file says the meaning of.
+        # The tags whose metadata the file has.
         self._described = set()
         self._file = _create(folder)
 
     @property
     def path(self) -> str:
-        """The file; its name sorts behind those before it.
-
-        That is the order in which readers take them.
-        """
+        """The file; its name sorts after earlier ones, as readers expect."""
         return self._file.path
 
     @property
     def ours(self) -> bool:
-        """Whether this is the process that opened the file."""
+        """True in the process that opened the file."""
         return self._file.ours
 
     def write(self, step: int, values: list) -> None:
         """Writes a step's values.
 
-        A tag's steps have to rise: TensorBoard's fast loader deletes, without
-        a word, whatever a tag has at a later or the same step. The step that
-        earlier files end with is moved to the next one, where it gives way to
-        what comes there.
+        The steps of a tag have to rise, because TensorBoard's fast loader
+        silently deletes earlier values at the same or a later step. A value at
+        the last step of earlier files moves to the next step, and a value at
+        that step replaces it.
 
         Args:
-            step: Int. Of the training batch.
-            values: List of what the functions of `summaries` return.
+            step: Int. Number of the training batch.
+            values: List of `summaries.Value`.
 
         Raises:
             TypeError: If `step` is not an integer.
             ValueError: If a tag has this or a later step already, or the file
                 is closed.
-            OSError: If the record could not be written; then none of it is.
+            OSError: If the record could not be written as a whole.
                 `FileNotFoundError` if the file was removed.
         """
         step = check_integer("step", step)
@@ -203,19 +169,18 @@ class EventFile:
             self._moved = self._moved | tags if moved else self._moved - tags
 
     def replace(self, step: int, values: list) -> None:
-        """Writes values again, in place of what their tags held before.
+        """Writes values that replace earlier ones of their tags.
 
-        Those may be deleted, so `step` may come late or twice: the values
-        then go to the last step of their tags.
+        If `step` does not rise, the values go to the last step of their tags.
 
         Args:
-            step: Int. Of the training batch.
-            values: List of what the functions of `summaries` return.
+            step: Int. Number of the training batch.
+            values: List of `summaries.Value`.
 
         Raises:
             TypeError: If `step` is not an integer.
             ValueError: If the file is closed.
-            OSError: If the record could not be written; then none of it is.
+            OSError: If the record could not be written as a whole.
         """
         step = check_integer("step", step)
         if not self.ours:
@@ -225,7 +190,7 @@ class EventFile:
             self._append(max(step, self._first_step, *last), values)
 
     def restart(self, folder: str) -> None:
-        """Goes on in a new file, after the old one was removed.
+        """Continues in a new file after the old one was removed.
 
         Args:
             folder: String. An existing folder.
@@ -239,7 +204,7 @@ class EventFile:
             old.close()
 
     def close(self) -> None:
-        """Closes the file; nothing can be written any more."""
+        """Closes the file."""
         self._file.close()
 
     def __enter__(self):
@@ -269,12 +234,12 @@ def event_file_paths(folder: str) -> list[str]:
     """Returns the event files in a folder, oldest first."""
     names = sorted(name for name in os.listdir(folder) if "tfevents" in name)
     paths = [os.path.join(folder, name) for name in names]
-    # Whoever opens a pipe of such a name waits for ever.
+    # Opening a pipe with such a name would block.
     return [path for path in paths if os.path.isfile(path)]
 
 
 def _create(folder):
-    """A file with the event that each begins with."""
+    """A file with the event that each file begins with."""
     path = os.path.join(folder, _next_name(folder))
     file = AppendFile(path)
     try:
@@ -287,9 +252,9 @@ def _create(folder):
 
 
 def _next_name(folder):
-    """A name behind all others, also within a second or with a clock set back.
+    """A name that sorts last, even if the clock was set back.
 
-    Readers know an event file by "tfevents" in its name.
+    Readers look for "tfevents" in the names of files.
     """
     earlier = event_file_paths(folder)
     seconds = int(_clock.wall())
@@ -299,43 +264,3 @@ def _next_name(folder):
         f"events.out.tfevents.{seconds:010d}.{len(earlier):06d}."
         f"{socket.gethostname()}.{os.getpid()}.mixprec"
     )
-
-
-_COUNTER = re.compile(rf"(?:{'|'.join(COUNTERS)})(?:/.+)?")
-
-
-def find_end(folder: str) -> tuple[int, dict[str, int]]:
-    """Reads the event files of a folder for where they end.
-
-    The files are the only witness that cannot disagree with themselves: a
-    note beside them would be behind after SIGKILL. Costs 1 to 2 s for
-    100,000 records of 1.5 kB, once, and nothing for a new folder.
-
-    Args:
-        folder: String. An existing folder.
-
-    Returns:
-        The first step that no tag has reached, and a dict from the tags of
-        `COUNTERS` to the last count. A file that is cut short or damaged counts
-        up to there.
-    """
-    next_step, counts = 0, {}
-    for path in event_file_paths(folder):
-        for event in _events(path):
-            values = event.summary.value
-            # The first event of a file is at step 0 and has no values.
-            next_step = max(next_step, event.step + 1 if values else 0)
-            counts |= {
-                value.tag: int(value.tensor.float_val[0])
-                for value in values
-                if _COUNTER.fullmatch(value.tag)
-            }
-    return next_step, counts
-
-
-def _events(path):
-    try:
-        for record in read_records(path):
-            yield parse_event(record)
-    except ValueError:
-        return

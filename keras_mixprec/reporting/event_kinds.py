@@ -1,4 +1,4 @@
-"""Every kind of event of a log: its fields, how grave it is, what it says."""
+"""Every kind of event in a log: its fields, level and sentence."""
 
 from typing import NamedTuple
 
@@ -7,17 +7,16 @@ class Event(NamedTuple):
     """A kind of event.
 
     Attributes:
-        says: String with the names of fields in braces; empty where a function
-            of `event_rows` writes the sentence.
-        needs: String, the names of the fields without which it says nothing.
-            `None` of an event whose fields are not checked.
-        level: String. One of `facts.LEVELS`, or how the page marks what is no
-            finding: `"demote"`, `"promote"` or `"skip"`. Those of verdicts and
-            of what was found before training are their own.
-        lane: String. Below the curve of the loss scale, where it is marked.
-        is_story: Boolean. Whether it is part of what a run comes down to; there
-            are a few of each at most.
-        title: String. What it is called, if not by its kind.
+        says: String, the sentence, with the names of fields in braces. Empty if
+            a function in `told.py` writes it.
+        needs: String, the names of required fields. `None` if fields are not
+            checked.
+        level: String. One of `facts.LEVELS`, or `"demote"`, `"promote"` or
+            `"skip"` for events that are not findings. Verdicts and findings
+            before training have their own level.
+        lane: String. The lane of its mark below the curve of the loss scale.
+        is_story: Boolean. True if the sentence about the run depends on it.
+        title: String. Defaults to the kind in words.
     """
 
     says: str = ""
@@ -39,8 +38,7 @@ EVENTS = {
     "train_end": Event("", ""),
     "skipped_step": Event("", "", "skip", "skipped"),
     "skipped_steps_not_kept": Event(
-        "{count} more skipped steps{span}, of which the log has the number "
-        "alone.",
+        "{count} more skipped steps{span}. The log has only their number.",
         "count",
         "skip",
         "skipped",
@@ -59,7 +57,7 @@ EVENTS = {
         "warning",
         "verdicts",
     ),
-    # What the tuner did.
+    # The tuner.
     "start": Event(_TUNER, lane="changes"),
     "keep": Event(_TUNER),
     "demote": _story("", "layers", "demote", "changes"),
@@ -111,14 +109,14 @@ EVENTS = {
     "graph_rewrite": Event("Graph rewrite: {message}."),
     "ignored_variable": Event("{message}"),
     "left_in_float16": Event("{message}", "message"),
-    # What was measured.
+    # Measurements.
     "ranges_measured": Event(
         "Ranges of all layers measured at {steps} beside training, in "
         "{seconds} s.",
         "",
     ),
     "ranges_withheld": Event("{message}", "message", "warning"),
-    # What ended, or failed.
+    # Ends and failures.
     "stopped": _story("Training stopped: {reason}", level="bad"),
     "step_raised": _story(
         "Step {at_step} raised {reason}{again}", "at_step reason", "bad"

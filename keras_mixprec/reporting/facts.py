@@ -1,9 +1,6 @@
-"""What events say of layers and loss scales, and what a sentence is made of.
+"""Facts of a run: dtypes of layers, loss scales, and the levels of events."""
 
-People may log events of their own, other versions of this package have others,
-and a log may be damaged: what has another form is left out.
-"""
-
+import collections
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -11,16 +8,16 @@ from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS, Kind
 
-# What a tuner does to the loss scale, and how it is told.
+# Events in which a tuner changes the loss scale, and their verbs.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 
-# What a log says of the run as a whole.
+# The events that describe the run as a whole.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
-# Where what is beyond 16 bits is no matter.
+# Numbers beyond 16 bits are harmless in these.
 WIDE = ("float32", "float64")
 
-# What a layer computes in that is in float16 on inputs times a power of two.
+# The dtype of a layer in float16 whose inputs are multiplied by a power of two.
 _RESCALED = "rescaled float16"
 
 # The gravest first.
@@ -28,14 +25,14 @@ LEVELS = ("bad", "warning", "info")
 
 
 def kind_of(name: str) -> Kind:
-    """Returns a kind of verdict; one that is not known is bad."""
+    """Returns a kind of verdict; unknown kinds are bad."""
     return KINDS.get(name) or Kind(name, "")
 
 
 def moment(event: Mapping) -> int:
-    """Returns the step at which something was, not when it was noticed.
+    """Returns the step at which an event happened, not when it was noticed.
 
-    How far a loss scale fell is of the reading that says so.
+    A low loss scale counts from the reading that found it.
     """
     if event["kind"] == "loss_scale_low":
         return event["step"]
@@ -43,42 +40,47 @@ def moment(event: Mapping) -> int:
 
 
 def dtype_of(policy: str) -> str:
-    """Returns what a policy computes in, as `dtype_now` has it."""
+    """Returns the dtype that a policy computes in, as `dtype_now` does."""
     if policy.startswith("rescaled("):
         return _RESCALED
     return policy.removeprefix("mixed_")
 
 
 def dtype_now(layer: Mapping) -> str:
-    """Returns what a layer computes in, a row of the table of layers."""
+    """Returns the dtype that a layer, a row of the table, computes in."""
     return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
 
 
-def changes_of(events: Iterable, *kinds: str) -> dict:
-    """Returns the last change of each layer's policy, by path.
+def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
+    """Returns the changes of each layer's policy, by path.
 
     Args:
         events: Dicts, by rising step.
-        *kinds: Strings, which changes count. All without any.
+        *kinds: Strings, the kinds of changes that count. Defaults to all.
 
     Returns:
-        Dict from paths to pairs of an event and the dtype since.
+        Dict from paths to lists of pairs of an event and the dtype since.
     """
-    return {
-        path: (event, dtype_of(change["after"]))
-        for event in events
-        if event["kind"] in (kinds or PRECISION_CHANGES)
-        and not event.get("dry_run")
-        for path, change in event["layers"].items()
-    }
+    found: dict = collections.defaultdict(list)
+    for event in events:
+        if event["kind"] in (kinds or PRECISION_CHANGES):
+            for path, change in event["layers"].items():
+                if not event.get("dry_run"):
+                    found[path].append((event, dtype_of(change["after"])))
+    return found
+
+
+def changes_of(events: Iterable, *kinds: str) -> dict:
+    """Returns the last of `all_changes` of each layer."""
+    return {p: own[-1] for p, own in all_changes(events, *kinds).items()}
 
 
 def dtypes_now(events: Iterable, layers: list) -> dict:
-    """Returns what each layer computes in, by path.
+    """Returns the dtype that each layer computes in, by path.
 
     Args:
-        events: Dicts, by rising step: the table of layers has no row of the
-            model itself, whose own code may have been at fault.
+        events: Dicts, by rising step. They also know the model itself, which
+            the table of layers has no row for.
         layers: List of dicts, the table of layers.
     """
     changed = {p: dtype for p, (_, dtype) in changes_of(events).items()}
@@ -86,11 +88,11 @@ def dtypes_now(events: Iterable, layers: list) -> dict:
 
 
 def is_repaired(kind: str, dtype: str | None) -> bool:
-    """Whether a layer computes by now in what such a finding asks for.
+    """Whether a layer's dtype repairs a finding.
 
     Args:
         kind: String. The kind of a verdict.
-        dtype: String, as `dtype_now` returns it, or `None` if not known.
+        dtype: String from `dtype_now`, or `None` if not known.
     """
     repairs = kind_of(kind).repaired_by
     fits = "mixed_bfloat16" in repairs and dtype in ("bfloat16", _RESCALED)
@@ -98,9 +100,9 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
 
 
 def dtype_at(layer: Mapping, step: int) -> str:
-    """Returns what a layer computed in at a step.
+    """Returns the dtype of a layer at a step.
 
-    A change made after a step is of the steps behind it.
+    A change after a step applies from the next step on.
 
     Args:
         layer: Dict, a row of the table of layers.
@@ -111,7 +113,7 @@ def dtype_at(layer: Mapping, step: int) -> str:
 
 
 def asks_for_scale(verdict: Mapping) -> bool:
-    """Whether another loss scale cures what a verdict says."""
+    """Whether another loss scale cures a verdict."""
     advised = "advised_bits" in verdict.get("numbers", {})
     return advised or verdict.get("verdict") == "scale_too_low"
 
@@ -129,13 +131,13 @@ def scale_set(verdict: Mapping, events: Iterable) -> dict | None:
 
 
 def level_of(event: Mapping) -> str:
-    """Returns how grave an event is: the one place that decides it.
+    """Returns how severe an event is.
 
     Returns:
         One of `LEVELS`, or `"demote"`, `"promote"` or `"skip"`.
     """
     kind = event["kind"]
-    # Neither what is over nor what somebody wanted.
+    # Neither finished events nor wanted ones need attention.
     if any(event.get(x) for x in ("dry_run", "repaired", "interrupted")):
         return "info"
     if kind == "verdict":
@@ -149,21 +151,18 @@ def level_of(event: Mapping) -> str:
 
 
 def has_diverged(verdict: Mapping) -> bool:
-    """Whether a divergence is one of training, and not of one batch alone.
-
-    That says what of the batch is not finite, or nothing.
-    """
+    """Whether training diverged, rather than a single batch failed."""
     numbers = verdict.get("numbers", {})
     return bool(numbers) and "not_finite" not in numbers
 
 
 def still_said(events: Iterable, said: str, over: str) -> dict:
-    """Returns the last event of a kind by optimizer, unless another ends it.
+    """Returns each optimizer's last event of a kind, unless another ended it.
 
     Args:
         events: Dicts, by rising step.
         said: String, a kind of event.
-        over: String, the kind that says that it is no longer so.
+        over: String, the kind of event that ends it.
     """
     found: dict = {}
     for event in events:
@@ -176,32 +175,30 @@ def still_said(events: Iterable, said: str, over: str) -> dict:
 
 
 def low_scales(events: Iterable) -> list[dict]:
-    """Returns what says of loss scales that they are low, as of the end."""
+    """Returns the events of loss scales that were still low at the end."""
     found = still_said(events, "loss_scale_low", "loss_scale_recovered")
     return [*found.values()]
 
 
 class Facts(NamedTuple):
-    """What the sentence is made of.
+    """The facts behind the sentence about a run.
 
     Attributes:
-        events: List of dicts, the events of the last `fit` by rising step,
-            behind those of earlier ones that still hold. Only those of a kind
-            in `STORY` count.
+        events: List of dicts: earlier events that still hold, then those of
+            the last `fit` by rising step. Only kinds in `STORY` count.
         layers: List of dicts with `"path"`, `"compute_dtype"`,
             `"share_of_flops"` and `"parameters"`, as they are now.
         steps: Int. Steps of the last `fit`.
         skipped: Dict from the name of each loss scale optimizer, `""` for an
             only one, to the steps that it skipped.
         in_a_row: Int. Steps skipped since the last one applied.
-        measured: Boolean. Whether the range of any layer is known.
+        measured: Boolean. True if the range of any layer is known.
         fits: Int. How many calls of `fit` the log has. Defaults to `1`.
-        first: Int. The first step of the last, as the log counts. Defaults to
-            `1`.
-        examined: Boolean. Whether any layer was compared with float32.
+        first: Int. The first step of the last `fit`. Defaults to `1`.
+        examined: Boolean. True if any layer was compared with float32.
             Defaults to `False`.
-        flat_loss: String. That the loss did not fall, in a sentence. Defaults
-            to `""`: it did.
+        flat_loss: String. A sentence if the loss did not fall. Defaults to
+            `""`.
     """
 
     events: list
@@ -236,7 +233,7 @@ def facts_of(run) -> Facts:
 
 
 def _still_true(events, run):
-    """What was found in earlier fits of layers that are repaired by now."""
+    """Earlier findings about layers that are repaired by now."""
     now = dtypes_now(run.events, run.layers)
     repaired = [
         event
@@ -244,16 +241,13 @@ def _still_true(events, run):
         if event["kind"] == "verdict"
         and is_repaired(event["verdict"], now.get(event["layer"]))
     ]
-    # Without a finding, nothing is said of what was done about it.
+    # A change is only mentioned together with its finding.
     kinds = {*PRECISION_CHANGES} - {"undo"} if repaired else ()
     return repaired + [event for event in events if event["kind"] in kinds]
 
 
 def growth(counts: list) -> int:
-    """Returns by how much a count rose, where it may begin again from 0.
-
-    An optimizer that counts from 0 again was made for another run.
-    """
+    """Returns how much a count rose, which a new optimizer restarts at 0."""
     pairs = zip(counts, counts[1:], strict=False)
     return sum(now - old if now >= old else now for old, now in pairs)
 
@@ -265,9 +259,9 @@ def _skipped_since(first, course):
 
 
 def last_of_falls(events: list) -> list:
-    """Returns events with the last one alone of each fall of a loss scale.
+    """Returns events with only the last report of each fall of a loss scale.
 
-    Each reading says again how far it fell since the step at which it began.
+    Each reading reports the whole fall again.
     """
 
     def fall(event):
@@ -282,7 +276,7 @@ def _in_a_row(events, last_step):
     ends = [e for e in events if e["kind"] == "train_end"]
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
-    # A run that goes on, or was killed: what is known of single steps.
+    # The run goes on or was killed, so count its single steps.
     skipped, count = _skipped_steps(events), 0
     while last_step - count in skipped:
         count += 1
@@ -296,7 +290,7 @@ def _skipped_steps(events):
             skipped.add(event["at_step"])
         elif event["kind"] == "skipped_steps_not_kept":
             ends = event.get("first_step", 0), event.get("last_step", -1) + 1
-            # Unless an applied one is between.
+            # Otherwise some steps between were applied.
             if event["count"] == ends[1] - ends[0]:
                 skipped |= {*range(*ends)}
     return skipped

@@ -1,4 +1,4 @@
-"""What repairs a finding, as code to be copied."""
+"""Code that repairs a finding."""
 
 import glob
 import re
@@ -23,7 +23,10 @@ _SCALED = "optimizer = kmp.LossScaleOptimizer(\n    optimizer, {}\n)\n"
 
 
 def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
-    """Returns the code that repairs what an event says, empty if none does.
+    """Returns the code that repairs the finding of an event.
+
+    The code repairs layers together if they were found together. It calls the
+    model `model`, its optimizer `optimizer` and the training data `x` and `y`.
 
     Args:
         event: Dict, one of `events`.
@@ -31,13 +34,13 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
         layers: List of dicts, the table of layers.
 
     Returns:
-        Dict from `"training"`, `"plan"` where layers get another dtype,
-        `"inference"` where a forward pass fails, `"data"` where rows are bad
-        and `"diagnosis"` where nothing has been compared with float32, to the
-        code, in which `model` is the user's model, `optimizer` that of the
-        loss, and `x` and `y` arrays that it is trained on. Layers that were
-        found together are repaired together: one of them alone leaves the steps
-        bad.
+        Dict from the use of the code to the code, empty if there is none:
+
+        - `"training"`: for the next training;
+        - `"plan"`: the same, saved as a plan;
+        - `"inference"`: for a forward pass that fails;
+        - `"data"`: drops bad rows;
+        - `"diagnosis"`: compares a step with float32.
     """
     if event["kind"] == "loss_scale_low" and "held" in event:
         return {"training": _set_scale(event)}
@@ -64,7 +67,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
 
 
 def _bad_part(event):
-    """Which of the arrays has rows that are not finite, `None` if not known."""
+    """The array with non-finite rows, `None` if not known."""
     named = (
         re.match("(?:samples|rows)_of_(.+)", n)
         for n in event.get("numbers", {})
@@ -74,7 +77,7 @@ def _bad_part(event):
 
 
 def _widened(event):
-    """The layer that a wider dtype repairs, `None` if that is no repair."""
+    """The layer that a wider dtype repairs, or `None`."""
     scale = "advised_bits" in event.get("numbers", {})
     is_repair = kind_of(event["verdict"]).repaired_by and not scale
     return event["layer"] if is_repair else None
@@ -86,7 +89,7 @@ def _rules(paths, dtype, event):
         f"    kmp.PrecisionRule({glob.escape(path)!r}, 'float32'),\n"
         for path in paths
     )
-    # The first rule that matches a layer decides.
+    # The first rule that matches a layer wins, so these come first.
     start = f"{_IMPORT}rules = [\n{listed}"
     training = (
         f"{start}    *kmp.DEFAULT_RULES,\n]\n"
@@ -110,11 +113,11 @@ def _set_scale(event):
 def _of_scale(event):
     numbers = event.get("numbers", {})
     if numbers.get("scaled", True) is False:
-        # The advice says what a `train_step` of the user's own has to do.
+        # The advice covers a custom `train_step`.
         return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
     if "advised_bits" in numbers:
         return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
-    # One that fell by skipped steps would fall again.
+    # A scale that fell because of skipped steps would fall again.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:
         return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")

@@ -1,4 +1,4 @@
-"""Whether a loss stood still, which is observed and not explained."""
+"""Finds losses that did not fall, without a reason for it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,21 +11,21 @@ from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
-# In fewer readings or steps a loss may stand still by chance.
+# A shorter loss may be flat by chance.
 _LEAST_READINGS = 6
 _LEAST_STEPS = 50
 
-# Means are compared of this many parts of a run, which vary less than readings.
+# The run is split into this many parts, because means vary less than readings.
 _PARTS = 8
 
-# Below log(2), which is that of two classes, no loss of a classifier is chance:
-# a run that starts from trained weights may stand still there, and be done.
+# A classifier of two classes that guesses has the loss log(2). Below that a run
+# may have started from trained weights.
 _CHANCE = 0.97 * math.log(2)
 
-# What is learnt varies by more than this share of itself; chance does not.
+# The loss of a model that learns varies by more than this share.
 _MOST_SPREAD = 0.05
 
-# A fall by less is not seen in the three digits that are shown.
+# A smaller fall does not show in three digits.
 _LEAST_FALL = 1e-3
 
 _CHANGES = {*PRECISION_CHANGES, *SCALE_CHANGES}
@@ -37,19 +37,18 @@ def flat_loss(
     layers: list,
     compared: bool = False,
 ) -> str:
-    """Returns that the loss did not fall, in a sentence; empty if it did.
+    """Returns a sentence if the loss did not fall, else an empty string.
 
-    Of a log with several fits all of them count, from the last change of a
-    precision on. Nothing is said of a run of which a finding explains it, of a
-    short one, of a low loss, or of a `train_step` of the user's own, which may
-    train on another loss.
+    All fits in the log count, from the last change of a precision on. The
+    result is empty if a finding explains the loss, if the run is short, if the
+    loss is low, or if a custom `train_step` may train on another loss.
 
     Args:
         course: Dict of the lists `"steps"` and `"values"`, or `None`.
         events: Dicts, by rising step.
         layers: List of dicts, the table of layers.
-        compared: Boolean. Whether any layer was compared with float32. Defaults
-            to `False`.
+        compared: Boolean. True if any layer was compared with float32.
+            Defaults to `False`.
 
     Example:
     >>> from keras_mixprec.reporting.flat_loss import flat_loss
@@ -80,13 +79,13 @@ as well to see whether precision is the reason.'
 
 
 def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
-    """Returns that the loss has not fallen since a repair; `None` if it has.
+    """Returns a sentence if the loss has not fallen since a repair, or `None`.
 
-    Empty where no loss is known since, although one is known from before.
+    It is empty if only a loss before the repair is known.
 
     Args:
-        course: Dict, as for `flat_loss`.
-        events: Dicts, as for `flat_loss`.
+        course: Dict, as in `flat_loss`.
+        events: Dicts, as in `flat_loss`.
     """
     changed = last_change(events)
     _, before = _readings(course, last=changed)
@@ -95,10 +94,10 @@ def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
         return "" if len(before) else None
     if not len(before) and len(after) < _LEAST_READINGS:
         return None
-    # Of three neighbours: a fall is no noise.
+    # Second differences ignore a steady fall.
     bends = np.diff(after, 2)
     noise = math.sqrt(np.mean(bends**2) / 6) if bends.size else 0
-    # A repair may raise it, where the fault hid a part of it.
+    # A repair may raise the loss if the fault hid a part of it.
     start = max([*before[-1:], after[0]])
     least = max(2 * noise, _LEAST_FALL * abs(start))
     if start - after[-1] > least or not after[-1]:
@@ -125,14 +124,14 @@ def last_change(events: Iterable) -> int:
 
 
 def _explains(event):
-    """Whether an event says why, or that another loss is trained on."""
+    """Whether an event explains a flat loss."""
     kind = KINDS.get(event.get("verdict", ""))
     known = kind and (kind.explains or kind.name == "not_learning")
     return event.get("own_step") or known and kind.level == "bad"
 
 
 def _readings(course, first=-1, last=math.inf):
-    """Steps and finite losses of the steps behind `first`, up to `last`."""
+    """Steps and finite losses after the step `first`, up to `last`."""
     course = course or {"steps": [], "values": []}
     pairs = zip(course["steps"], course["values"], strict=True)
     found = [p for p in pairs if first < p[0] <= last and math.isfinite(p[1])]
@@ -144,7 +143,7 @@ def _is_flat(means):
     if level < _CHANCE or np.ptp(means) > _MOST_SPREAD * level:
         return False
     early, late = np.array_split(means, 2)
-    # Of neighbours a slow fall is no noise, as it would be of all.
+    # Differences of neighbours ignore a slow fall.
     noise = math.sqrt(np.mean(np.diff(means) ** 2) / 2)
     error = noise * math.sqrt(1 / len(early) + 1 / len(late))
     fall = early.mean() - late.mean()

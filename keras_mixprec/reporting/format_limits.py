@@ -1,14 +1,14 @@
-"""The limits of number formats, as the page draws and compares them."""
+"""The limits of number formats as powers of two."""
 
 import math
 
 from keras_mixprec.formats import get_format
 
-# The next batch may be larger than any that was measured: `diagnose` leaves as
-# much.
+# Bits reserved for later batches, whose numbers may be larger. `diagnose`
+# reserves the same.
 SPARE_BITS = 2
 
-# What a reader may ask about, the narrowest last.
+# The formats of `what_if`, the narrowest last.
 CHOICES = (
     "float32",
     "bfloat16",
@@ -25,9 +25,10 @@ def format_limits(dtype: str) -> dict:
         dtype: String.
 
     Returns:
-        Dict with `"name"`; `"maximum_bits"`, the logarithm of the largest
-        number; and the exponents that overflow, the normal and the subnormal
-        numbers begin at.
+        Dict with `"name"`, `"maximum_bits"` (the logarithm of the largest
+        number), and `"maximum_exponent"`, `"normal_exponent"` and
+        `"subnormal_exponent"`, where overflow, normal and subnormal numbers
+        start.
     """
     limits = get_format(dtype)
     return {
@@ -39,7 +40,7 @@ def format_limits(dtype: str) -> dict:
     }
 
 
-# The dtypes of more range, as in `precision.js`.
+# The dtypes with more range, as in `precision.js`.
 _WIDER = {
     "float16": ("bfloat16", "float32", "float64"),
     "bfloat16": ("float64",),
@@ -47,11 +48,11 @@ _WIDER = {
 
 
 def is_wider(dtype: str, limit: str) -> bool:
-    """Returns whether a dtype has more range than what headroom refers to.
+    """Whether a dtype has more range than the dtype of the headroom.
 
     Args:
         dtype: String.
-        limit: String, as `measured_against` returns it.
+        limit: String from `measured_against`.
     """
     return dtype in _WIDER[limit]
 

@@ -1,4 +1,4 @@
-"""A metric of every layer by steps, as the page is sent it."""
+"""A metric of every layer by step, and its form for the page."""
 
 import json
 import math
@@ -10,37 +10,34 @@ import numpy as np
 
 from keras_mixprec.reporting.layer_tables import pool_groups
 
-# The page shows fewer columns than this at once, and a picture element that
-# wide would be most of what a screen has.
+# More columns than the pixels that the heatmap has on a usual screen.
 MAX_COLUMNS = 2000
 
-# What the page is sent headroom in: to 1/128 of a bit, up to 16 bits.
+# Headroom up to 16 bits is then exact to 1/128 bit.
 HEADROOM_DTYPE = "float16"
 
-# Of a reading that is left out because the batch was not finite.
+# Marks a reading of a non-finite batch.
 LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
-    """Returns headroom as the page is sent it, so that all say the same."""
-    with np.errstate(over="ignore"):  # A damaged log has any numbers.
+    """Returns headroom as rounded for the page, so all outputs agree."""
+    with np.errstate(over="ignore"):  # A damaged log may have any numbers.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
 
 class Grid(NamedTuple):
-    """A metric of every layer, by steps.
+    """A metric of every layer by step.
 
     Attributes:
         layers: List of strings, the rows.
-        first, last: Integer arrays, the steps that each column begins and
-            ends with.
+        first, last: Integer arrays, the first and last step of each column.
         worst: Array `[layers, columns]`, NaN where nothing was measured.
-        pool: String. `"min"` or `"max"`, whichever is the worse.
-        dtype: String. What the page is sent its numbers to the precision of:
-            `"float16"`, of four digits, where the range is enough for it, or
-            `"bfloat16"`.
-        lost: Boolean array `[layers, columns]`, where something is left out
-            because the batch was not finite.
+        pool: String. `"min"` or `"max"`, the worse end.
+        dtype: String. The precision of numbers for the page: `"float16"`, or
+            `"bfloat16"` for metrics with a larger range.
+        lost: Boolean array `[layers, columns]`, true where a non-finite batch
+            hides a reading.
     """
 
     layers: list
@@ -55,17 +52,15 @@ class Grid(NamedTuple):
         """Returns it for the page.
 
         Args:
-            origins: List of dicts, what made cells that are not the doing of
-                their layers, in a `"long"` and a `"short"` form.
-            cells: Integer array `[layers, columns]`, the place of an origin in
-                the list, or -1.
+            origins: List of dicts from `passed_cells`.
+            cells: Integer array from `passed_cells`.
 
         Returns:
-            Bytes: the length of a header as a little-endian uint32, the
-            header as JSON padded with spaces to a multiple of four, and the
-            numbers as little-endian float32, a row for each layer; and if the
-            header has `"marked"`, a uint16 for each: the place of its origin
-            counted from 1, or `LEFT_OUT`.
+            Bytes, little-endian. A uint32 has the length of the header, which
+            is JSON padded with spaces to a multiple of four. A float32 for each
+            cell follows, a row for each layer. If the header has `"marked"`, a
+            uint16 for each cell is next: the index of its origin plus 1, or
+            `LEFT_OUT`.
         """
         is_marked = bool(origins) or bool(self.lost.any())
         header = {
@@ -81,7 +76,7 @@ class Grid(NamedTuple):
         with np.errstate(over="ignore"):
             body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
-        # As float32: half of the bits are 0, which a report compresses.
+        # Half of the bits are 0, which a report compresses.
         sent = size + text + body.astype("<f4").tobytes()
         marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
         return sent + marks.tobytes() * is_marked
@@ -96,7 +91,7 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     """Returns the worst of each column of a metric.
 
     Args:
-        tables: List of `Table`, all with that metric.
+        tables: List of `Table`, each with that metric.
         metric: String.
         layers: List of strings, the rows.
         columns: Int >= 1. The most columns to return.
@@ -109,10 +104,10 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     last = np.minimum(first + size, len(rows)) - 1
     worst = pool_groups(pool, rows, size).T
     lost = np.zeros(worst.shape, bool)
-    if any(table.spoiled.any() for table in tables):  # As in few logs.
+    if any(table.spoiled.any() for table in tables):  # True of few logs.
         rows = np.concatenate([t.lost(metric, layers) for t in tables])
         lost = np.logical_or.reduceat(rows, first).T
-    # Counts and magnitudes go beyond float16.
+    # Counts and magnitudes can exceed the range of float16.
     is_headroom = metric.endswith("headroom_bits")
     dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
     return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)

@@ -1,9 +1,10 @@
-"""One sentence on a run: the cause, what was done about it, what it cost.
+"""One sentence about a run: the cause, what was done about it, what it cost.
 
-The console makes it from what it has in memory, the report and the tab from
-the log, all of them here, so that they say the same.
+The console makes it from memory, the report and the tab from the log. All of
+them make it here, so they say the same.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 
 from keras_mixprec.flop_shares import share_in_16_bits
@@ -47,10 +48,10 @@ STATES = (
     "healthy",
 )
 
-# Skipped in a row, this many are no scale search any more.
+# A search for the loss scale skips fewer steps than this in a row.
 STUCK = 5
 
-# By whom the loss is not scaled.
+# Why the loss is not scaled.
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16",
@@ -58,7 +59,7 @@ _UNSCALED = {
     "scale does nothing",
 }
 
-# What is told in its own words, a warning, and what ends it.
+# Warnings that carry their own message, and the events that end them.
 _ODD = {
     "zero_gradients": "",
     "metric_not_finite": "metric_finite",
@@ -67,17 +68,20 @@ _ODD = {
 
 
 def headline(facts: Facts) -> dict:
-    """Returns what a run comes down to.
+    """Returns a run in one sentence.
 
     Args:
         facts: `Facts`.
 
     Returns:
-        Dict with `"text"`, one sentence, and `"state"`: `"healthy"`,
-        `"repaired"`, `"warning"` (there is something to do), `"severe"` (what
-        was found harms training), `"failing"` (training does not get on),
-        `"not_compared"` (nothing is known to be wrong, but nothing was compared
-        with float32) or `"not_measured"` (nor was any range measured).
+        Dict with `"text"`, the sentence, and `"state"`, one of `STATES`:
+
+        - `"failing"`: training makes no progress;
+        - `"severe"`: a finding harms training;
+        - `"warning"`: there is something to do;
+        - `"not_measured"`: no range was measured;
+        - `"not_compared"`: no step was compared with float32;
+        - `"repaired"` and `"healthy"`.
 
     Example:
     >>> from keras_mixprec.reporting.facts import Facts
@@ -102,15 +106,14 @@ float32 yet.'
 
 
 def main_finding(facts: Facts) -> dict | None:
-    """Returns what the sentence begins with, to be led to from there.
+    """Returns the finding that the sentence begins with.
 
     Args:
         facts: `Facts`.
 
     Returns:
-        Dict with `"event"`, the one of `facts.events` that it is, `"repaired"`,
-        whether it is over, and `"level"`, one of `LEVELS`. `None` if nothing
-        was found.
+        Dict with `"event"`, one of `facts.events`, `"repaired"`, whether it is
+        over, and `"level"`, one of `LEVELS`. `None` if there is no finding.
     """
     story = _Story(facts)
     named = (event for event, _ in story.clauses() if event)
@@ -118,8 +121,7 @@ def main_finding(facts: Facts) -> dict | None:
     if event is None:
         return None
     level = level_of(event)
-    # Only a verdict may be normal: all else that the sentence begins with is to
-    # be looked into.
+    # Only a verdict may be normal; the user should look into anything else.
     if event["kind"] != "verdict" and level != "bad":
         level = "warning"
     is_over = event["kind"] == "verdict" and bool(story.is_over(event))
@@ -132,7 +134,7 @@ def is_low(layers: Iterable) -> bool:
 
 
 def over_by(events: Iterable, layers: list) -> Callable:
-    """Returns a function from a verdict to what has repaired it, or `None`.
+    """Returns a function that says what has repaired a verdict, or `None`.
 
     Args:
         events: Dicts, by rising step.
@@ -163,28 +165,25 @@ def over_by(events: Iterable, layers: list) -> Callable:
 _BACK = ("promote", "shrink")
 
 
-# What a return to a good state ends.
-_WAYS_BACK = "return", "undo"
-
-
 def _way_back(events):
-    """How training came back to a good state, if it is still well."""
-    told = [
-        e for e in events if e["kind"] in _WAYS_BACK or e.get("verdict") in LOST
-    ]
-    last = told[-1] if told else {}
-    if last.get("kind") == "undo":
-        return "a demotion was undone"
-    done = last.get("done")
-    return f"training went on with {done}" if done else None
+    """How training came back to a good state, if it has not left that since."""
+    for event in reversed(events):
+        if event["kind"] == "undo":
+            return "a demotion was undone"
+        if event["kind"] == "return":
+            done = event.get("done")
+            return f"training went on with {done}" if done else None
+        if event.get("verdict") in LOST:
+            return None
+    return None
 
 
 def ranked(verdicts: Iterable, is_over: Callable) -> list:
-    """Returns verdicts, the most important first; no symptom beside a cause.
+    """Returns verdicts, the most important first, without mere symptoms.
 
     Args:
         verdicts: Dicts.
-        is_over: Function from a verdict to whether it is repaired.
+        is_over: Function that says whether a verdict is repaired.
     """
 
     def order(verdict):
@@ -196,13 +195,23 @@ def ranked(verdicts: Iterable, is_over: Callable) -> list:
     return causes or found
 
 
-# Of `Kind.behind`: what something else has brought about, and what nobody needs
-# to hear of beside its cause.
+# Values of `Kind.behind`: an effect follows from a cause, and a symptom says
+# nothing more once the cause is known.
 _EFFECT, _SYMPTOM = 2, 3
+
+# What the sentence says of events, after the causes and in this order.
+_OUTCOMES = {
+    "return": "the tuner returned to the state of step {to} {at} and {then}",
+    "undo": "a demotion made training diverge and was undone {at}",
+    "give_up": "the tuner gave up: {why}",
+    "stopped": "the monitor stopped training {at}",
+    "step_raised": "{again}step {at_step:,} raised {reason}",
+    "fit_raised": "training ended in step {at_step:,}: {reason}",
+}
 
 
 class _Story:
-    """What happened, each finding with whether it is over."""
+    """What happened in a run, and which findings are over."""
 
     def __init__(self, facts):
         self._facts = facts
@@ -216,11 +225,8 @@ class _Story:
         self._now = dtypes_now(events, facts.layers)
         self.is_over = over_by(events, facts.layers)
         self._events = events
-        self.demoted = {
-            path: (event, dtype)
-            for path, (event, dtype) in changes_of(events, "demote").items()
-            if dtype == self._now.get(path)
-        }
+        demoted = changes_of(events, "demote").items()
+        self.demoted = {p: x for p, x in demoted if x[1] == self._now.get(p)}
         verdicts = [e for e in events if e["kind"] == "verdict"]
         self._first = {e["verdict"]: e for e in verdicts[::-1]}
         self._causes = [
@@ -229,7 +235,7 @@ class _Story:
             if verdict["verdict"] in KINDS
             and KINDS[verdict["verdict"]].behind < _EFFECT
         ]
-        # What is normal, such as a search for the loss scale.
+        # A normal finding, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = any(v["layer"] for v in self._causes[:1])
         self._wide = self._last.get("no_16_bits", {})
@@ -238,9 +244,9 @@ class _Story:
         self.quiet = not (found or facts.flat_loss)
 
     def clauses(self) -> Iterator:
-        """What the sentence says of events, causes first, each with its event.
+        """Yields clauses of the sentence, causes first, each with its event.
 
-        `None` instead of one where it says what came of others.
+        The event is `None` for a clause about what followed from others.
         """
         yield from self._cause()
         yield from self._outcome()
@@ -275,54 +281,33 @@ class _Story:
         return count, self._last.get("nonfinite_losses")
 
     def _outcome(self):
-        """What came of it."""
+        """What followed from the causes."""
         last = self._last
         event = self._first.get("weights_lost")
         if event and not self.is_over(event):
             when = "" if self._causes else self._found(event)
             yield event, f"weights are not finite{when}"
         elif self._is_collapsed() and not self._causes:
-            yield (
-                self._first["scale_collapsed"],
-                "the loss scale reached its minimum",
-            )
+            event = self._first["scale_collapsed"]
+            yield event, "the loss scale reached its minimum"
         yield from ((event, event["message"]) for event in self._warned)
-        if event := last.get("return"):
-            done = event["done"]
-            then = f"went on with {done}" if done else "stopped"
-            at = format_moment(moment(event))
-            state = f"the state of step {event['to']}"
-            yield event, f"the tuner returned to {state} {at} and {then}"
-        if event := last.get("undo"):
-            made = "a demotion made training diverge and was undone"
-            yield event, f"{made} {format_moment(moment(event))}"
-        if event := last.get("give_up"):
-            reason = event.get("message", "").removeprefix("gives up: ")
-            yield event, f"the tuner gave up: {reason.partition('. ')[0]}"
-        if event := last.get("stopped"):
-            when = format_moment(moment(event))
-            yield event, f"the monitor stopped training {when}"
-        if event := last.get("step_raised"):
-            again = "taken again: " * bool(event.get("repaired"))
-            raised = f"step {event['at_step']:,} raised {event['reason']}"
-            yield event, again + raised
-        if event := last.get("fit_raised"):
-            at = f"training ended in step {event['at_step']:,}"
-            yield event, f"{at}: {event['reason']}"
+        for kind, clause in _OUTCOMES.items():
+            if event := last.get(kind):
+                yield event, clause.format_map(event | _words_of(event))
         if event := last.get("sign_off"):
             yield None if event["within"] else event, event["message"]
 
     def why_wide(self):
-        """What is known of a run without layers in 16 bits."""
+        """Why no layer computes in 16 bits, empty if not known."""
         return self._wide.get("message", "")
 
     def standstill(self):
-        """That the loss did not fall, and no finding says why."""
+        """Says that the loss did not fall, unless a finding explains it."""
         if self._facts.flat_loss and self.state() != "failing":
             yield "the loss did not fall"
 
     def interruption(self):
-        """That somebody has ended it, which is no finding."""
+        """Says that somebody ended the run, which is no finding."""
         for event in self._interrupted[:1]:
             yield f"interrupted in step {event['at_step']:,}"
 
@@ -340,7 +325,7 @@ class _Story:
             or (is_open and (is_stuck or "give_up" in last))
         ):
             return "failing"
-        # As grave as what is found: both stand side by side.
+        # The state is as grave as the worst open finding.
         if any(kind_of(v["verdict"]).level == "bad" for v in is_open):
             return "severe"
         if (
@@ -369,7 +354,7 @@ class _Story:
         )
 
     def _is_collapsed(self):
-        # One that was followed by good steps is over.
+        # A collapse is over once good steps follow it.
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):
@@ -393,7 +378,7 @@ class _Story:
                 what = f"{what.partition(',')[0]}{cause}"
             return f"{what}{self._found(first)}"
         if kind.clause:
-            said = kind.clause.format(**numbers)
+            said = kind.clause.format_map(collections.defaultdict(str, numbers))
             return f"{said}{self._found(first)}{self._fate(first)}"
         more = 0 if self.is_over(first) else len(alike) - 1
         names = _named(first)
@@ -407,10 +392,7 @@ class _Story:
         return f"{names} {what}{line}{at}{self._fate(first, bool(more))}"
 
     def _found(self, verdict, first=""):
-        """When it was found, and since when steps have failed if that is known.
-
-        It may have begun before, but not before the first step.
-        """
+        """When it was found, and when steps began to fail, if that is known."""
         if "step" not in verdict:
             return ""
         at, since = format_moment(moment(verdict)), verdict.get("failing_since")
@@ -426,18 +408,16 @@ class _Story:
         return f" ({found}; steps began to fail at step {since:,}{of})"
 
     def _fate(self, first, several=False):
-        """What has become of it, to end the sentence about it."""
+        """What became of a finding, to end its clause."""
         layer, over = first["layer"], self.is_over(first)
         changed = next(filter(None, map(self._scale_set, self._causes)), None)
         scale = f", and {self.is_over(changed)}" if changed else ""
         if self._scale_set(first):
-            dtypes = {dtype for _, dtype in self.demoted.values()}
-            if not dtypes:
+            if not self.demoted:
                 return scale
+            dtypes = sorted({dtype for _, dtype in self.demoted.values()})
             count = format_count(len(self.demoted), "layer")
-            return (
-                f"{scale} and {count} demoted to {' and '.join(sorted(dtypes))}"
-            )
+            return f"{scale} and {count} demoted to {' and '.join(dtypes)}"
         if asks_for_scale(first) or layer is None:
             return ""
         if layer in self.demoted and over:
@@ -456,16 +436,14 @@ class _Story:
             if event.get("dry_run") and layer in event.get("layers", {}):
                 after = dtype_of(event["layers"][layer]["after"])
                 return f" and would be demoted to {after} (dry run)"
-        now = self._now.get(layer)
-        return (
-            f" and {'are' if several else 'is'} still in {now}" if now else ""
-        )
+        verb, now = "are" if several else "is", self._now.get(layer)
+        return f" and {verb} still in {now}" if now else ""
 
     def _scale_set(self, verdict):
         return verdict if scale_set(verdict, self._facts.events) else None
 
 
-# Alone they are no finding, or have words of their own.
+# These events are no finding on their own, or have their own message.
 _NO_FINDING = {
     "sign_off",
     "no_16_bits",
@@ -476,6 +454,18 @@ _NO_FINDING = {
 }
 
 
+def _words_of(event):
+    """Values of the clauses in `_OUTCOMES` that are not fields of the event."""
+    reason = event.get("message", "").removeprefix("gives up: ")
+    done = event.get("done")
+    return {
+        "at": format_moment(moment(event)),
+        "then": f"went on with {done}" if done else "stopped",
+        "why": reason.partition(". ")[0],
+        "again": "taken again: " * bool(event.get("repaired")),
+    }
+
+
 def _named(verdict):
     layer = repr(verdict["layer"]) if verdict["layer"] else "the model"
     model = verdict.get("numbers", {}).get("in_call_of")
@@ -483,12 +473,13 @@ def _named(verdict):
 
 
 def _steps(facts, quiet):
-    """How many steps there were, and how many of them were skipped."""
+    """How many steps there were, and how many were skipped."""
     steps, taken = facts.steps, format_count(facts.steps, "step")
     of = ""
     if facts.fits > 1:
-        fit = f"fit {facts.fits} of {facts.fits}"
-        of = f"in {fit} (from step {facts.first:,}): "
+        of = (
+            f"in fit {facts.fits} of {facts.fits} (from step {facts.first:,}): "
+        )
     total = max(facts.skipped.values(), default=0)
     if not total:
         none = ", none skipped" if facts.skipped and steps else ""
@@ -509,23 +500,20 @@ def _steps(facts, quiet):
         falling = ", with the loss scale still falling"
         settled = " while the loss scale settled"
         why = falling if facts.in_a_row else settled
-    count = (
-        f"{total:,} of {taken}"
-        if total < steps or not steps
-        else f"all {taken}"
-    )
+    is_all = steps and total >= steps
+    count = f"all {taken}" if is_all else f"{total:,} of {taken}"
     return f"{of}{count} skipped{why}{last}"
 
 
 def _share(layers, was_demoted, why):
-    """The share of FLOPs in 16 bits, nothing where it is not known."""
+    """Yields the share of FLOPs in 16 bits, if it is known."""
     share = share_in_16_bits(layers)
     if share is None:
         return
     if not is_low(layers):
         yield why or "no layer in 16 bits"
         return
-    # Layers without products in wider dtypes take few.
+    # Wider layers without matrix products take very few FLOPs.
     wide = any(x["compute_dtype"] not in SIXTEEN_BITS for x in layers)
     shown = f"{format_share(share)} of"
     if wide and shown == "100% of":

@@ -1,4 +1,4 @@
-"""Tables of what was measured of each layer, by step, of bounded size."""
+"""Tables of measurements of each layer by step, of bounded size."""
 
 import dataclasses
 import functools
@@ -7,26 +7,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-# What a run of a million steps, read every 100, comes to with 500 rows at
-# each interval: 2,156 rows of 10,000. TensorBoard holds them in memory.
+# A run of a million steps, read every 100, then has 2,156 of 10,000 rows.
 ROWS_PER_INTERVAL = 500
 
-# So many layers have that many rows; more of them have fewer, so that a log of
-# 2,000 layers has 90 MB of it instead of 290.
+# Models with more layers have fewer rows, so a log of 2,000 layers takes 90 MB
+# instead of 290 MB.
 _LAYERS = 400
 
 _POOLS = {"min": np.fmin, "max": np.fmax}
 
 
 class Thinning:
-    """Says which of an endless series of rows to write.
+    """Says which rows of an endless series to write.
 
-    All at first; every second once `rows` were written, every fourth once
-    as many more were, and so on, so that the series grows with the logarithm
-    of the run.
+    It writes `rows` rows, then `rows` times every second one, then every fourth
+    one and so on. So the series grows with the logarithm of the run.
 
     Args:
-        rows: Int. Rows at each interval. Defaults to `500`.
+        rows: Int. How many rows each interval has. Defaults to `500`.
 
     Example:
     >>> from keras_mixprec.reporting.layer_tables import Thinning
@@ -54,12 +52,12 @@ class Thinning:
 
 
 def rows_for(count: int, usual: int, rows: int) -> int:
-    """Returns the rows of an interval, so that a log stays as large as usual.
+    """Returns the rows of an interval, fewer where each row is larger.
 
     Args:
-        count: Int >= 1. What a row has numbers of: layers, variables.
-        usual: Int >= 1. Up to so many of them there are `rows`.
-        rows: Int >= 1.
+        count: Int >= 1. How many layers or variables a row describes.
+        usual: Int >= 1. The largest count with the full number of rows.
+        rows: Int >= 1. The full number of rows.
 
     Example:
     >>> from keras_mixprec.reporting.layer_tables import rows_for
@@ -70,10 +68,10 @@ def rows_for(count: int, usual: int, rows: int) -> int:
 
 
 def pooled(pool: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the worse of two arrays' elements, numbers before NaNs.
+    """Returns the worse of two arrays' elements, ignoring NaNs.
 
     Args:
-        pool: String. `"min"` or `"max"`, whichever is the worse.
+        pool: String. `"min"` or `"max"`, the worse end.
         first: Array.
         second: Array of the same shape.
     """
@@ -81,10 +79,10 @@ def pooled(pool: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def pool_groups(pool: str, rows: np.ndarray, size: int) -> np.ndarray:
-    """Returns the worst of each group of rows, the last maybe a shorter one.
+    """Returns the worst of each group of rows; the last may be shorter.
 
     Args:
-        pool: As for `pooled`.
+        pool: String, as in `pooled`.
         rows: Array `[n, ...]`, n >= 1.
         size: Int >= 1. Rows of a group.
     """
@@ -93,7 +91,7 @@ def pool_groups(pool: str, rows: np.ndarray, size: int) -> np.ndarray:
 
 
 class LayerTables:
-    """What is written of what was measured of layers, less of a long run."""
+    """Pools measurements of layers, so that a long run writes fewer rows."""
 
     def __init__(self):
         self._columns = self._thinning = self._waiting = None
@@ -108,8 +106,8 @@ class LayerTables:
             metrics: Dict from the names of the columns to `"min"` or `"max"`.
 
         Returns:
-            List of `(step, table, columns)` to write now, where columns are a
-            dict of layers and metrics.
+            List of `(step, table, columns)` to write now; `columns` is a dict
+            of layers and metrics.
         """
         columns = {"layers": layers, "metrics": metrics}
         if self._thinning is None:
@@ -123,7 +121,7 @@ class LayerTables:
         return [*ready, *(self.rest() if self._thinning.due() else [])]
 
     def rest(self):
-        """Returns what waits to be written, as `add` does: one or none."""
+        """Returns the table that waits, if any, in the form of `add`."""
         if not self._waiting:
             return []
         (step, table), self._waiting = self._waiting, None
@@ -135,11 +133,11 @@ def _worse(pools, first, second):
     return np.stack([pooled(*column) for column in columns], axis=1)
 
 
-# The parts of a layer that follow from the batch; weights do not.
+# The parts of a layer that depend on the batch.
 _OF_BATCH = ("activation", "weight_gradient", "gradient")
 _LOGITS = "attention_logits_largest"
 
-# What follows the path of a layer in the name of a call but its first.
+# The end of the name of a layer's second or later call.
 _SECOND_CALL = re.compile(r"#\d+$")
 
 
@@ -149,9 +147,9 @@ class Table:
 
     Attributes:
         layers: List of strings, the names of calls of layers.
-        metrics: Dict from names to `"min"` or `"max"`, whichever is the worse.
+        metrics: Dict from names to `"min"` or `"max"`, the worse end.
         records: Array of `schema.record_dtype`.
-        spoiled: Boolean array. Of which steps the batch was not finite.
+        spoiled: Boolean array, true for steps with a non-finite batch.
     """
 
     layers: list
@@ -169,15 +167,14 @@ class Table:
 
         Args:
             metric: String.
-            layers: List of strings, all of `self.layers` among them.
+            layers: List of strings that includes all of `self.layers`.
 
         Returns:
-            Array `[steps, layers]`, NaN where nothing was measured. The
-            headroom of a tensor with an infinity or a NaN is minus infinity:
-            its finite elements alone would look sound. For the same reason
-            the shares that vanish and that lose digits, which leave zeros
-            out, are infinite where all elements are zero. What is not finite
-            because the batch was not is NaN.
+            Array `[steps, layers]`, NaN for missing measurements and for
+            non-finite tensors of a non-finite batch. The headroom of any other
+            non-finite tensor is minus infinity, because its finite elements
+            alone would look sound. Shares that ignore zeros are infinite if all
+            elements are zero.
         """
         own = self._values(metric)
         count = metric.removesuffix("headroom_bits") + "nonfinite"
@@ -192,15 +189,15 @@ class Table:
         return self._moved(own.astype("float32", copy=False), layers, np.nan)
 
     def has_values(self, metric: str) -> bool:
-        """Returns whether a metric was measured of any layer at any step."""
+        """Whether a metric was measured in any layer at any step."""
         return not np.isnan(self._values(metric)).all()
 
     def lost(self, metric: str, layers: list) -> np.ndarray:
-        """Returns of which layers a bad batch left nothing to know.
+        """Returns where a bad batch hides a metric.
 
         Args:
             metric: String.
-            layers: As for `column`.
+            layers: List of strings, as in `column`.
 
         Returns:
             Boolean array `[steps, layers]`.
@@ -213,7 +210,7 @@ class Table:
         return self._nonfinite(metric) & self.spoiled[:, None]
 
     def _nonfinite(self, metric):
-        """Where what a metric is of was not finite, if it follows the batch."""
+        """Where a tensor that depends on the batch was non-finite."""
         if metric == _LOGITS:
             return self._values(metric) == np.inf
         part = next((p for p in _OF_BATCH if metric.startswith(f"{p}_")), None)
@@ -223,7 +220,7 @@ class Table:
         return self._values(count) > 0
 
     def _moved(self, own, layers, fill):
-        if layers == self.layers:  # As in most logs: nothing is to be moved.
+        if layers == self.layers:  # True of most logs.
             return own
         places = {name: place for place, name in enumerate(layers)}
         result = np.full((len(own), len(layers)), fill, own.dtype)
@@ -235,11 +232,11 @@ class Table:
 
 
 def split_rows(tables: list, spoiled: Callable) -> list:
-    """Returns tables that know which of their rows are of a bad batch.
+    """Returns tables with their rows of bad batches marked.
 
     Args:
-        tables: List of `Table`, those of a family by rising step.
-        spoiled: Function from the steps of all of them to a boolean array.
+        tables: List of `Table`, one family by rising step.
+        spoiled: Function from the steps of all tables to a boolean array.
     """
     if not tables:
         return []
@@ -252,14 +249,13 @@ def split_rows(tables: list, spoiled: Callable) -> list:
 
 
 def rows_in_order(tables: list, paths: list) -> list:
-    """Returns the rows of all tables, layers in the order of the model.
+    """Returns the rows of all tables in the order of the model.
 
     Args:
         tables: List of `Table`.
         paths: List of strings, the layers of the model.
     """
-    # Those that the model does not have are in the order of the last table:
-    # layers may have come and gone.
+    # Layers that are gone from the model keep the order of the last table.
     rows = dict.fromkeys(row for t in reversed(tables) for row in t.layers)
     places = {path: place for place, path in enumerate(paths)}
     return sorted(
@@ -268,8 +264,8 @@ def rows_in_order(tables: list, paths: list) -> list:
 
 
 def layer_of(row: str, paths) -> str:
-    """Returns the path of the layer whose call a row is.
+    """Returns the path of the layer that a row belongs to.
 
-    A layer that is used twice has the rows `path` and `path#1`.
+    A layer with two calls has the rows `path` and `path#1`.
     """
     return row if row in paths else _SECOND_CALL.sub("", row)

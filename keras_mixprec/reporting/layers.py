@@ -1,8 +1,8 @@
-"""The layers of a run: what they compute in, what was found, who is to blame.
+"""The layers of a run: dtypes, findings, and which layer is to blame.
 
-All layers behind one that overflows are not finite, and so are all gradients
-where the loss is not: a verdict names the one that is to blame. Where training
-diverged or weights were lost, no layer is.
+After a layer that overflows every layer is non-finite, and after a non-finite
+loss every gradient is. A verdict names the layer to blame. No layer is to blame
+if training diverged or weights were lost.
 """
 
 import collections
@@ -14,14 +14,15 @@ import numpy as np
 
 from keras_mixprec.formats import format_bits, format_digits, format_moment
 from keras_mixprec.reporting.facts import (
+    all_changes,
     dtype_now,
-    dtype_of,
     has_diverged,
     is_repaired,
     kind_of,
     moment,
 )
 from keras_mixprec.reporting.format_limits import (
+    SPARE_BITS,
     format_limits,
     is_wider,
     measured_against,
@@ -31,11 +32,11 @@ from keras_mixprec.reporting.headline import over_by
 from keras_mixprec.reporting.layer_tables import layer_of
 from keras_mixprec.reporting.read_events import is_layer
 from keras_mixprec.reporting.run_files import is_step
-from keras_mixprec.reporting.schema import FED_BY, PRECISION_CHANGES
+from keras_mixprec.reporting.schema import FED_BY
 from keras_mixprec.reporting.told import mark_of, words
 from keras_mixprec.verdict_kinds import KINDS
 
-# Part: what its least headroom and the step of it are called.
+# The keys of the least headroom and of its step, by part.
 _LEAST = {
     "activation": ("least_headroom", "worst_step"),
     "gradient": ("least_gradient_headroom", "worst_gradient_step"),
@@ -46,14 +47,14 @@ _BACKWARD = ("backward_overflow",)
 
 
 def read_layers(rows: list) -> list[dict]:
-    """Returns the table of layers as it was last.
+    """Returns the last table of layers.
 
     Args:
         rows: List of dicts, the table at the start and after each change.
 
     Returns:
-        List of dicts. `"dtypes"` of each is a list of pairs: after which step
-        it computed in which dtype.
+        List of dicts. `"dtypes"` of each is a list of pairs of a step and the
+        dtype that the layer computed in after it.
     """
     history: dict = {}
     table: list = []
@@ -70,7 +71,7 @@ def read_layers(rows: list) -> list[dict]:
 
 
 def _with_feeders(layer):
-    """A row with its feeders, if all of those are names of layers."""
+    """A row with its feeders, unless they are damaged."""
     feeders = layer.get(FED_BY)
     if isinstance(feeders, list) and all(isinstance(x, str) for x in feeders):
         return layer
@@ -78,12 +79,12 @@ def _with_feeders(layer):
 
 
 def layers_of(table: list, events: list, tables: list) -> list[dict]:
-    """Returns the table of layers with what is known of each.
+    """Returns the table of layers with all that the log knows about them.
 
     Args:
-        table: List of dicts, as `read_layers` returns them.
+        table: List of dicts from `read_layers`.
         events: List of dicts, by rising step.
-        tables: List of `Table`, what was measured.
+        tables: List of `Table`, the measurements.
 
     Returns:
         List of dicts, with the keys that `docs/files.md` describes.
@@ -107,23 +108,75 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     by_path = {row["path"]: row for row in rows}
     fault, to_blame = fault_of_the_run(events), _culprits(events)
     because = fault["because"] if fault else None
-    return [
+    rows = [
         row
         | _blame(row, by_path, limit, row["path"] not in to_blame and because)
         for row in rows
     ]
+    shown = [row | {"headroom": _shown(row, limit)} for row in rows]
+    known = [x["headroom"] for x in shown if x["headroom"]]
+    known.sort(key=lambda x: (_ORDER.index(x["level"]), x["bits"]))
+    for rank, headroom in enumerate(known):
+        headroom["rank"] = rank
+    zeros = (e for e in events if e["kind"] == "zero_gradients")
+    zero = {str(path) for event in zeros for path in event.get("paths", [])}
+    return [x | {"is_problem": _is_problem(x, zero)} for x in shown]
+
+
+# The levels of a headroom, the gravest first.
+_ORDER = ("bad", "passed", "warning", "quiet", "roomy", "beyond", "zero")
+
+
+def _shown(row, limit):
+    """The headroom as a table shows it, `None` if it was not measured."""
+    bits, dtype = row["least_headroom"], row["compute_dtype"]
+    if bits is None:
+        return None
+    own, wider = bits, is_wider(dtype, limit)
+    if wider:
+        above = [format_limits(x)["maximum_bits"] for x in (dtype, limit)]
+        own += above[0] - above[1]
+    level = _level(bits, wider)
+    texts = {"beyond": f"beyond {limit}", "zero": "all zero"}
+    text = texts.get(level) or left_in_words(own)
+    title = text
+    if wider and abs(bits) < math.inf:
+        how = "if it were" if bits > 0 else "beyond"
+        other = f"{format_bits(abs(bits))} {how} {limit}"
+        title = f"{format_bits(own)} left in {dtype}, {other}"
+    title += f" {format_moment(row['worst_step'], 'after')}"
+    if inside := row["inside"]:
+        text = "▲ " * inside["is_open"] + inside["short"]
+        title = inside["long"]
+    if passed := row["passed"]:
+        level, text, title = "passed", passed["short"], passed["long"]
+    return {"bits": own, "level": level, "text": text, "title": title}
+
+
+def _level(bits, wider):
+    """The level of a headroom; a wider dtype may go beyond 16 bits."""
+    if bits == math.inf:
+        return "zero"
+    if wider and bits > -math.inf:
+        return "roomy" if bits > 0 else "beyond"
+    return "bad" if bits <= 0 else "warning" if bits < SPARE_BITS else "quiet"
+
+
+def _is_problem(row, zero):
+    """Whether something about a layer is still to be done."""
+    if row["path"] in zero or (row["verdicts"] and not row["repaired"]):
+        return True
+    if not row["headroom"] or row["lost_because"]:
+        return False
+    return row["headroom"]["level"] in ("bad", "passed", "warning", "zero")
 
 
 def with_changes(table: list, events: list) -> list[dict]:
-    """Returns the table with each change of a dtype, and why it holds now.
+    """Returns the table with each change of a dtype, and the reason for it.
 
-    A table is logged at the end of an epoch, a change at its own step.
+    The log has the table at the end of an epoch, a change at its own step.
     """
-    changes = collections.defaultdict(list)
-    for event in events:
-        if event["kind"] in PRECISION_CHANGES and not event.get("dry_run"):
-            for path, change in event["layers"].items():
-                changes[path].append((event, dtype_of(change["after"])))
+    changes = all_changes(events)
     return [row | _changed(row, changes[row["path"]]) for row in table]
 
 
@@ -135,7 +188,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # Not if it is undone, or was in an earlier run.
+    # It may have been undone since.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])
@@ -161,12 +214,12 @@ def _findings(verdicts, over):
 
 
 def _least_headroom(rows, tables):
-    """By part and path, the least headroom and its step.
+    """The least headroom and its step, by part and path.
 
-    Of gradients with the loss scale, without those of steps that overflowed,
-    since a dynamic loss scale is found by these. Only since the last change of
-    precision: what overflowed before that is in the findings. Infinite if all
-    numbers were zero.
+    It counts from the last change of precision, because earlier overflows are
+    findings. Gradients include the loss scale, but not the steps that
+    overflowed: a dynamic loss scale needs those. If all numbers were zero, it
+    is infinite.
     """
     since = max((s for row in rows for s, _ in row["dtypes"][1:]), default=-1)
     paths = {row["path"] for row in rows}
@@ -189,9 +242,9 @@ def _least_headroom(rows, tables):
 
 
 def _headroom(row, least, verdicts, limit):
-    """What is left, used up where something overflows on the way to outputs.
+    """The headroom of a layer, used up if it overflows inside.
 
-    A sum may overflow on the way to a mean, and show in no other number.
+    A sum may overflow before it becomes a mean, which no other number shows.
     """
     own: dict = {"inside": None}
     for part, names in _LEAST.items():
@@ -204,7 +257,7 @@ def _headroom(row, least, verdicts, limit):
             continue
         bits = min(most - math.log2(largest), 0.0)
         left, step = own["least_headroom"], moment(verdict)
-        # Outputs that are not finite, or as large, say more.
+        # Larger or non-finite outputs matter more.
         if left is None or left > bits:
             inside = {"step": step, "largest": largest, "outputs": left}
             inside |= _inside_in_words(
@@ -219,7 +272,7 @@ def _headroom(row, least, verdicts, limit):
 
 
 def _largest_inside(verdict):
-    """0 if it does not say, as a forecast does not."""
+    """0 if the verdict does not say, such as a forecast."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
     try:
@@ -229,42 +282,36 @@ def _largest_inside(verdict):
 
 
 def _still_holds(verdict, row, limit):
-    """Whether its dtype would make it overflow, or is wider because of that."""
+    """Whether the layer overflows in its dtype, or is wider because of that."""
     if is_repaired("forward_overflow", dtype_now(row)):
         return row["compute_dtype"] != limit
-    # One that was demoted and has returned since was found sound.
+    # A layer that has returned to 16 bits was found sound.
     changed = row["dtypes"][-1][0] if row["dtypes"][1:] else -1
     return verdict["step"] > changed
 
 
 def _inside_in_words(inside, dtype, limit, most):
-    """What overflows inside of a layer, open until a wider dtype holds it."""
-    bits, numbers, by = math.log2(inside["largest"]) - most, "", ""
-    if bits > 0:
+    """The words for an overflow inside a layer; a wider dtype closes it."""
+    numbers = ""
+    if math.log2(inside["largest"]) > most:
         largest, holds = map(format_digits, (inside["largest"], 2**most))
         numbers = f": numbers up to {largest}, {limit} holds up to {holds}"
-        by = f" by {format_bits(bits)}" * (bits < math.inf)
     is_open = not is_wider(dtype, limit)
-    short, amount = f"beyond {limit} inside the layer", f"beyond {limit}"
-    more = f", computed in {dtype}"
+    short, more = f"beyond {limit} inside the layer", f", computed in {dtype}"
     if is_open:
-        short, amount = "overflow inside the layer", "overflow"
+        short = "overflow inside the layer"
         more = f", found {format_moment(inside['step'])}"
-    return {
-        "long": f"{short}{numbers}{more}",
-        "short": short,
-        "amount": f"{amount} inside{by}",
-        "is_open": is_open,
-    }
+    long = f"{short}{numbers}{more}"
+    return {"long": long, "short": short, "is_open": is_open}
 
 
 def _outputs(row):
-    """The least headroom of what it returns, whatever overflows inside."""
+    """The least headroom of the outputs alone."""
     return row["inside"]["outputs"] if row["inside"] else row["least_headroom"]
 
 
 def _blame(row, by_path, limit, because):
-    """Which layer, or what else, made it infinite or NaN, or all zero."""
+    """Why a layer is infinite, NaN or all zero."""
     made, source = _outputs(row), row["passes_on"].get("activation")
     origin = by_path.get(source)
     passed = (
@@ -282,10 +329,11 @@ def _blame(row, by_path, limit, because):
 
 
 def _in_words(because, path, is_zero):
-    """What is not a layer's own doing, in a long and a short form."""
+    """A cause outside the layer, in a long and a short form."""
     if because:
         return {
-            "long": f"infinite or NaN because {because}: no fault of the layer",
+            "long": f"infinite or NaN because {because}, not because of "
+            "the layer",
             "short": f"not finite: {because}",
         }
     what = "all zero" if is_zero else "not finite"
@@ -293,25 +341,15 @@ def _in_words(because, path, is_zero):
     return {"long": f"{short}, which has a verdict", "short": short}
 
 
-def left_in_words(row: dict, key: str = "least_headroom") -> str:
-    """Returns what is left of the headroom of a layer, with a mark if nothing.
-
-    Args:
-        row: Dict, a row of the table of layers.
-        key: String. Which headroom. Defaults to that of activations.
-    """
-    bits = row[key]
-    if row["inside"] and key == "least_headroom":
-        return "▲ overflow inside"
+def left_in_words(bits: float) -> str:
+    """Returns headroom in words, with a mark on an overflow."""
     if bits == -math.inf or bits > 0:
         return "▲ " * (bits < 0) + format_bits(bits)
     return "▲ overflow"
 
 
 def passes_on(table: list, events: list) -> dict[str, dict]:
-    """Returns from which layer each would have received what is not finite.
-
-    Whether anything was not finite is another matter.
+    """Returns the layer from which each would receive non-finite numbers.
 
     Args:
         table: List of dicts, the layers in the order of the model.
@@ -319,8 +357,8 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
     Returns:
         Dict from paths to a dict of paths by part, `"activation"` and
-        `"gradient"`, without those parts in which a layer has a verdict of its
-        own, or none is before it that does.
+        `"gradient"`. A part is missing if the layer has a verdict itself, or
+        no layer before it has one.
     """
     paths = [layer["path"] for layer in table]
     culprits = [_culprits(events, kinds) for kinds in (_FORWARD, _BACKWARD)]
@@ -333,7 +371,7 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
     else:
         activation = _later(forward, paths)
         gradient = _later(backward, paths[::-1])
-    if forward:  # The loss is not finite, so no gradient is.
+    if forward:  # The loss is non-finite, so every gradient is.
         gradient = dict.fromkeys(paths, forward[0]) | gradient
     parts = {"activation": activation, "gradient": gradient}
     return {
@@ -348,11 +386,11 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
 
 def fault_of_the_run(events: Iterable) -> dict | None:
-    """Returns what makes layers infinite or NaN that are all not to blame.
+    """Returns why layers are infinite or NaN without being to blame.
 
     Returns:
-        Dict with `"because"`, a clause, and `"since"`, the first step that is
-        known to have failed; `None` if no verdict says so.
+        Dict with `"because"`, a clause, and `"since"`, the first step that
+        failed as far as known; `None` if no verdict says so.
     """
     found = []
     for event in events:
@@ -365,7 +403,7 @@ def fault_of_the_run(events: Iterable) -> dict | None:
             because = (
                 "training diverged" if diverged else "float32 fails as well"
             )
-            # That weights are lost comes of a divergence.
+            # A divergence explains lost weights.
             found.insert(0, (because, since))
         elif event["verdict"] == "weights_lost":
             found.append(("weights were lost", since))
@@ -375,10 +413,10 @@ def fault_of_the_run(events: Iterable) -> dict | None:
 
 
 def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
-    """Returns where layers show what they did not make themselves.
+    """Returns the cells whose cause is outside their layer.
 
-    Infinities and NaNs are passed on, and outputs that are all zero. Gradients
-    that are zero may have vanished on their own.
+    Layers pass on infinities, NaNs and outputs that are all zero. Zero
+    gradients may have vanished on their own.
 
     Args:
         grid: `Grid` of the metric.
@@ -387,8 +425,8 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
         events: List of dicts.
 
     Returns:
-        List of dicts, each origin in a `"long"` and a `"short"` form, and an
-        integer array `[layers, columns]`, the place of an origin in the list,
+        List of dicts, the origins in a `"long"` and a `"short"` form, and an
+        integer array `[layers, columns]`, the index of an origin in the list,
         or -1.
     """
     origins: list = []
@@ -404,7 +442,7 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
 
 
 def _passed(grid, metric, part, table, events):
-    """What made columns of a row, as `_in_words` takes it; later ones win."""
+    """Arguments of `_in_words`, a row and its columns; later ones win."""
     known = passes_on(table, events)
     paths = [layer_of(call, known) for call in grid.layers]
     rows = collections.defaultdict(list)
@@ -414,7 +452,7 @@ def _passed(grid, metric, part, table, events):
     lost = grid.worst > 0 if is_count else grid.worst == -np.inf
     zero = (grid.worst == np.inf) & (part == "activation" and not is_count)
     if fault := fault_of_the_run(events):
-        # Gradients of before may have overflowed in a search for the scale.
+        # Earlier gradients may have overflowed in a search for the scale.
         late = grid.last >= (fault["since"] if part == "gradient" else 0)
         to_blame = _culprits(events)
         for row, path in enumerate(paths):
@@ -428,7 +466,7 @@ def _passed(grid, metric, part, table, events):
             yield (None, origin, is_zero), row, made
 
 
-# As the names of metrics have them; weights last, of which gradients are.
+# Parts in the names of metrics; `weight` last, because of `weight_gradient`.
 _PARTS = ("activation", "gradient", "weight")
 
 
@@ -443,16 +481,16 @@ def _culprits(events, kinds=_FORWARD + _BACKWARD):
 
 
 def _holders(path):
-    """`a/b/c` is in `a` and in `a/b`; the innermost first."""
+    """Layers that hold `a/b/c`: `a/b` and `a`, in this order."""
     folders = path.split("/")[:-1]
     return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
 
 
 def _behind(fed_by):
-    """By path, what a layer feeds, and what it is in.
+    """The layers that each layer feeds, and those that hold it, by path.
 
-    A layer that is called inside another is fed by what feeds that one: a log
-    has no feeders of what is called in a layer's own `call`.
+    The log has no feeders for layers that another layer calls. The feeders of
+    that other layer stand in for them.
     """
     edges = {path: _holders(path) for path in fed_by}
     for path, own in fed_by.items():
@@ -463,7 +501,7 @@ def _behind(fed_by):
 
 
 def _reached(sources, edges):
-    """From which source each is reached first, over the fewest edges."""
+    """The nearest source of each path that is reached."""
     origins = {source: source for source in sources}
     queue = collections.deque(sources)
     while queue:
@@ -476,7 +514,7 @@ def _reached(sources, edges):
 
 
 def _later(sources, paths):
-    """Without a graph: the last source before each in the model's order."""
+    """The last source before each path, for models without a graph."""
     origins, last = {}, None
     for path in paths:
         last = path if path in sources else last

@@ -1,4 +1,4 @@
-"""What a loss scale that fell far has cost: gradients that became zero."""
+"""The cost of a low loss scale: gradients that became zero."""
 
 import math
 
@@ -7,19 +7,18 @@ import numpy as np
 from keras_mixprec.formats import format_count, format_share
 from keras_mixprec.reporting.grid import MAX_COLUMNS
 
-# Of the elements of a gradient: less may differ from batch to batch.
+# A smaller share of the elements may differ from batch to batch.
 _RISE = 0.01
 
 
 def harm(event: dict, run) -> str:
-    """Returns what gradients came to at a low loss scale, in a clause.
+    """Returns the harm of a low loss scale in a clause.
 
-    How many layers have more zeros among the gradients of their outputs than in
-    any reading before, and which one most. Empty where the log has no reading
-    of before.
+    It counts the layers with more zero gradients than in any reading before,
+    and names the worst. It is empty if there was no reading before.
 
     Args:
-        event: Dict, one of the run's that says that a loss scale is low.
+        event: Dict, an event of the run of kind `"loss_scale_low"`.
         run: `Run`.
     """
     try:
@@ -50,12 +49,12 @@ def harm(event: dict, run) -> str:
 
 
 def _most(grid, columns):
-    """The largest share of each layer in some columns."""
+    """The largest share of each layer in these columns."""
     return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
 
 
 def _end(event, run):
-    """The step at which the scale was back, infinite if it was not."""
+    """The step at which the scale recovered, or infinity."""
     name = event.get("optimizer", "")
     back = (
         e["step"]

@@ -1,4 +1,4 @@
-"""How fast a run was, from the rows that were logged of it."""
+"""The speed of a run, from the rows in its log."""
 
 import itertools
 import math
@@ -15,20 +15,18 @@ from keras_mixprec.formats import (
 from keras_mixprec.metrics import PERFORMANCE
 from keras_mixprec.reporting.schema import Row
 
-# Fewer steps say nothing of the next ones.
+# Fewer steps do not predict the next ones.
 _ENOUGH_STEPS = 20
 
-# A step that is skipped updates nothing and takes less time: where more of them
-# than this are, the time is theirs.
+# Skipped steps take less time. Above this share they dominate the step time.
 _MOST_SKIPPED = 0.5
 
-# A mean that is so many times what half of the steps take at most is that of a
-# few slow ones.
+# If the mean exceeds the median by this factor, a few steps are slow.
 _FEW_SLOW = 1.1
 
 
 def rates_of(row: Row) -> dict:
-    """Returns the figures of one row by name, `None` where not known."""
+    """Returns the figures of a row by name, `None` if not known."""
     found = {
         "step_time": row.seconds / row.steps,
         "step_time_median": row.step_time_median,
@@ -42,19 +40,17 @@ def rates_of(row: Row) -> dict:
 
 
 def speed_values(rows: Sequence[Row], layers: list) -> dict:
-    """Returns the figures of a run by name, `None` where not known.
+    """Returns the figures of a run by name, `None` if not known.
 
     Args:
-        rows: List of `Row`, of one `fit`, not empty.
-        layers: List of dicts, the table of layers as it is now.
+        rows: List of `Row` of one `fit`, not empty.
+        layers: List of dicts, the table of layers.
     """
-    rates, weights = (
-        [rates_of(row) for row in rows],
-        [row.steps for row in rows],
-    )
+    rates = [rates_of(row) for row in rows]
+    weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     found = {name: _weighted(own, weights) for name, own in values.items()}
-    # TensorFlow's first batch is looked at late.
+    # The size of TensorFlow's first batches is not known.
     counted = [row for row in rows if not math.isnan(row.samples)]
     steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
@@ -62,10 +58,9 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
     narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
     saved = sum(map(parameters, narrow)) / 2
     share = share_in_16_bits(layers) if knows_flops(layers) else None
+    pace = samples / steps / found["step_time"] if steps else None
     return found | {
-        "samples_per_second": samples / steps / found["step_time"]
-        if steps
-        else None,
+        "samples_per_second": pace,
         "step_time_p95": _percentile_95(rows),
         "measured_steps": int(sum(weights)),
         "overhead_share": values["overhead_share"][-1],
@@ -78,11 +73,11 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
 
 
 def figures(values: dict, watchers: str) -> list[dict]:
-    """Returns the figures as a card has them: title, text, value, meaning.
+    """Returns the figures of a card: title, text, value and explanation.
 
     Args:
-        values: Dict, as `speed_values` returns it.
-        watchers: String. Who took the time that is called overhead.
+        values: Dict from `speed_values`.
+        watchers: String. The callbacks that the overhead comes from.
     """
     return [
         {
@@ -98,11 +93,11 @@ def figures(values: dict, watchers: str) -> list[dict]:
 
 
 def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
-    """Returns the figures in a line, and what is to be known of them.
+    """Returns the figures in a line.
 
     Args:
-        values: Dict, as `speed_values` returns it.
-        watchers: String, as for `figures`.
+        values: Dict from `speed_values`.
+        watchers: String, as in `figures`.
         skipped: Float. The share of skipped steps.
 
     Example:
@@ -128,29 +123,27 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
     if half is not None and time > _FEW_SLOW * half:
         parts.append(f"a few steps are slow: half took at most {_time(half)}")
     if skipped > _MOST_SKIPPED:
-        share = format_share(skipped)
-        parts.append(
-            f"{share} of the steps were skipped, which takes less time"
-        )
+        gone = f"{format_share(skipped)} of the steps were skipped"
+        parts.append(f"{gone}, which takes less time")
     if values["peak_memory"] is not None:
         parts.append(f"peak memory {format_bytes(values['peak_memory'])}")
-    overhead = (
-        f"{watchers}: {format_share(values['overhead_share'])} of the time"
-    )
-    parts.append(f"{overhead}, and {_time(values['once_seconds'])} once")
+    overhead = format_share(values["overhead_share"])
+    once = _time(values["once_seconds"])
+    parts.append(f"{watchers}: {overhead} of the time, and {once} once")
     return f"{'; '.join(parts)}."
 
 
 def is_of_training(values: dict, skipped: float) -> bool:
-    """Whether enough steps were timed that were not skipped."""
+    """Whether enough timed steps were not skipped."""
     enough = values["measured_steps"] >= _ENOUGH_STEPS
     return enough and skipped <= _MOST_SKIPPED
 
 
 def _percentile_95(rows):
-    """Of all steps: what is above nine tenths of a row is about its own.
+    """The 95th percentile of all steps.
 
-    A row may be of one step, which is its median and percentile alike.
+    The median of a row stands for 90% of its steps and the percentile for the
+    rest.
     """
     known = [row for row in rows if not math.isnan(row.step_time_p95)]
     times = [row.step_time_median for row in known]
@@ -161,7 +154,7 @@ def _percentile_95(rows):
 
 
 def _weighted(values, weights, share=0.5):
-    """The value that this share of the weight is at most."""
+    """The smallest value that this share of the weight does not exceed."""
     pairs = zip(values, weights, strict=True)
     known = sorted(pair for pair in pairs if pair[0] is not None)
     wanted = share * sum(weight for _, weight in known)

@@ -1,7 +1,7 @@
 """The range of each layer's numbers over a run.
 
-From the log alone: the largest magnitude of a reading from its headroom, the
-smallest that counts from the histograms of exponents.
+The log has the largest magnitude of a reading as headroom, and the smallest
+magnitude that counts in the histograms of exponents.
 """
 
 import bisect
@@ -23,11 +23,11 @@ from keras_mixprec.reporting.layers import with_changes
 
 PARTS = ("activation", "gradient", "weight_gradient", "weight")
 
-# Where histograms count infinities and NaNs: no finite float32 is that large.
+# The exponent at which histograms count infinities and NaNs.
 _NONFINITE = 128
 
-# What is smaller than the elements that add up to this share of the sum of
-# squares may become zero: the share that the diagnosis asks gradients to keep.
+# Elements may become zero if the rest keeps this share of the sum of squares.
+# The diagnosis asks the same of gradients.
 KEPT_ENERGY = 0.99
 
 
@@ -36,23 +36,22 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
 
     Args:
         run: `Run`.
-        columns: Int. The most steps of each metric to look at, the worst of
-            each stretch.
+        columns: Int. The maximum number of columns to read of each metric.
 
     Returns:
-        Dict with `"overflowing_scale"`, the least loss scale, as a power of
-        two, at which steps were skipped since dtypes last changed, `None` if
-        none was;
-        `"needed_scale"`, the one that the last verdict on it starts from, as a
-        power of two; and
-        `"layers"`: by path a dict of the parts that were measured, each with
-        its range; `"refused"`, by format the kinds of verdict on it
-        that the format does not repair; and `"in_float32"`, the logarithm of
-        the largest output that its last verdict found in float32. A range is a
-        dict of `"largest"`, the logarithm of the largest magnitude, and
+        Dict with
+
+        - `"overflowing_scale"`: the least loss scale at which a step was
+          skipped since dtypes last changed, as a power of two, or `None`;
+        - `"needed_scale"`: the loss scale in the last verdict that names one;
+        - `"layers"`: a dict by path. It has a range for each measured part,
+          `"refused"`, the kinds of verdicts that each format does not repair,
+          and `"in_float32"`, the logarithm of the largest float32 output in
+          its last verdict.
+
+        A range has `"largest"`, the logarithm of the largest magnitude, and
         `"low"`, the exponent of the smallest magnitude that counts, each with
-        its step.
-        Gradients are without the loss scale.
+        its step. Gradients do not include the loss scale.
     """
     begins = sorted(event["step"] for event in run.begins)
     layers = _since_calls(with_changes(run.table, run.events), begins)
@@ -80,12 +79,12 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
 
 
 def _readings(run, layers, begins, columns) -> Iterator[tuple]:
-    """The part, `"largest"` or `"low"`, the row, and pairs of step and bits."""
+    """Yields part, `"largest"` or `"low"`, row, and pairs of step and bits."""
     limit = _limits(layers)
     scale = _scale_bits(run.scale, begins)
     for part in PARTS:
         scaled = part == "gradient"
-        # Of several optimizers, whose layers are whose the log does not say.
+        # The log does not say which optimizer trains which layer.
         if scaled and len(run.scale) > 1:
             continue
         shift = scale if scaled else lambda step: 0.0
@@ -103,11 +102,11 @@ def _readings(run, layers, begins, columns) -> Iterator[tuple]:
 
 
 def smallest_that_counts(exponents, counts) -> int | None:
-    """Returns the exponent down to which numbers add up to the energy to keep.
+    """Returns the smallest exponent that is needed to keep `KEPT_ENERGY`.
 
     Args:
         exponents: List of ints, rising.
-        counts: List of the number of magnitudes from `2**exponent` on.
+        counts: List of ints, the number of magnitudes at each exponent.
 
     Returns:
         Int, `None` if there are no finite numbers.
@@ -119,7 +118,7 @@ def smallest_that_counts(exponents, counts) -> int | None:
     ]
     if not finite:
         return None
-    # Of 40 numbers NumPy takes five times as long; a model has 40,000 of these.
+    # NumPy would take five times as long for 40 numbers.
     top = finite[-1][0]
     energies = [count * 4.0 ** (e - top) for e, count in finite]
     wanted, kept = KEPT_ENERGY * sum(energies), 0.0
@@ -154,7 +153,7 @@ def _finite_headroom(run, part, columns):
 
 
 def _limits(layers):
-    """A function from a step to what headroom was measured against at it."""
+    """A function from a step to the limit that headroom referred to."""
     changes = sorted({since for x in layers for since, _ in x["dtypes"]})
     limits = []
     for since in changes or [0]:
@@ -168,10 +167,9 @@ def _limits(layers):
 
 
 def _since_calls(layers, begins):
-    """The table of layers, with dtypes since the call of `fit` that set them.
+    """The table of layers, with dtypes from the start of their `fit`.
 
-    The table of a later call is written one step behind its beginning, because
-    that step has been written at the end of the call before.
+    A later call of `fit` writes its table one step after its start.
     """
 
     def since(step):
@@ -184,10 +182,9 @@ def _since_calls(layers, begins):
 
 
 def _scale_bits(courses, begins):
-    """A function from a step to the power of two of the loss scale it had.
+    """A function from a step to the loss scale, as a power of two.
 
-    One without a scale in a call of `fit` had none, whatever an earlier call
-    ended with.
+    A call of `fit` without a loss scale does not inherit an earlier one.
     """
     course = courses[0] if courses else {"steps": [], "scale": []}
     steps, scales = course["steps"], course["scale"]
@@ -195,7 +192,7 @@ def _scale_bits(courses, begins):
     def bits(step):
         if not steps:
             return 0.0
-        # A skipped step changes the scale for those behind it.
+        # A skipped step changes the scale of the next step.
         place = max(bisect.bisect_right(steps, step - 1) - 1, 0)
         call = bisect.bisect_right(begins, step - 1) - 1
         if call >= 0 and steps[place] < begins[call]:
@@ -207,10 +204,7 @@ def _scale_bits(courses, begins):
 
 
 def _add_verdict(own, verdict):
-    """Which formats a verdict asks to leave, and how large what overflowed is.
-
-    What 16 bits cannot hold, no format of 8 bits can.
-    """
+    """Adds the formats that a verdict rules out, and its largest output."""
     kind = kind_of(verdict["verdict"])
     for dtype in CHOICES if kind.repaired_by else ():
         kinds = own.setdefault("refused", {}).setdefault(dtype, [])
@@ -222,10 +216,10 @@ def _add_verdict(own, verdict):
 
 
 def _lowest_overflowing(run, since):
-    """The least loss scale at which gradients alone were not finite.
+    """The least loss scale at which only gradients were not finite.
 
-    A loss that is not finite, or a batch, says nothing of the scale; steps up
-    to `since` are of other dtypes.
+    Non-finite losses and batches do not depend on the scale. Steps up to
+    `since` had other dtypes.
     """
     scales = [
         event["scale"]

@@ -1,8 +1,7 @@
-"""Events and rows of layers as a log holds them, checked as they are read.
+"""Checks events and rows of tables as they are read.
 
-People may log events of their own, other versions of this package have others,
-and a log may be damaged. All readers behind this one get what has the keys and
-types that they need.
+Users may log events of their own, other versions of this package have others,
+and a log may be damaged. Later readers can rely on the keys and types.
 """
 
 from collections.abc import Iterator
@@ -10,18 +9,18 @@ from collections.abc import Iterator
 from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import EXPONENTS
 
-# What stands in for what could not be read.
+# The kind of the note about an event that cannot be read.
 UNREADABLE = "unreadable"
 
 _NUMBER = int | float
 
-# The keys without which an event of a kind says nothing.
+# The required keys of each kind of event.
 NEEDED = {
     kind: {*event.needs.split()}
     for kind, event in EVENTS.items()
     if event.needs is not None
 }
-# Of a range of steps: one alone says nothing.
+# A range of steps needs both ends.
 _ENDS = {"first_step", "last_step"}
 _TYPES = {
     name: kind
@@ -41,13 +40,13 @@ _TYPES = {
 
 
 def read_events(event: dict) -> Iterator[dict]:
-    """Yields an event as it can be read, and a note on what cannot be.
+    """Yields an event without damaged keys, and a note if there were any.
 
-    Keys of a wrong type are left out, and so is an event that lacks one that
-    it needs. One that is of no kind or step yields nothing.
+    An event without a required key yields only the note, and one without a kind
+    or a step yields nothing.
 
     Args:
-        event: Dict, as JSON has it.
+        event: Dict from JSON.
     """
     kind, step = event.get("kind"), event.get("step")
     if not isinstance(kind, str) or not isinstance(step, int):
@@ -75,12 +74,12 @@ def _is_readable(event, key, needed):
     value = event[key]
     if key == "wall_time":
         return isinstance(value, _NUMBER) and abs(value) < 2**63
-    if needed is None:  # Somebody else's.
+    if needed is None:  # An unknown kind.
         return True
     kind = _TYPES.get(key)
     if kind and not isinstance(value, kind):
         return False
-    # Beyond it no number is a step, and some are no float.
+    # Larger integers are no steps, and `float` may fail for them.
     if kind and isinstance(value, int) and abs(value) >= 2**63:
         return False
     if key == "layers":
@@ -105,10 +104,10 @@ _AMOUNTS = ("share_of_flops", "parameters")
 
 
 def is_layer(row) -> bool:
-    """Whether a row of the table of layers can be read.
+    """Whether a row of the table of layers is valid.
 
     Args:
-        row: Anything that JSON has.
+        row: Any value from JSON.
     """
     return (
         isinstance(row, dict)
@@ -118,7 +117,7 @@ def is_layer(row) -> bool:
 
 
 def is_histogram(row: dict) -> bool:
-    """Whether a row of the table of histograms can be read.
+    """Whether a row of the table of histograms is valid.
 
     Args:
         row: Dict.

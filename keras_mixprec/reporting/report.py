@@ -1,4 +1,4 @@
-"""The report: a run's whole story, without TensorBoard."""
+"""The report on runs, without TensorBoard."""
 
 import contextlib
 import io
@@ -23,17 +23,17 @@ _WIDTH = 100
 
 
 def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
-    """Reads what `MixPrecMonitor` logged.
+    """Reads the log of `MixPrecMonitor`.
 
     Args:
-        log_dir: String or path-like. What the monitor was given, or a folder
-            with several of those.
+        log_dir: String or path-like. The `log_dir` of the monitor, or a folder
+            with several of these.
 
     Returns:
         A `MixPrecReport`.
 
     Raises:
-        FileNotFoundError: If there is no log in it.
+        FileNotFoundError: If there is no log.
         ValueError: If a newer version of keras_mixprec wrote it.
 
     Example:
@@ -69,11 +69,11 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
 
 
 class MixPrecReport(HtmlReport):
-    """What was logged of one run, or of several side by side.
+    """The report on one run, or on several runs side by side.
 
-    `str()` gives text of a screen for each run, the gravest first, and above
-    several a table of them; a notebook shows the page of the "Mixed Precision"
-    tab.
+    `str()` returns a screen of text for each run, the gravest first, with a
+    table on top if there are several. A notebook shows the page of the "Mixed
+    Precision" tab.
 
     Args:
         runs: List of `Run`.
@@ -81,16 +81,15 @@ class MixPrecReport(HtmlReport):
 
     def __init__(self, runs: list[Run]):
         self._runs = {run.name: run for run in runs}
-        # All of them is read now: a report outlives its log.
+        # Read now, because a report outlives its log.
         self._overviews = {run.name: overview(run) for run in runs}
         self._rows = sorted(map(row_of, runs), key=lambda row: row["gravity"])
 
     def to_dict(self) -> dict:
-        """Returns, by run, its cards, layers, loss scale and all events.
+        """Returns the cards, layers, loss scale and events of each run.
 
-        And of each metric in `"heat"` what was measured: the last step of each
-        column as `"steps"`, and the worst number in it by layer as `"values"`,
-        NaN where there is none.
+        Each metric in `"heat"` has `"steps"`, the last step of each column, and
+        `"values"`, the worst number of each column by layer, or NaN.
         """
         return {name: self._dict_of(run) for name, run in self._runs.items()}
 
@@ -109,19 +108,19 @@ class MixPrecReport(HtmlReport):
     ) -> list[dict]:
         """Returns what layers would do in another format.
 
-        From the largest and smallest numbers that the run measured of each.
+        It uses the largest and smallest numbers that the run measured.
 
         Args:
-            layers: List of paths of layers, or of folders that layers are in.
+            layers: List of paths of layers, or of layers that hold others.
                 Defaults to `None`, all layers.
             format: String. `"float16"`, `"bfloat16"`, `"float32"`,
                 `"float8_e5m2"` or `"float8_e4m3fn"`. Defaults to `"float16"`.
-            run: String. Which of several runs. Defaults to the gravest.
+            run: String. The name of a run. Defaults to the gravest.
 
         Returns:
-            List of dicts, the gravest first: `"path"`, `"state"`, the same in
-            words as `"said"`, and what its `"activations"`, `"gradients"` and
-            `"weights"` would do.
+            List of dicts, the gravest first, with `"path"`, `"state"`,
+            `"said"` (the state in words), and what its `"activations"`,
+            `"gradients"` and `"weights"` would do.
 
         Raises:
             ValueError: If there is no such format or run.
@@ -135,18 +134,18 @@ class MixPrecReport(HtmlReport):
     def plan(self, format: str = "float16", run: str | None = None) -> dict:
         """Returns the smallest plan that the ranges of a run allow.
 
-        Check it with `diagnose` before training: ranges do not say where
-        digits are lost.
+        Check it with `diagnose` before training, because ranges cannot show a
+        loss of precision.
 
         Args:
             format: String. `"float16"` or `"bfloat16"`. Defaults to
                 `"float16"`.
-            run: String. Which of several runs. Defaults to the gravest.
+            run: String. The name of a run. Defaults to the gravest.
 
         Returns:
             Dict with `"text"`, which layers need float32 and why, and the loss
-            scale; and `"file"`, what `PrecisionPlan.load` reads once it is
-            written as JSON, `None` if there is no plan.
+            scale; and `"file"`, the content of a JSON file for
+            `PrecisionPlan.load`, or `None` if there is no plan.
 
         Raises:
             ValueError: If there is no such format or run.
@@ -167,14 +166,14 @@ class MixPrecReport(HtmlReport):
         return what_if_of(self._runs[name])["formats"][dtype]
 
     def to_html(self) -> str:
-        """Returns one page that needs neither a network nor a server."""
+        """Returns a page that needs neither a network nor a server."""
         return page([*self._runs.values()], self._overviews)
 
     def plot(self, ax=None):
         """Draws the loss scale of each run by step, and severe findings.
 
         Args:
-            ax: Matplotlib's `Axes`. Defaults to `None`, those of a new figure.
+            ax: Matplotlib's `Axes`. Defaults to `None`, a new figure.
 
         Returns:
             The `Axes`.
@@ -182,7 +181,7 @@ class MixPrecReport(HtmlReport):
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
         """
-        # Not pyplot: it would touch the figures of the user.
+        # pyplot would change the current figure of the user.
         from matplotlib.figure import Figure
 
         if ax is None:
@@ -204,11 +203,10 @@ class MixPrecReport(HtmlReport):
         return ax
 
     def save_png(self, path: str | os.PathLike) -> None:
-        """Writes what `plot` draws.
+        """Writes the plot to a file.
 
         Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
+            path: String or path-like. The file; missing folders are created.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
@@ -229,8 +227,7 @@ class MixPrecReport(HtmlReport):
     __repr__ = __str__
 
     def _repr_html_(self):
-        # What the page does stays in its frame: it shares no names, styles or
-        # rights with the notebook.
+        # The frame keeps the page apart from the notebook.
         return element(
             "iframe",
             sandbox="allow-scripts allow-downloads",
@@ -241,7 +238,7 @@ class MixPrecReport(HtmlReport):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         bundle = {"text/plain": str(self), "text/html": self._repr_html_()}
-        # For viewers that show no frames, such as those of code hosts.
+        # Code hosts and other viewers do not show frames.
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self._png()
         return bundle

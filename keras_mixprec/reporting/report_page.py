@@ -1,4 +1,4 @@
-"""The page of the tab as one file with its data in it."""
+"""The page of the tab as one file that includes its data."""
 
 import base64
 import re
@@ -11,11 +11,11 @@ from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
 
-# Numbers in all the heatmaps of a page: 1.2 MB before they are compressed.
+# Numbers in all heatmaps of a page, 2.4 MB before compression.
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
 
-# Steps of a layer's histogram: as many as a reader compares.
+# Steps of the histogram of a layer.
 _MOST_HISTOGRAMS = 32
 
 _FIRST = "index.js"
@@ -50,7 +50,7 @@ def page(runs: list, overviews: dict) -> str:
 
     Args:
         runs: List of `Run`.
-        overviews: Dict from their names to what `cards.overview` returns.
+        overviews: Dict from their names to results of `cards.overview`.
     """
     answers = _answers(runs, overviews)
     packed = zlib.compress(to_json(answers).encode(), 9)
@@ -63,17 +63,17 @@ def page(runs: list, overviews: dict) -> str:
 
 
 def bundle() -> str:
-    """Returns the page's modules as one script.
+    """Returns the modules of the page as one script.
 
-    They import by name and export what they define, and no two define the
-    same name: so those words are all that has to go.
+    No two modules define the same name, so it is enough to remove the imports
+    and the word `export`.
     """
     sources = {}
 
     def add(name):
         if name not in sources:
             source = static(name)
-            sources[name] = ""  # Its place, if modules import each other.
+            sources[name] = ""  # Modules may import each other.
             for imported in _IMPORT.findall(source):
                 add(imported)
             del sources[name]
@@ -84,7 +84,7 @@ def bundle() -> str:
 
 
 def _answers(runs, overviews):
-    """What the server would answer to each question of the page."""
+    """The server's answer to each request of the page."""
     answers = {
         "./data/runs": [run.listed for run in runs],
         "./data/summaries": [*map(row_of, runs)],
@@ -111,7 +111,7 @@ def _answers(runs, overviews):
 
 
 def _url(route, **query):
-    # As `URLSearchParams` writes it.
+    # The page writes it with `URLSearchParams`.
     encoded = urlencode(query, safe="*").replace("~", "%7E")
     return f"./data/{route}?{encoded}"
 

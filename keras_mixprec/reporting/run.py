@@ -1,4 +1,4 @@
-"""What a run's folder says: one frozen record, of which all else is made."""
+"""A run as one frozen record, the source of every figure and sentence."""
 
 import dataclasses
 import functools
@@ -30,12 +30,12 @@ from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a log says of a run. Nothing of it changes once it is read.
+    """A run as its log describes it. It does not change once it is read.
 
-    Each table is read when it is first asked for.
+    Tables are read on first use.
 
     Attributes:
-        name: String. What the run is called.
+        name: String. The name of the run.
         files: `RunFiles`.
     """
 
@@ -44,12 +44,12 @@ class Run:
 
     @functools.cached_property
     def listed(self) -> dict:
-        """What the list of runs has of it: see `RunFiles.listed`."""
+        """The entry in the list of runs: see `RunFiles.listed`."""
         return self.files.listed(self.name)
 
     @functools.cached_property
     def events(self) -> list[dict]:
-        """Everything that happened, by rising step, each with its level."""
+        """All events by rising step, each with its level."""
         search = schema.TRADE_OFF_EVENT
         return [event for event in self._logged if event["kind"] != search]
 
@@ -79,7 +79,7 @@ class Run:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What its sentence is made of."""
+        """The facts behind its sentence."""
         facts = facts_of(self)
         course = None if 2 * self.skipped >= self.last_step else self.loss
         told = course, self.events, self.layers, facts.examined
@@ -92,7 +92,7 @@ class Run:
 
     @functools.cached_property
     def finding(self) -> dict | None:
-        """What the sentence begins with, with its place among the events."""
+        """The main finding, with its index among the events."""
         found = main_finding(self.facts)
         events = [*map(id, self.events)]
         return found and found | {"place": events.index(id(found["event"]))}
@@ -109,12 +109,12 @@ class Run:
 
     @functools.cached_property
     def table(self) -> list[dict]:
-        """The table of layers as it was last, and which dtypes it had."""
+        """The last table of layers, with the dtypes that each layer had."""
         return layer_rows.read_layers(self.files.rows(schema.LAYERS))
 
     @functools.cached_property
     def layers(self) -> list[dict]:
-        """The same with what was measured and found of each layer."""
+        """The table with the measurements and findings of each layer."""
         return layer_rows.layers_of(self.table, self.events, self.heat)
 
     @functools.cached_property
@@ -129,7 +129,7 @@ class Run:
 
     @functools.cached_property
     def heat(self) -> list:
-        """What was measured of layers, a list of `Table`."""
+        """The measurements of layers, a list of `Table`."""
         return self._tables(schema.HEAT)
 
     @functools.cached_property
@@ -139,7 +139,7 @@ class Run:
 
     @functools.cached_property
     def metrics(self) -> list[dict]:
-        """What was measured of any layer, as the page describes it."""
+        """The metrics that were measured, with their descriptions."""
         tables = self.heat + self.errors
         known = {m: pool for t in tables for m, pool in t.metrics.items()}
         return [
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def rows(self) -> list[str]:
-        """The calls of layers that were measured, in the order of the model."""
+        """The measured calls of layers, in the order of the model."""
         return rows_in_order(self.heat + self.errors, self.paths)
 
     @functools.cached_property
@@ -172,7 +172,7 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> dict | None:
-        """The loss by step, NaN where it was not finite; `None` if unknown."""
+        """The loss by step, `None` if not known."""
         rows = sorted(self._numbers(schema.LOSS))
         if not rows:
             return None
@@ -181,19 +181,29 @@ class Run:
 
     @functools.cached_property
     def speed(self) -> list[schema.Row]:
-        """How fast plain steps of the last `fit` were."""
+        """The speed of plain steps of the last `fit`."""
         rows = (schema.Row(*x) for x in self._numbers(schema.PERFORMANCE))
         last = self.settings.get("step", 0)
         return [row for row in rows if row.step > last and row.is_timed()]
 
+    @property
+    def histogram_layers(self) -> dict[str, list]:
+        """The names of calls of layers that have histograms, by part."""
+        # Without the numbers, which take most of the time.
+        rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
+        found: dict = {part: set() for part in schema.EXPONENTS}
+        for row in rows:
+            found.get(str(row.get("part")), set()).add(str(row.get("layer")))
+        return {part: sorted(names) for part, names in found.items()}
+
     @functools.cached_property
     def histograms(self) -> dict:
-        """The rows of histograms by part, and by a layer's call."""
+        """The rows of histograms by part, then by the call of a layer."""
         return _by_layer(self.files.rows(schema.HISTOGRAMS))
 
     @functools.cached_property
     def last_step(self) -> int:
-        """The last step that is known of."""
+        """The last known step."""
         steps = [event["step"] for event in self.events]
         steps += [
             course["steps"][-1] for course in self.scale if course["steps"]
@@ -204,10 +214,10 @@ class Run:
 
     @functools.cached_property
     def skipped(self) -> int:
-        """In how many batches updates were skipped; several may be in one.
+        """The number of batches with a skipped update.
 
-        At least: of steps that are not listed one by one, those of the
-        optimizer that skipped most.
+        Steps that are not listed one by one count for the optimizer that
+        skipped most.
         """
         listed = {
             (event.get("optimizer", ""), event["at_step"])
@@ -227,11 +237,11 @@ class Run:
         return sorted(bad_input_steps(self.events))
 
     def grid(self, metric: str, columns: int) -> Grid:
-        """Returns a metric of every layer by step, the worst of each column.
+        """Returns the worst values of a metric by layer and step.
 
         Args:
             metric: String.
-            columns: Int >= 1. The most columns to return.
+            columns: Int >= 1. The maximum number of columns.
 
         Raises:
             KeyError: If there is no such metric.
@@ -244,7 +254,7 @@ class Run:
         return pooled_grid(tables, metric, layers, columns)
 
     def heat_bytes(self, metric: str, columns: int) -> bytes:
-        """Returns what `grid` does for the page, with who is to blame."""
+        """Returns the grid for the page, with the origins of its cells."""
         grid = self.grid(metric, columns)
         cells = layer_rows.passed_cells(grid, metric, self.table, self.events)
         return grid.to_bytes(*cells)
@@ -253,7 +263,7 @@ class Run:
         """Returns the exponents of a layer's numbers.
 
         Args:
-            layer: String. The name of a layer's call.
+            layer: String. The name of the call of a layer.
             part: String. `"activation"` or `"gradient"`.
 
         Returns:
@@ -263,7 +273,7 @@ class Run:
             KeyError: If there is no such histogram.
         """
         known = self.__dict__.get("histograms")
-        if known is None:  # One of many is found by its text.
+        if known is None:  # Parsing only the rows of one layer is fast.
             mark = json.dumps(layer).encode()
             known = _by_layer(self.files.rows(schema.HISTOGRAMS, mark))
         rows = known.get(part, {}).get(layer, [])

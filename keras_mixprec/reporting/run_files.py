@@ -1,4 +1,4 @@
-"""Reads a run's own tables from its folder, whatever has become of them."""
+"""Reads the tables of a run from its folder."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ _OWN = re.compile(r"\w+\.(jsonl|bin)")
 def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
     """Returns the folders of the runs in a folder, by name.
 
-    A name is text that can be shown, whatever bytes the folder's has.
+    Names are printable, even if the name of a folder is not.
 
     Args:
-        log_dir: String. What a monitor was given, a folder with several of
-            those, or the run's folder itself.
+        log_dir: String or path-like. The `log_dir` of a monitor, a folder with
+            several of these, or the folder of a run.
     """
     log_dir = os.fspath(log_dir)
     runs = {}
@@ -34,10 +34,10 @@ def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
 
 
 class RunFiles:
-    """The tables of a run as they are now.
+    """The tables of a run at this moment.
 
-    What cannot be read of them is left out. Equal are two of the same folder
-    between which nothing was written.
+    Damaged rows are left out. Two objects are equal if they have the same
+    folder and nothing was written in between.
 
     Args:
         folder: String. The run's folder.
@@ -46,7 +46,7 @@ class RunFiles:
         OSError: If it was removed.
 
     Attributes:
-        written: Float. When one was last written to, in seconds since 1970.
+        written: Float. The time of the last write, in seconds since 1970.
     """
 
     def __init__(self, folder: str):
@@ -55,7 +55,7 @@ class RunFiles:
             own = [x for x in entries if _OWN.fullmatch(x.name) and x.is_file()]
             found = {x.name: x.stat() for x in own}
         self._sizes = {name: x.st_size for name, x in sorted(found.items())}
-        # One that is as large as before is another one.
+        # A new file may have the size of the old one.
         times = {name: x.st_mtime_ns for name, x in found.items()}
         self._version = folder, *sorted(times.items()), *self._sizes.items()
         self.written = max(times.values(), default=0) / 1e9
@@ -66,12 +66,15 @@ class RunFiles:
     def __hash__(self):
         return hash(self._version)
 
-    def rows(self, table: str, mark: bytes = b"") -> list[dict]:
+    def rows(
+        self, table: str, mark: bytes = b"", until: bytes | None = None
+    ) -> list[dict]:
         """Returns the rows of a table, none if there is no such table.
 
         Args:
             table: String, a name of `schema`.
-            mark: Bytes. What the text of a row has, if not all are asked for.
+            mark: Bytes. Returns only rows whose text contains them.
+            until: Bytes. Reads only the fields before this one.
 
         Raises:
             OSError: If it was removed meanwhile.
@@ -80,13 +83,15 @@ class RunFiles:
         if name not in self._sizes:
             return []
         with open(os.path.join(self._folder, name), "rb") as file:
-            # Who writes may be in the middle of the last line.
+            # The last line may be incomplete.
             *lines, _ = file.read().split(b"\n")
-        found = (parse_json(line, dict) for line in lines if mark in line)
+        if until is not None:
+            lines = [line.partition(until)[0] + b"}" for line in lines]
+        found = (parse_json(line) for line in lines if mark in line)
         return [row for row in found if row]
 
     def tables(self, family: str) -> list[Table]:
-        """Returns what was measured of layers.
+        """Returns measurements of layers.
 
         Args:
             family: String, `schema.HEAT` or `schema.ERRORS`.
@@ -107,8 +112,8 @@ class RunFiles:
         return found
 
     def last_step(self) -> int:
-        """Returns the last step that any table has, -1 without any."""
-        names = schema.EVENTS, schema.LAYERS, *schema.COLUMNS
+        """Returns the last step in any table, -1 if there is none."""
+        names = schema.EVENTS, schema.LAYERS, schema.COUNTS, *schema.COLUMNS
         steps = [row.get("step") for name in names for row in self.rows(name)]
         families = schema.HEAT, schema.ERRORS
         tables = [table for name in families for table in self.tables(name)]
@@ -116,21 +121,27 @@ class RunFiles:
         known = (int(step or 0) for step in steps if is_step(step))
         return max(known, default=-1)
 
+    def counts(self) -> dict[str, int]:
+        """Returns the last value of each counter, by the tag of its curve."""
+        rows = self.rows(schema.COUNTS)
+        last = {t: x for row in rows for t, x in row.items() if is_step(x)}
+        return {t: int(x) for t, x in last.items() if schema.is_counter(t)}
+
     def calls_of_fit(self) -> int:
-        """Returns how many calls of `fit` were logged."""
+        """Returns the number of calls of `fit` in the log."""
         rows = self.rows(schema.EVENTS, b'"train_begin"')
         return sum(row.get("kind") == "train_begin" for row in rows)
 
     def listed(self, run: str) -> dict:
-        """Returns what the list of runs has of it.
+        """Returns the entry of this run in the list of runs.
 
         Args:
-            run: String. Its name.
+            run: String. The name of the run.
 
         Returns:
-            Dict with `"run"`, `"newer_schema"`, whether a newer version wrote
-            it, `"written"`, and `"in_16_bits"`, whether any of its layers
-            computed in 16 bits when it began, `None` if that is not known.
+            Dict with `"run"`; `"newer_schema"`, whether a newer version wrote
+            it; `"written"`; and `"in_16_bits"`, whether any layer computed in
+            16 bits at the start, `None` if not known.
         """
         about = self.rows(schema.RUN)
         low = (row["in_16_bits"] for row in about if "in_16_bits" in row)
@@ -142,7 +153,7 @@ class RunFiles:
         }
 
     def _describes(self, row):
-        """Whether a row says what is in which file of records."""
+        """Whether a row describes a file of records."""
         layers, metrics = row.get("layers"), row.get("metrics")
         return (
             row.get("file") in self._sizes
@@ -164,7 +175,7 @@ def is_step(value) -> bool:
 
 
 def numbers(rows: list[dict], table: str) -> np.ndarray:
-    """Returns rows of numbers as an array, without those that are none.
+    """Returns rows of numbers as an array, without damaged ones.
 
     Args:
         rows: List of dicts.
@@ -172,7 +183,7 @@ def numbers(rows: list[dict], table: str) -> np.ndarray:
     """
     found, columns = [], schema.COLUMNS[table]
     for row in rows:
-        # JSON has infinity and NaN as strings.
+        # The log spells infinity and NaN as strings.
         with contextlib.suppress(
             ArithmeticError, KeyError, TypeError, ValueError
         ):

@@ -21,7 +21,7 @@ from keras_mixprec.reporting.append_file import (
     claim_folder,
     open_lines,
 )
-from keras_mixprec.reporting.event_file import EventFile, find_end
+from keras_mixprec.reporting.event_file import EventFile
 from keras_mixprec.reporting.facts import STORY
 from keras_mixprec.reporting.layer_tables import LayerTables
 from keras_mixprec.reporting.run_files import RunFiles
@@ -31,38 +31,36 @@ from keras_mixprec.reporting.text_formats import markdown_table, to_json
 class RunLog:
     """Writes a training run to `<log_dir>/mixprec`, for TensorBoard and people.
 
-    Every call is on disk when it returns, but for the heat of a long run, of
-    which up to an interval waits for more. It may come from any thread, and
-    does nothing in a forked child. A second run into the same `log_dir` goes
-    on in the same tables, and into an event file of its own behind the first;
-    it has to count its steps on from `next_step`, because TensorBoard deletes
-    what it is shown twice. While another run is being written there, in any
-    process, it goes into a folder of its own beside that one, `mixprec_2` and
-    so on.
+    A call returns once its data are on disk, except for measurements of layers,
+    which a long run pools. Any thread may call. Calls in a forked child do
+    nothing.
 
-    Once it is open, no call fails because of the disk. What cannot be written
-    (the disk is full) waits, 16 MiB of it, and is written by the first call
-    that succeeds. Files that are removed are started again. Either is warned
-    of once, and an event `log_gap` says what was lost.
+    A second run in the same `log_dir` appends to the same tables and starts
+    another event file. Its steps have to continue from `next_step`, because
+    TensorBoard deletes repeated steps. Two runs at the same time get a folder
+    each, `mixprec`, `mixprec_2` and so on.
+
+    Once the log is open, no call fails because of the disk. Up to 16 MiB wait
+    for a full disk, and the log starts removed files again. In both cases it
+    warns once, and an event `log_gap` counts the lost records.
 
     Args:
         log_dir: String or path-like. A local folder; created if missing.
 
     Raises:
-        TypeError: If `log_dir` is no path.
+        TypeError: If `log_dir` is not a path.
         ValueError: If it is a URL.
         OSError: If it cannot be written to.
 
     Attributes:
         folder: String. `<log_dir>/mixprec`, or `mixprec_2` and so on.
-        next_step: Int. The first step this run may write curves of; 0 in a
-            new folder. Where an earlier run ended, at the step before, this
-            one begins.
-        counts: Dict from the tags of counters to what earlier runs in the
-            folder had counted in the end.
+        next_step: Int. The first step for curves of this run, 0 in a new
+            folder. The step before is the last one of the earlier run.
+        counts: Dict from the tags of counters to their last values in earlier
+            runs.
         fits: Int. How many calls of `fit` the folder has already.
-        story: List of dicts, the events that the closing sentence is made of.
-        writes: Boolean. Whether it is a log at all, `True`.
+        story: List of dicts, the events for the closing sentence.
+        writes: Boolean, `True`.
 
     Example:
     >>> import tempfile
@@ -82,9 +80,9 @@ class RunLog:
         self.story: list[dict] = []
         try:
             self.folder, events = claim_folder(log_dir)
-            next_step, self.counts = find_end(self.folder)
             known = RunFiles(self.folder)
-            self.next_step = max(next_step, known.last_step() + 1)
+            self.next_step = known.last_step() + 1
+            self.counts = known.counts()
             self.fits = known.calls_of_fit()
             self._events = EventFile(self.folder, self.next_step)
         except OSError as error:
@@ -99,7 +97,7 @@ class RunLog:
         self._heat = {
             name: LayerTables() for name in (schema.HEAT, schema.ERRORS)
         }
-        # Of each family what the last file is of, and its name.
+        # The columns and the name of the last file of each family.
         self._measured: dict[str, tuple] = {}
         numbers = re.findall(r"_(\d+)\.bin", " ".join(os.listdir(self.folder)))
         first = 1 + max(map(int, numbers), default=-1)
@@ -107,7 +105,7 @@ class RunLog:
         self._lock = threading.RLock()
         self._backlog = Backlog()
         self._gap, self._warned = None, False
-        # What stands for the whole run, to be written again if it is removed.
+        # Entries about the whole run, written again if the files are removed.
         self._standing: dict[str, tuple] = {}
         self._add(0, schema.RUN, [{"schema": schema.SCHEMA_VERSION}])
 
@@ -116,13 +114,15 @@ class RunLog:
 
         Args:
             step: Int. Number of the training batch, rising from `next_step`
-                on. Not `optimizer.iterations`, which stands still while steps
-                are skipped.
-            values: Dict tag -> number, non-finite ones included.
+                on. `optimizer.iterations` does not count skipped steps.
+            values: Dict tag -> number, which may be infinite or NaN.
 
         Raises:
             ValueError: If a tag has this or a later step already.
         """
+        counts = {t: x for t, x in values.items() if schema.is_counter(t)}
+        # First, because a run killed in between must not repeat the step.
+        self._add(step, schema.COUNTS, [{"step": step, **counts}])
         self._draw(step, [summaries.scalar(*item) for item in values.items()])
 
     def text(self, step: int, tag: str, markdown: str) -> None:
@@ -145,14 +145,14 @@ class RunLog:
             exponents, _, counts = np.asarray(bins, "int64").T.tolist()
             row = {"step": step, "part": part, "layer": layer}
             row |= {"exponents": exponents, "counts": counts}
-            # There are thousands, of integers alone.
+            # `to_json` is slow for thousands of rows, and integers are safe.
             lines.append(f"{json.dumps(row)}\n")
         self._draw(step, values)
         name = f"{schema.HISTOGRAMS}.jsonl"
         self._append(step, name, "".join(lines).encode())
 
     def layers(self, step: int, table: Sequence[Mapping]) -> None:
-        """Writes which dtype each layer computes in, at start and on change.
+        """Writes the dtype of each layer, at the start and on a change.
 
         Args:
             step: Int. Number of the training batch.
@@ -169,10 +169,10 @@ class RunLog:
         """Writes rows of numbers of the run.
 
         Args:
-            step: Int. Number of the training batch at which this is written.
+            step: Int. Number of the training batch when it is written.
             table: String, one of `schema.COLUMNS`.
             rows: Array `[n, columns]`.
-            **content: What else each row has.
+            **content: More fields of each row.
 
         Raises:
             ValueError: If `rows` has another shape.
@@ -195,19 +195,18 @@ class RunLog:
         metrics: Mapping[str, str],
         family: str = schema.HEAT,
     ) -> None:
-        """Writes what was measured of each layer; steps rise as in `scalars`.
+        """Writes measurements of each layer; steps rise as in `scalars`.
 
-        A long run has ever more calls in a row written, of which it keeps the
-        worst: see `Thinning`.
+        A long run pools consecutive calls and keeps the worst: see `Thinning`.
 
         Args:
             step: Int. Number of the training batch.
             table: Array `[layers, metrics]`.
             layers: List of the paths of the rows.
             metrics: Dict from the names of the columns to `"min"` or `"max"`,
-                whichever is the worse.
-            family: String. `schema.HEAT`, or `schema.ERRORS` for the errors
-                that diagnoses find.
+                the worse end.
+            family: String. `schema.HEAT`, or `schema.ERRORS` for the errors of
+                diagnoses.
 
         Raises:
             ValueError: If `table` has another shape.
@@ -228,26 +227,25 @@ class RunLog:
             self._write_heat(family, ready)
 
     def event(self, step: int, event: Mapping) -> None:
-        """Writes something that happened to `events.jsonl`.
+        """Writes an event to `events.jsonl`.
 
         Args:
-            step: Int. Number of the training batch it happened at. Several
-                events may share one and an event may be reported late.
-            event: Dict, JSON-able but for non-finite numbers, which become
-                strings.
+            step: Int. Number of the training batch of the event. Several
+                events may share a step, and an event may come late.
+            event: Dict for JSON. Non-finite numbers become strings.
 
         Raises:
-            TypeError: If JSON has no form for a value.
+            TypeError: If JSON cannot hold a value.
         """
         _tell(self.story, step, event)
         if event.get("kind") in schema.PRECISION_CHANGES:
-            # What was measured of other dtypes is not pooled with the rest.
+            # Measurements before and after a change must not be pooled.
             self._write_waiting()
         line = {**event, "step": step, "wall_time": _clock.wall()}
         self._add(step, schema.EVENTS, [line])
 
     def layout(self, step: int, charts: Mapping) -> None:
-        """Writes, once, which curves the Custom Scalars tab draws together.
+        """Writes which curves the Custom Scalars tab draws together.
 
         Args:
             step: Int. Number of the training batch.
@@ -262,14 +260,13 @@ class RunLog:
         names: Mapping[str, type],
         metrics: Mapping[str, str],
     ) -> None:
-        """Writes what distinguishes this run from others, for the HParams tab.
+        """Writes the settings of this run, for the HParams tab.
 
         Args:
             values: Dict name -> string, number or boolean.
-            names: Dict from the names that any run may have to the types of
-                their values.
-            metrics: Dict from the tags of curves whose last values the tab
-                shows to their titles.
+            names: Dict from all possible names to the types of their values.
+            metrics: Dict from tags to titles, of the curves whose last values
+                the tab shows.
         """
         written = [
             summaries.experiment(names, metrics),
@@ -278,7 +275,7 @@ class RunLog:
         self._write_standing("settings", self.next_step, written)
 
     def close(self) -> None:
-        """Closes the files; nothing can be written any more."""
+        """Closes the files."""
         try:
             self._write_waiting()
         finally:
@@ -286,7 +283,7 @@ class RunLog:
                 self._events.close()
                 for file in self._files.values():
                     file.close()
-            except OSError as error:  # Some network disks say it only now.
+            except OSError as error:  # Some network disks fail only now.
                 self._miss(self.next_step, error)
 
     def __enter__(self):
@@ -334,12 +331,12 @@ class RunLog:
         return self._files[name]
 
     def _draw(self, step, values):
-        """Writes what TensorBoard draws."""
+        """Writes values for TensorBoard."""
         size = sum(value.tensor.ByteSize() for value in values)
         self._send(step, size, lambda: self._events.write(step, values))
 
     def _send(self, step, size, work):
-        """Writes this, and what waits, or lets it wait."""
+        """Does all waiting writes and this one, or lets it wait."""
         if not self._events.ours:
             return
         with self._lock:
@@ -356,12 +353,12 @@ class RunLog:
             if self._gap:
                 gap, self._gap = self._gap, None
                 lost, self._backlog.lost = self._backlog.lost, 0
-                if lost:  # Among them may be what says what a file is of.
+                if lost:  # A description of a file may be among them.
                     self._measured.clear()
                 self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 
     def _restart(self):
-        """Goes on in new files, after somebody removed those there were."""
+        """Continues in new files after somebody removed the old ones."""
         kept = self._files[schema.EVENTS_FILE]
         if kept.removed:
             self.folder, kept = claim_folder(self._log_dir)
@@ -376,15 +373,15 @@ class RunLog:
                 self._file(f"{table}.jsonl").write(_lines([row]))
 
     def _miss(self, step, error):
-        """Takes note that this cannot be written now."""
+        """Records that a write has to wait."""
         if not self._gap:
             self._gap = {"from_step": step, "reason": error.strerror}
         if not self._warned:
             self._warned = True
             warnings.warn(
                 f"The log in {self.folder!r} could not be written at step "
-                f"{step} ({error.strerror}). Training goes on; the log follows "
-                f"when it can, or is lost beyond {LIMIT >> 20} MiB.",
+                f"{step} ({error.strerror}). Training continues. Up to "
+                f"{LIMIT >> 20} MiB of the log wait until it can be written.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -395,7 +392,7 @@ def _lines(rows):
 
 
 def _tell(story, step, event):
-    """Keeps an event that the closing sentence is made of."""
+    """Keeps an event for the closing sentence."""
     if event.get("kind") in STORY:
         story.append({**event, "step": step})
 
@@ -412,7 +409,7 @@ class NoLog:
         self.story = []
 
     def event(self, step, event):
-        """Keeps what the closing sentence is made of."""
+        """Keeps an event for the closing sentence."""
         _tell(self.story, step, event)
 
     def _ignore(self, *args, **options):

@@ -1,4 +1,4 @@
-"""Runs side by side: a row for each, and these as text."""
+"""The table of runs, a row for each."""
 
 from collections.abc import Iterable
 
@@ -32,11 +32,9 @@ def row_of(run) -> dict:
     """Returns the row of a `Run` in the table of runs.
 
     Returns:
-        Dict with the run's name, policy, steps, skipped steps, last loss
-        scales, last loss (`None` if none was logged), main finding in words,
-        sentence, gravity (0 of the gravest), how many layers are in float32 and
-        demoted, share of FLOPs in 16 bits, and samples a second (`None` if too
-        few steps were timed, or most of them skipped).
+        Dict. `"gravity"` is 0 for the gravest run. `"last_loss"` is `None` if
+        no loss was logged, and `"samples_per_second"` if too few steps were
+        timed or most were skipped.
     """
     said, cause = run.headline, finding_in_words(run)["text"]
     if layer := run.main.get("layer"):
@@ -62,13 +60,11 @@ def row_of(run) -> dict:
 
 
 def gravity(state: str, finding: dict | None) -> int:
-    """Returns the rank of a run, 0 of the gravest.
-
-    By its state, and among runs in the same by how grave their finding is.
+    """Returns the rank of a run by its state, then by its main finding.
 
     Args:
         state: String, one of `STATES`.
-        finding: Dict, as `main_finding` returns it.
+        finding: Dict from `main_finding`.
     """
     rank = len(LEVELS)
     if finding and not finding["repaired"]:
@@ -77,12 +73,10 @@ def gravity(state: str, finding: dict | None) -> int:
 
 
 def runs_table(rows: Iterable[dict]) -> str:
-    r"""Returns a line for each run.
-
-    Names are last, so that they stay whole however long they are.
+    r"""Returns a line for each run, with its name at the end.
 
     Args:
-        rows: Dicts, as `row_of` returns them.
+        rows: Dicts from `row_of`.
 
     Example:
     >>> from keras_mixprec.reporting.runs import runs_table

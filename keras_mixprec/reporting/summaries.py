@@ -1,8 +1,8 @@
-"""Builds and reads the protocol buffers that TensorBoard keeps in a log.
+"""Builds the protocol buffers that TensorBoard keeps in a log.
 
-The only file that imports TensorBoard's protocol buffers: they are what torch
-uses too, but no documented interface. None of these imports loads TensorFlow;
-`tensorboard.summary` and the plugins' own `summary` modules may.
+No other file imports TensorBoard's protocol buffers, which have no documented
+interface. These imports do not load TensorFlow, unlike `tensorboard.summary`
+and the plugins' `summary` modules.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ class Value(NamedTuple):
     Attributes:
         tag: String.
         tensor: The `TensorProto`.
-        metadata: The `SummaryMetadata`: which tab the tag belongs to.
+        metadata: The `SummaryMetadata`, which selects the tab.
     """
 
     tag: str
@@ -49,8 +49,7 @@ _KINDS = {
 
 def _describe(plugin, data_class, *arguments):
     metadata = plugin.create_summary_metadata(*arguments)
-    # TensorBoard's helpers leave it unset, and no loader serves a value of a
-    # plugin it does not know without it.
+    # The helpers leave it unset, but loaders need it for unknown plugins.
     metadata.data_class = data_class
     return metadata
 
@@ -66,11 +65,9 @@ def scalar(tag: str, value: float) -> Value:
 
     Args:
         tag: String. The curve's name.
-        value: Float or anything `float()` takes; stored as float32. Beyond
-            float32's range it becomes infinite, as in any float32.
+        value: Float or anything `float()` takes, stored as float32.
     """
-    # Rank 0 and float32: the fast loader drops a scalar of shape (1,) or of
-    # float64 without a word.
+    # The fast loader silently drops scalars of shape (1,) or of float64.
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_FLOAT,
         float_val=(float(value),),
@@ -85,7 +82,7 @@ def text(tag: str, markdown: str) -> Value:
 
 
 def histogram(tag: str, bins: np.ndarray) -> Value:
-    """Returns a histogram whose bins are counted already.
+    """Returns a histogram with these counts.
 
     Args:
         tag: String.
@@ -94,7 +91,7 @@ def histogram(tag: str, bins: np.ndarray) -> Value:
     Raises:
         ValueError: If `bins` has another shape.
     """
-    # Half of the space that float64 takes; edges are small integers.
+    # Edges are small integers, so float32 is enough.
     bins = np.asarray(bins, "<f4")
     if bins.ndim != 2 or bins.shape[1] != 3:
         raise ValueError(
@@ -112,7 +109,7 @@ def histogram(tag: str, bins: np.ndarray) -> Value:
 def layout(
     charts: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> Value:
-    """Returns which curves the Custom Scalars tab draws together.
+    """Returns the charts of the Custom Scalars tab.
 
     Args:
         charts: Dict category -> dict chart title -> list of tags, each a
@@ -128,13 +125,13 @@ def layout(
 
 
 def settings(values: Mapping[str, str | float | bool]) -> Value:
-    """Returns what distinguishes one run from another in the HParams tab.
+    """Returns the settings of a run, for the HParams tab.
 
     Args:
         values: Dict name -> value.
     """
-    # Without an id of its own a trial is called like its run; the default is
-    # the same for all runs with the same settings.
+    # An empty id names the trial like its run. The default id is the same for
+    # all runs with equal settings.
     (value,) = hparams_pb(dict(values), trial_id="").value
     value.metadata.data_class = DATA_CLASS_TENSOR
     return Value(value.tag, value.tensor, value.metadata)
@@ -143,9 +140,9 @@ def settings(values: Mapping[str, str | float | bool]) -> Value:
 def experiment(
     settings: Mapping[str, type], metrics: Mapping[str, str]
 ) -> Value:
-    """Returns what columns the HParams tab has.
+    """Returns the columns of the HParams tab.
 
-    TensorBoard takes it from one run for all of them.
+    TensorBoard reads them from one run for all runs.
 
     Args:
         settings: Dict from the names of settings to `str`, `float` or `bool`.
@@ -165,7 +162,7 @@ def experiment(
 
 
 def encode_first_event() -> bytes:
-    """Returns the event every event file has to begin with."""
+    """Returns the first event of every event file."""
     return event_pb2.Event(
         wall_time=_clock.wall(), file_version="brain.Event:2"
     ).SerializeToString()
@@ -176,34 +173,22 @@ def encode_event(
     values: Sequence[Value],
     known_tags: Collection[str] = (),
 ) -> bytes:
-    """Returns one event with all of a step's values.
+    """Returns one event with all values of a step.
 
     Args:
         step: Int >= 0.
-        values: List of what the functions above return.
-        known_tags: Tags that the file describes already. Readers take a tag's
-            metadata from its first value; repeating it is 17% of a log.
+        values: List of `Value`.
+        known_tags: Tags whose metadata the file has already. Repeating them
+            would add 17% to a log.
     """
     event = event_pb2.Event(wall_time=_clock.wall(), step=step)
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}
-        # A layer may be named like a file whose name is no UTF-8.
+        # The name of a layer may not be valid UTF-8.
         name = tag.encode(errors="backslashreplace")
         add(tag=name.decode(), tensor=tensor, **described)
     return event.SerializeToString()
-
-
-def parse_event(data: bytes):
-    """Returns an event as TensorBoard's protocol buffer.
-
-    Raises:
-        ValueError: If `data` is no event.
-    """
-    try:
-        return event_pb2.Event.FromString(data)
-    except Exception as error:  # DecodeError, whose home moved between releases
-        raise ValueError(f"Not an event: {error}") from error
 
 
 def _string_tensor(text):

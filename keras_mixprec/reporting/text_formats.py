@@ -1,4 +1,4 @@
-"""JSON that every reader accepts, and tables in Markdown."""
+"""Strict JSON, and tables in Markdown."""
 
 import json
 import math
@@ -9,19 +9,18 @@ from keras_mixprec._html import joined
 
 
 def to_json(value, indent: int | None = None) -> str:
-    """Returns `value` as JSON, in one line unless it is to be indented.
+    """Returns `value` as JSON.
 
-    JSON has no inf and no NaN, and readers refuse what Python writes for
-    them; they become the strings "inf", "-inf" and "nan", of which `float()`
-    makes numbers again.
+    JSON has no infinity and no NaN. They become the strings "inf", "-inf" and
+    "nan", which `float()` reads.
 
     Args:
         value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars
-            and arrays, nested at will.
+            and arrays, nested.
         indent: Int. Spaces for each level. Defaults to `None`, one line.
 
     Raises:
-        TypeError: If anything else is in it.
+        TypeError: If it has any other type.
 
     Example:
     >>> from keras_mixprec.reporting.text_formats import to_json
@@ -31,25 +30,24 @@ def to_json(value, indent: int | None = None) -> str:
     return json.dumps(plain(value), allow_nan=False, indent=indent)
 
 
-def parse_json(text: str | bytes, kind: type):
-    """Returns what a text of JSON is, or an empty one if it is damaged.
+def parse_json(text: str | bytes) -> dict:
+    """Returns a dict from JSON, empty if the text is damaged.
 
     Args:
         text: String or bytes.
-        kind: `dict` or `list`, what it is known to be.
     """
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
-        return kind()
-    return parsed if isinstance(parsed, kind) else kind()
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def plain(value):
-    """Returns `value` as what JSON has: inf and NaN are strings in it.
+    """Returns `value` with types of JSON; infinity and NaN become strings.
 
     Args:
-        value: As for `to_json`.
+        value: Any value, as in `to_json`.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
@@ -67,8 +65,8 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
     """Returns a table with a line per row.
 
     Args:
-        rows: List of dicts with the same keys, which become the header but
-            for those of lists.
+        rows: List of dicts with the same keys. Keys become the header, except
+            those of lists.
 
     Returns:
         String. Empty for no rows.
@@ -89,7 +87,7 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
 
 
 def _cell(value):
-    """Text that Markdown shows as it is, whatever a layer is called."""
+    """Text with the special characters of Markdown escaped."""
     if isinstance(value, float):
         value = f"{value:.4g}"
     line = " ".join(joined(str(value)).split())

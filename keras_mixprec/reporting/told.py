@@ -1,4 +1,4 @@
-"""What a log's events say: the rows of the list of events, in words."""
+"""The rows of the list of events, in words."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.verdict_kinds import what_is_said
 
-# Shapes repeat what colours say, for readers who cannot distinguish these.
+# Shapes repeat the colours for readers who cannot distinguish those.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
 
 _FIXES = {
@@ -34,17 +34,18 @@ _FIXES = {
 def told(run) -> list[dict]:
     """Returns the rows of the list of events of a `Run`.
 
-    Steps that were skipped in a row are one row, and so are verdicts that say
-    the same of several layers.
+    Consecutive skipped steps share a row, and so do verdicts that say the same
+    about several layers.
 
     Returns:
-        List of dicts by rising step. `"events"` are the places of its events
-        among those of the run, `"steps"` when they were, `"kind"` and
-        `"level"` those of the first, `"title"`, `"text"` and `"details"` what
-        they say, `"layers"` what they are about, `"lane"` where they are
-        marked, `None` if they are not, `"noticed"` and `"wall_time"` when the
-        first was logged, `"fixes"` what repairs it, code by its
-        title, and `"key"` differs between rows.
+        List of dicts by rising step, with
+
+        - `"key"`: a string that identifies the row;
+        - `"events"`, `"steps"`: the indices and the steps of its events;
+        - `"kind"`, `"level"`, `"noticed"`, `"wall_time"`: of its first event;
+        - `"title"`, `"text"`, `"details"`, `"layers"`: its content;
+        - `"lane"`: the lane of its marks in the timeline, or `None`;
+        - `"fixes"`: code that repairs it, by title.
     """
     places = {id(event): place for place, event in enumerate(run.events)}
     rows = [_row(group, places, run) for group in _groups(run.events)]
@@ -52,10 +53,9 @@ def told(run) -> list[dict]:
 
 
 def counts_by_kind(run) -> dict:
-    """Returns how many events a `Run` has of each kind, with its title.
+    """Returns the number of events of each kind in a `Run`, with its title.
 
-    Of skipped steps how many steps they are: several optimizers may skip the
-    same.
+    Skipped steps are counted once, even if several optimizers skip them.
     """
     counts = Counter(event["kind"] for event in run.events)
     listed = len({moment(event) for event in run.of_kind("skipped_step")})
@@ -68,7 +68,7 @@ def counts_by_kind(run) -> dict:
 
 
 def title_of(event: Mapping) -> str:
-    """Returns what an event is called."""
+    """Returns the title of an event."""
     kind = event["kind"]
     if kind == "verdict":
         return words(event["verdict"])
@@ -84,7 +84,7 @@ def _title_of_kind(kind):
 
 
 def mark_of(title: str, level: str, repaired: bool) -> dict:
-    """Returns a finding as its shape and text, and its level.
+    """Returns the text of a finding with its shape, and its level.
 
     Args:
         title: String.
@@ -97,7 +97,7 @@ def mark_of(title: str, level: str, repaired: bool) -> dict:
 
 
 def words(name: str) -> str:
-    """Returns a name of the log as words."""
+    """Returns a name in the log as words."""
     return str(name).replace("_", " ")
 
 
@@ -107,7 +107,7 @@ def _groups(events):
         group = [event]
         if event["kind"] == "skipped_step":
             name = event.get("optimizer", "")
-            # Others may skip the same steps.
+            # Another optimizer may skip the same steps.
             before = skips.get(name)
             if before and _follows(event, before[-1]):
                 before.append(event)
@@ -123,14 +123,14 @@ def _groups(events):
 
 
 def said_alike(verdict: Mapping) -> tuple:
-    """Returns what verdicts that say the same of layers have in common."""
+    """Returns a key that is equal for verdicts that say the same."""
     kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
     said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
     return verdict["step"], *said
 
 
 def _follows(event, before):
-    # Bad data are another cause.
+    # Bad data is a different cause.
     alike = bool(event.get("bad_input")) == bool(before.get("bad_input"))
     return alike and moment(event) == moment(before) + 1
 
@@ -140,7 +140,7 @@ def _row(group, places, run):
     try:
         said = _said(group, run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        # An event of somebody else's, or a damaged one, has any values.
+        # A damaged or a user's own event may have any values.
         said = _in_json(event)
     about = event.get("verdict") or event.get("finding") or moment(event)
     date = event.get("wall_time")
@@ -177,7 +177,7 @@ def _said(group, run):
 
 
 def in_sentences(*clauses: str) -> str:
-    """Returns clauses, those that are there, as sentences."""
+    """Returns the clauses that are not empty as sentences."""
     known = [text.rstrip(".") for text in clauses if text]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in known)
 
@@ -186,12 +186,12 @@ def _in_json(event):
     known = ("kind", "step", "wall_time", "level")
     rest = {name: x for name, x in event.items() if name not in known}
     text = f"{event['kind']} {to_json(rest)}"
-    named = {"title": words(event["kind"]), "text": text}
-    return named | {"details": [], "layers": [], "fixes": {}}
+    about = {"title": words(event["kind"]), "text": text}
+    return about | {"details": [], "layers": [], "fixes": {}}
 
 
 class _Words(dict):
-    """The values of an event as a sentence has them, whatever they are."""
+    """The fields of an event, formatted for a sentence."""
 
     def __init__(self, event):
         super().__init__({n: _value(n, x) for n, x in event.items()})
@@ -223,7 +223,7 @@ def _value(name, value):
 
 
 def _number(value):
-    """A number that a log has, spelled if it is infinite, or `None`."""
+    """A number in a log, which spells infinity and NaN, or `None`."""
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -262,11 +262,11 @@ def _why_skipped(group):
     said = f"gradients not finite{where}{listed}."
     if loss or not seen or any(kind == "nan" for kind in seen):
         return f"loss {loss}, {said}" if loss else said
-    # A finite loss, and no gradient that is NaN.
+    # The loss was finite, and no gradient was NaN.
     return (
-        f"{said} The loss scale was too high for them: a dynamic one is "
-        "lowered by that, which is how it finds its height, and harmless while "
-        "few steps are."
+        f"{said} The loss scale was too high for them. A dynamic loss scale "
+        "falls after such a step. That is how it finds its value, and a few "
+        "skipped steps are harmless."
     )
 
 
@@ -305,7 +305,7 @@ def _changed(verb, dry=None):
 
 
 def _train_end(group, _):
-    # Its first sentence, of which lines after the first are indented.
+    # Only the first sentence, whose later lines are indented.
     summary = group[0].get("summary", "Training ended.")
     return summary.replace("\n    ", " ").split("\n")[0]
 
@@ -333,7 +333,7 @@ _WRITE: dict[str, Callable] = {
 }
 
 
-# What numbers of a verdict are called; others are called as in the log.
+# Titles of numbers of a verdict; others keep their name in the log.
 _NUMBERS = {
     "code": "line of your code",
     "operation": "what it computed",
@@ -346,7 +346,7 @@ _NUMBERS = {
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# Where bad batches were, in their epochs: their steps are told.
+# The steps of bad batches say the same.
 _PLACES = ("epoch", "batch", "batches")
 
 
@@ -354,7 +354,7 @@ def _details(group) -> Iterator[str]:
     event = group[0]
     yield from _bad_rows(group)
     if event.get("message") and event.get("layers"):
-        # The sentence has what comes first.
+        # The sentence has the first clause.
         yield from event["message"].split("; ")[1:]
     if way := event.get("direction"):
         in_ = "update of weights" if way == "update" else f"{way} pass"
@@ -375,7 +375,7 @@ def _details(group) -> Iterator[str]:
 
 
 def _bad_rows(group):
-    """Which rows belong to which batch, of one step or of several."""
+    """The bad rows of each batch."""
     event = group[0]
     if event["kind"] == "bad_batches":
         found = [b for b in event.get("batches") or [] if isinstance(b, dict)]
@@ -401,7 +401,7 @@ def _numbers(verdict):
             text = format_power(2.0**number)
         else:
             text = _value(name, value)
-        # Rows of a batch are beside its skipped step.
+        # The skipped step has the rows of the batch.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""
         yield f"{_NUMBERS.get(name, title)}{of}: {text}"

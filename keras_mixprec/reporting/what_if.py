@@ -1,7 +1,7 @@
-"""What the layers of a run would do in another format, and a plan from that.
+"""What the layers of a run would do in another format, and a plan.
 
-Of the range of each layer's numbers over the run alone: ranges are of what
-layers return, and do not say where digits are lost.
+It uses only the ranges of numbers that layers return. Ranges cannot show a loss
+of precision.
 """
 
 import collections
@@ -28,14 +28,14 @@ from keras_mixprec.reporting.grid import MAX_COLUMNS
 from keras_mixprec.reporting.ranges import run_ranges
 from keras_mixprec.reporting.told import words
 
-# What a plan can hold; the others are set by Keras' `quantize`.
+# Formats of a plan. Keras' `quantize` sets the others.
 _PLANNED = ("float16", "bfloat16")
 
-# The loss scales to choose from, as powers of two, and what Keras starts at.
+# Possible loss scales as powers of two, and where Keras starts.
 _SCALES = range(-14, 127)
 _USUAL_SCALE = 15
 
-# The states of a layer, the gravest first, with how grave and what is said.
+# The states of a layer, the gravest first, with their levels and words.
 _STATES = {
     "overflows": ("bad", "would overflow"),
     "lost": ("bad", "not finite in this run"),
@@ -43,14 +43,14 @@ _STATES = {
     "no scale": ("bad", "no loss scale would fit"),
     "vanishes": ("warning", "would lose small numbers that count"),
     "close": ("warning", f"within {SPARE_BITS} bits of overflowing"),
-    "passed": (None, "not known: not finite through no fault of theirs"),
+    "passed": (None, "not known, because of another layer or the run"),
     "unknown": (None, "not measured"),
     "zero": (None, "with zeros alone"),
     "fits": (None, "would fit"),
 }
 _ORDER = [*_STATES]
 
-# A run that fails in float32 as well says nothing of what a format would do.
+# Ranges of a run that also fails in float32 are useless for a plan.
 _NO_MATTER = {
     "divergence": "No plan: training diverged in float32 too, so precision is "
     "not the cause, and these ranges say nothing about a run that does not "
@@ -61,9 +61,9 @@ _NO_MATTER = {
 
 
 class _Part(NamedTuple):
-    """What the numbers of a part of a layer would do in a format.
+    """What a part of a layer would do in a format.
 
-    `asks` says whether a plan has the layer in float32 for that.
+    `asks` is true if a plan therefore keeps the layer in float32.
     """
 
     state: str
@@ -74,7 +74,7 @@ class _Part(NamedTuple):
 class _Judged(NamedTuple):
     """The parts of a layer in a format, the gravest state, and verdicts.
 
-    `window` are the lowest and the highest loss scale, as powers of two, at
+    `window` has the lowest and the highest loss scale, as powers of two, at
     which gradients neither vanish nor overflow.
     """
 
@@ -86,7 +86,7 @@ class _Judged(NamedTuple):
 
 
 def what_if_of(run, columns: int = MAX_COLUMNS) -> dict:
-    """Returns what each layer of a `Run` would do, as `what_if` does."""
+    """Returns the result of `what_if` for a `Run`."""
     is_open = run.finding and not run.finding["repaired"]
     verdict = run.main.get("verdict", "") if is_open else ""
     ranges = run_ranges(run, columns)
@@ -101,17 +101,19 @@ def what_if(
 
     Args:
         layers: List of dicts, the layers of a `Run`.
-        ranges: Dict, as `run_ranges` returns it.
-        bad_input: Steps whose batch was not finite. Defaults to none.
-        verdict: String. The kind of the main finding, if that is open.
+        ranges: Dict from `run_ranges`.
+        bad_input: Steps with a non-finite batch. Defaults to none.
+        verdict: String. The kind of the main finding if it is open.
 
     Returns:
-        Dict with `"measured"`, whether there are any ranges; and `"formats"`,
-        by name a dict of `"layers"` and `"plan"`. Layers are a list of dicts,
-        the gravest first, with `"path"`, `"state"`, the same in words as
-        `"said"`, and `"activations"`, `"gradients"` and `"weights"`, each in
-        words with its level. A plan is a dict of `"text"` and of `"file"`, what
-        `PrecisionPlan.load` reads, `None` if there is no plan.
+        Dict with `"measured"`, false if there are no ranges, and `"formats"`, a
+        dict from names to dicts with
+
+        - `"layers"`: dicts, the gravest first, with `"path"`, `"state"`,
+          `"said"` (the state in words), and `"activations"`, `"gradients"` and
+          `"weights"` in words with their levels;
+        - `"plan"`: a dict of `"text"` and `"file"`, the content for
+          `PrecisionPlan.load`, or `None` if there is no plan.
     """
     formats = {}
     for dtype in CHOICES:
@@ -136,27 +138,24 @@ def what_if(
 
 def _row(layer, found):
     level, said = _STATES[found.state]
-    is_empty = _is_empty(found.window)
-    cells = {
-        "activations": {
-            "text": found.activation.text,
-            "level": _STATES[found.activation.state][0],
-        },
-        "gradients": {
-            "text": _window_in_words(found.window),
-            "level": "bad" if is_empty else None,
-        },
-        "weights": {
-            "text": found.weight.text
-            if layer.get("parameters") != 0
-            else "none",
-            "level": _STATES[found.weight.state][0],
-        },
+    activation, weight = (
+        {"text": part.text, "level": _STATES[part.state][0]}
+        for part in (found.activation, found.weight)
+    )
+    if found.refused and activation["level"] != "bad":
+        activation = {"text": found.refused, "level": "bad"}
+    if layer.get("parameters") == 0:
+        weight["text"] = "none"
+    empty = "bad" if _is_empty(found.window) else None
+    return {
+        "path": layer["path"],
+        "state": found.state,
+        "said": said,
+        "level": level,
+        "activations": activation,
+        "gradients": {"text": _window_in_words(found.window), "level": empty},
+        "weights": weight,
     }
-    if found.refused and cells["activations"]["level"] != "bad":
-        cells["activations"] = {"text": found.refused, "level": "bad"}
-    about = {"path": layer["path"], "state": found.state}
-    return about | {"said": said, "level": level} | cells
 
 
 def _judged(layer, own, dtype):
@@ -165,7 +164,7 @@ def _judged(layer, own, dtype):
     if lost := _lost(layer):
         most = format_limits(lost["dtype"])["maximum_bits"]
         largest = (own.get("activation") or {}).get("largest")
-        # How large what became infinite was only a wider dtype says.
+        # Only a wider dtype shows how large the infinite numbers were.
         if largest is None or largest <= most:
             text = f"not finite in {lost['dtype']}{_at(lost['step'])}"
             activation = _Part("lost", text, True)
@@ -180,20 +179,20 @@ def _judged(layer, own, dtype):
     weight = _part(own.get("weight"), limits)
     window = _window(own.get("gradient"), limits, own.get("weight_gradient"))
     kinds = own.get("refused", {}).get(dtype, [])
-    # A layer may overflow on the way to an output that does not.
+    # A layer may overflow inside although its output does not.
     said = (
         f"the run found {', '.join(map(words, kinds))} in it" if kinds else ""
     )
     states = {activation.state, weight.state}
     states |= {"refused"} if kinds else set()
     states |= {"no scale"} if _is_empty(window) else set()
-    grave = [x for x in _ORDER[: _ORDER.index("passed")] if x in states]
-    state = grave[0] if grave else activation.state
+    grave = (x for x in _ORDER[: _ORDER.index("passed")] if x in states)
+    state = next(grave, activation.state)
     return _Judged(state, activation, weight, window, said)
 
 
 def _lost(layer):
-    """Where a layer was not finite by itself, as far as is known."""
+    """When and in which dtype a layer itself was not finite, or `None`."""
     is_lost = layer["least_headroom"] == -math.inf
     if not is_lost or layer["passed"] or layer["lost_because"]:
         return None
@@ -223,10 +222,9 @@ def _at(step):
 
 
 def _window(reading, limits, of_weights):
-    """The loss scales, as powers of two, that gradients fit.
+    """The range of loss scales, as powers of two, that suit the gradients.
 
-    As the diagnosis has them, but that of the gradients of weights the log
-    does not know which small ones count.
+    The log does not know which small gradients of weights count.
     """
     if not reading or reading["largest"] is None:
         return None
@@ -252,11 +250,10 @@ def _window_in_words(window):
 
 
 def _plan(layers, judged, ranges, dtype, bad_input):
-    """The fewest layers in float32 with which nothing leaves a format."""
+    """The plan with the fewest layers in float32."""
     reasons, unmeasured, behind = _reasons(layers, judged, ranges, dtype)
     costs = {x["path"]: flops(x) for x in layers}
-    # What is in float32 by this plan may have skipped those steps, unless it
-    # was already: steps are those since dtypes last changed.
+    # The layers that this plan moves to float32 may have caused the skips.
     is_blamed = any(
         judged[x["path"]].refused and x["path"] in reasons and not x["repaired"]
         for x in layers
@@ -297,10 +294,7 @@ def _plan(layers, judged, ranges, dtype, bad_input):
 
 
 def _reasons(layers, judged, ranges, dtype):
-    """Why layers need float32, and of which that is not known.
-
-    Also by path the layers that pass on what that one made infinite.
-    """
+    """Why layers need float32, unmeasured layers, and those behind a fault."""
     reasons: dict[str, str] = {}
     unmeasured, behind = [], collections.defaultdict(list)
     mixed = any(not _began_wide(layer) for layer in layers)
@@ -313,7 +307,7 @@ def _reasons(layers, judged, ranges, dtype):
         feeders = layer.get("fed_by") or []
         over = (x for x in feeders if _is_beyond(judged, ranges, x, dtype))
         feeder, state = next(over, None), own.activation.state
-        # Zeros behind a layer that a verdict names may be its doing.
+        # A layer with a verdict may have caused the zeros after it.
         is_cause, has_cause = not has_cause, has_cause or bool(own.refused)
         if mixed and _began_wide(layer):
             reasons[path] = "it was in float32 from the beginning of the run"
@@ -334,9 +328,9 @@ def _reasons(layers, judged, ranges, dtype):
 
 
 def _is_beyond(judged, ranges, path, dtype):
-    """Whether what a layer returns is beyond the format in float32."""
+    """Whether a layer's float32 output exceeds the format."""
     state = judged[path].activation.state if path in judged else ""
-    # A verdict may say how large what became infinite is.
+    # A verdict may know the size of infinite numbers.
     largest = ranges["layers"].get(path, {}).get("in_float32", -math.inf)
     beyond = largest > format_limits(dtype)["maximum_bits"]
     return state == "overflows" or (state in ("lost", "unknown") and beyond)
@@ -344,12 +338,11 @@ def _is_beyond(judged, ranges, path, dtype):
 
 def _best_scale(windows, costs, ranges, dtype, is_blamed):
     """The loss scale that suits the layers with the most FLOPs."""
-    # A format as wide as float32 needs none.
+    # Other formats have the range of float32.
     if dtype != "float16":
         return 0
     possible, skipped = _SCALES, ranges["overflowing_scale"]
-    # A plan stays below where gradients overflowed in the run without a layer
-    # that is to blame.
+    # Gradients overflowed at this scale, and no layer is to blame.
     if skipped is not None and not is_blamed:
         below = [bits for bits in possible if bits < skipped]
         possible = below or possible[:1]

@@ -1,4 +1,4 @@
-"""What is left to do, and what a tuner did that no finding tells."""
+"""What to do next, and what the tuner did apart from demotions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +15,7 @@ from keras_mixprec.reporting.flat_loss import standing_loss
 from keras_mixprec.reporting.headline import over_by
 from keras_mixprec.reporting.told import said_alike
 
-# Why nothing is changed although something was found.
+# Why the tuner does not repair a finding.
 _NO_REPAIR = {
     "bad_data": "the batches were at fault, not the layers",
     "divergence": "float32 fails as well",
@@ -31,7 +31,7 @@ _NO_REPAIR = {
 def tuner_did(events: list, layers: list) -> str:
     """Returns what a tuner did in the last `fit`, or would have done.
 
-    Not what it demoted or found, which the sentence on the run tells.
+    The sentence about the run has its demotions and findings.
 
     Args:
         events: List of dicts, by rising step.
@@ -63,7 +63,7 @@ def tuner_did(events: list, layers: list) -> str:
 
 
 def _would(events, layers):
-    """What a tuner would have done, empty if nothing."""
+    """What a tuner would have done; empty if nothing."""
     now, is_over = dtypes_now(events, layers), over_by(events, layers)
     paths = dict.fromkeys(
         event["layer"]
@@ -83,7 +83,7 @@ def _would(events, layers):
 
 
 def _lowered_by_data(events):
-    """What says of loss scales that bad data, to be dropped, keep them low."""
+    """The events of loss scales that bad data lowered."""
     return [e for e in low_scales(events) if e.get("cause") == "bad_data"]
 
 
@@ -108,7 +108,7 @@ _SAYS = {
     "raise_scale": _scale("raised the loss scale to"),
     "lower_scale": _scale("lowered the loss scale to"),
 }
-# What the sentence on the run has.
+# The sentence about the run has these.
 _TOLD = ("demote", "undo", "give_up")
 
 
@@ -116,7 +116,7 @@ def _why_nothing(events):
     kinds = [e["verdict"] for e in events if e["kind"] == "verdict"]
     if not kinds:
         return ": no layer was at fault"
-    # What is left of those that it repairs has reasons of its own.
+    # Repairable findings that remain have other reasons.
     if any(kind_of(kind).repaired_by for kind in kinds):
         return ""
     known = [_NO_REPAIR[kind] for kind in kinds if kind in _NO_REPAIR]
@@ -129,17 +129,17 @@ def what_next(
     layers: list,
     course: Mapping | None = None,
 ) -> dict | None:
-    """Returns what is left to do about the main finding of a run.
+    """Returns what the user should do about the main finding of a run.
 
     Args:
-        finding: Dict, as `main_finding` returns it.
+        finding: Dict from `main_finding`.
         events: List of dicts, by rising step.
         layers: List of dicts, the table of layers.
         course: Dict, the loss by step. Defaults to `None`.
 
     Returns:
-        Dict with `"text"`, a sentence or two, and `"code"`, what is to be
-        copied for that, empty if there is none. `None` where nothing is left.
+        Dict with `"text"`, a sentence or two, and `"code"` for it, which may be
+        empty. `None` if there is nothing to do.
     """
     if finding is None:
         return None
@@ -187,12 +187,12 @@ def _after_repair(event, fix, events, layers, course):
 
 
 def _whether_done(event, events, course):
-    """What the loss says of a repair, empty if that is all well."""
+    """A sentence if the loss has not fallen since a repair."""
     stands = standing_loss(course, events)
     if stands is None:
         return ""
     if not stands:
-        return " No loss is known since the repair: train on to see it fall."
+        return " No loss is known since the repair, so train on to see it fall."
     return (
         f" {stands} Look for another cause, such as the learning rate or the "
         "data."
@@ -200,7 +200,7 @@ def _whether_done(event, events, course):
 
 
 def _plan_with(layer, events: Iterable):
-    """The file that has the demotion of a layer, `None` if there is none."""
+    """The plan file with the demotion of a layer, or `None`."""
     own = [
         e for e in events if layer in e.get("layers", {}) and "plan_file" in e
     ]

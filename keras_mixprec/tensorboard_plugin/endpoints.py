@@ -1,14 +1,14 @@
-"""What the page asks for, and the answers: the same in and beside TensorBoard.
+"""Answers to the requests of the page, with and without TensorBoard.
 
 | route | answer |
 |---|---|
 | `data/runs` | the runs |
-| `data/summaries` | a row for each run, `unread` if it is to be read |
-| `data/run?run=` | all of a run but its measurements by step |
-| `data/heat?run=&metric=&columns=` | one metric of all layers by step |
+| `data/summaries` | a row for each run, `unread` if it is not read yet |
+| `data/run?run=` | a run without its measurements by step |
+| `data/heat?run=&metric=&columns=` | a metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
 | `data/what_if?run=` | what each layer would do in each format, and plans |
-| `static/page.js`, `static/style.css` | the page itself |
+| `static/page.js`, `static/style.css` | the page |
 """
 
 import functools
@@ -26,14 +26,13 @@ from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
-# No name of a run or a layer is longer.
+# The maximum length of a name of a run or a layer.
 _LONGEST = 4096
 
-# Answers to keep: the page asks for all of a run every few seconds, and
-# several readers ask for the same.
+# Answers to keep, because the page repeats requests every few seconds.
 _KEPT = 16
 
-# Seconds until rows of the table of runs are sent without those not read yet.
+# Seconds until the table of runs is sent without the rest of its rows.
 _PATIENCE = 0.5
 
 _JSON = "application/json"
@@ -41,7 +40,7 @@ _BINARY = "application/octet-stream"
 
 
 class Answer(NamedTuple):
-    """What is sent.
+    """The answer to a request.
 
     Attributes:
         body: Bytes.
@@ -53,11 +52,11 @@ class Answer(NamedTuple):
 
 
 class RefusedError(Exception):
-    """A question that has no answer.
+    """A request without an answer.
 
     Args:
         status: Int. The HTTP status.
-        message: String, for whoever asked.
+        message: String for the client.
     """
 
     def __init__(self, status: int, message: str):
@@ -65,16 +64,18 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Endpoints:
-    """Answers what the page asks for.
+def check_method(method: str) -> None:
+    """Raises if the method of a request is neither GET nor HEAD."""
+    if method not in ("GET", "HEAD"):
+        raise RefusedError(405, f"Only GET and HEAD. Received: {method[:80]}")
 
-    Safe to use from several threads.
-    """
+
+class Endpoints:
+    """Answers the requests of the page, in any thread."""
 
     def __init__(self):
-        # One script instead of thirty, which take 0.2 s to ask for. Types are
-        # not guessed by `mimetypes`, which on Windows asks the registry: a
-        # module that comes as text/plain does not load.
+        # Types are not guessed by `mimetypes`: on Windows the registry may call
+        # a script text/plain, and browsers do not load that.
         self._files = {
             "page.js": (f"{bundle()}\nexport {{ render }};", "text/javascript"),
             "style.css": (static("style.css"), "text/css"),
@@ -85,7 +86,7 @@ class Endpoints:
         """Returns a file of the page.
 
         Raises:
-            RefusedError: If there is none of that name.
+            RefusedError: If there is no such file.
         """
         if name not in self._files:
             raise RefusedError(404, "No such file")
@@ -99,12 +100,11 @@ class Endpoints:
 
         Args:
             runs: `LogFolder`.
-            name: String. What follows `data/`.
+            name: String, one of `ROUTES`.
             query: Dict of strings.
 
         Raises:
-            RefusedError: If there is no such route or run, or the query is
-                wrong.
+            RefusedError: If the route, the run or the query is wrong.
         """
         if name == "runs":
             return Answer(to_json(runs.listed()).encode(), _JSON)
@@ -120,29 +120,29 @@ class Endpoints:
             raise RefusedError(404, "The log was removed.") from error
 
     def _summaries(self, runs):
-        """A row for each run, marked where it is still to be read."""
+        """A row for each run, marked if it is not read yet."""
         ends, rows = _clock.now() + _PATIENCE, []
         has_read = False
         for listed in runs.listed():
             run, written = listed["run"], listed["written"]
             if listed["newer_schema"]:
                 continue
-            # A run that was not written to since is not even opened.
+            # A run without new data is not even opened.
             known, row = self._rows.get(run, (None, {"run": run}))
-            # One at least, so that all are read in the end.
+            # At least one is read in each call.
             due = not has_read or _clock.now() < ends
             if known != written and due:
                 has_read = True
                 try:
                     row = self._row(runs, run)
-                except (RefusedError, OSError):  # Removed since it was listed.
+                except (RefusedError, OSError):  # Removed in between.
                     continue
                 known = written
             rows.append(row if known == written else row | {"unread": True})
         return Answer(json.dumps(rows).encode(), _JSON)
 
     def _row(self, runs, run):
-        """The row of a run, as JSON has it."""
+        """The row of a run, with types of JSON."""
         log = _opened(runs, run)
         known, row = self._rows.get(run, (None, {}))
         if known != log.written:
@@ -165,7 +165,7 @@ def _opened(runs, run):
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    # Who looks at one metric looks at others: what they have in common is kept.
+    # A reader of one metric looks at others, which share the tables of the run.
     read = _kept if name == "heat" else Run
     return _ANSWERS[name](read(run, log), dict(query))
 
@@ -205,6 +205,7 @@ _ANSWERS = {
     "histogram": _histogram,
     "what_if": _what_if,
 }
+ROUTES = ("runs", "summaries", *_ANSWERS)
 
 
 def _argument(query, name):
@@ -222,4 +223,4 @@ def _found(read, *arguments):
     try:
         return read(*arguments)
     except KeyError as error:
-        raise RefusedError(404, f"Nothing is known of {error}") from error
+        raise RefusedError(404, f"The run does not have {error}.") from error

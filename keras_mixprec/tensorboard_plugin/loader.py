@@ -1,7 +1,7 @@
-"""What TensorBoard loads through the entry point `tensorboard_plugins`.
+"""The loader of the plugin, for the entry point `tensorboard_plugins`.
 
-TensorBoard does not start where this module cannot be imported; only what
-`load` does is guarded. So the plugin itself is imported there.
+TensorBoard does not start if it cannot import this module. It guards only
+`load`, which therefore imports the plugin.
 """
 
 from tensorboard.plugins import base_plugin

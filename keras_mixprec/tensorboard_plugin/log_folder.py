@@ -1,23 +1,23 @@
-"""The runs of folders, read from their files whenever they are asked for."""
+"""The runs below some folders."""
 
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
 
 
 class LogFolder:
-    """The runs below some folders.
+    """The runs below some folders, read again for each request.
 
     Args:
-        folders: Dict from names, or `""` for an only one, to folders: what a
-            monitor was given, or a folder above.
+        folders: Dict from names to folders. An only folder may have the name
+            `""`.
     """
 
     def __init__(self, folders: dict[str, str]):
         self._folders = folders
-        # As they were last listed: to walk through all takes time.
+        # The last list, because a walk through all folders takes time.
         self._runs: dict[str, str] = {}
 
     def listed(self) -> list[dict]:
-        """Returns each run by name, as `RunFiles.listed` does."""
+        """Returns `RunFiles.listed` of each run."""
         self._runs = {
             f"{name}/{run}" if name else run: path
             for name, folder in self._folders.items()
@@ -30,10 +30,10 @@ class LogFolder:
         return found
 
     def open(self, run: str) -> RunFiles | None:
-        """Returns the tables of a run, `None` if there is no such run."""
+        """Returns the tables of a run, or `None`."""
         if run not in self._runs:
             self.listed()
         try:
             return RunFiles(self._runs[run]) if run in self._runs else None
-        except OSError:  # It was removed.
+        except OSError:  # Removed in between.
             return None

@@ -1,4 +1,4 @@
-"""The plugin: the page and its data, served by TensorBoard."""
+"""The plugin: TensorBoard serves the page and its data."""
 
 import os
 
@@ -8,12 +8,17 @@ from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
 
 from keras_mixprec.reporting.schema import PLUGIN_NAME
-from keras_mixprec.tensorboard_plugin.endpoints import Endpoints, RefusedError
+from keras_mixprec.tensorboard_plugin.endpoints import (
+    ROUTES,
+    Endpoints,
+    RefusedError,
+    check_method,
+)
 from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 
 class MixedPrecisionPlugin(base_plugin.TBPlugin):
-    """Serves runs, as `MixPrecMonitor` logs them, to the page.
+    """Serves the logs of `MixPrecMonitor` to the page.
 
     Args:
         context: TensorBoard's `TBContext`.
@@ -26,46 +31,45 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
         self._endpoints = Endpoints()
 
     def is_active(self):
-        """Whether there are data."""
+        """Whether there is any run."""
         return bool(self._runs.listed())
 
     def frontend_metadata(self):
-        """What the tab is called, and where its page begins."""
+        """The name of the tab and the module of the page."""
         return base_plugin.FrontendMetadata(
             es_module_path="/static/page.js", tab_name="Mixed Precision"
         )
 
     def get_plugin_apps(self):
-        """The routes; what they answer is in `endpoints.py`."""
-        names = ("runs", "summaries", "run", "heat", "histogram", "what_if")
-        data = {f"/data/{name}": self._app(self._data, name) for name in names}
+        """The routes, whose answers come from `endpoints.py`."""
+        data = {f"/data/{name}": self._app(self._data) for name in ROUTES}
         return {"/static/*": self._app(self._static), **data}
 
-    def _app(self, answer, *arguments):
+    def _app(self, answer):
         @wrappers.Request.application
         def app(request):
             try:
-                _check_method(request)
-                found = answer(request, *arguments)
+                check_method(request.method)
+                name = request.path.rpartition("/")[2]
+                return http_util.Respond(request, *answer(request, name))
             except RefusedError as error:
                 raise _RefusedError(error) from error
-            return http_util.Respond(request, *found)
 
         return app
 
-    def _static(self, request):
-        return self._endpoints.static(request.path.rpartition("/static/")[2])
+    def _static(self, request, name):
+        return self._endpoints.static(name)
 
     def _data(self, request, name):
         return self._endpoints.data(self._runs, name, request.args)
 
 
 def _folders(flags):
-    """What TensorBoard reads: `--logdir`, or the named ones of a list."""
+    """The folders that TensorBoard reads, by name."""
     if flags.logdir:
         return {"": os.path.expanduser(flags.logdir)}
     named = (x.partition(":") for x in (flags.logdir_spec or "").split(","))
-    # What has no name is called by its path.
+    # A folder without a name is called by its path.
     found = {name: path or name for name, _, path in named if name}
     return {name: os.path.expanduser(path) for name, path in found.items()}
 
@@ -76,8 +80,3 @@ class _RefusedError(errors.PublicError):
     def __init__(self, error):
         super().__init__(str(error))
         self.http_code = error.status
-
-
-def _check_method(request):
-    if request.method not in ("GET", "HEAD"):
-        raise RefusedError(405, f"Only GET. Received: {request.method}")

@@ -11,7 +11,6 @@ function bytesOfBase64(text) {
 }
 
 async function unpackInline(inline) {
-  if (typeof inline !== "string") return inline;
   const packed = new Blob([bytesOfBase64(inline)]).stream();
   const unpacked = packed.pipeThrough(new DecompressionStream("deflate"));
   return new Response(unpacked).json();

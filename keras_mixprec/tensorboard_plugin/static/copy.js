@@ -1,7 +1,7 @@
 import { element } from "./dom.js";
 
 // In a sandboxed frame the clipboard is out of reach: a selection can be copied.
-export async function copyText(text) {
+async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

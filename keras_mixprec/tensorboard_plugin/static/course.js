@@ -26,8 +26,8 @@ export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
  * @param {string} layer
  * @param {number} limit The logarithm of the number that headroom refers to.
  * @returns {{largest: number[][], median: number[][], smallest: number[][],
- *   nonfinite: number[], readings: number, isZero: boolean}} With the steps at which some were
- *   infinite or NaN, how many readings there are, those of the heatmap, and whether all were zero in some.
+ *   nonfinite: number[], readings: number}} With the steps at which some were infinite or NaN,
+ *   and how many readings there are, those of the heatmap included.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;
@@ -35,12 +35,10 @@ export function courseOf(heat, histogram, layer, limit) {
   const largest = [];
   const infinite = new Set();
   let readings = size;
-  let isZero = false;
   for (let column = 0; row >= 0 && column < size; column += 1) {
     const bits = heat.values[row * size + column];
     if (Number.isFinite(bits)) largest.push([heat.until[column], limit - bits]);
     else if (bits === -Infinity) infinite.add(heat.until[column]);
-    else if (bits === Infinity) isZero = true;
   }
   const median = [];
   const smallest = [];
@@ -55,5 +53,5 @@ export function courseOf(heat, histogram, layer, limit) {
     smallest.push([step, bars[0].exponent]);
   }
   const nonfinite = [...infinite].sort((one, other) => one - other);
-  return { largest, median, smallest, nonfinite, readings, isZero };
+  return { largest, median, smallest, nonfinite, readings };
 }

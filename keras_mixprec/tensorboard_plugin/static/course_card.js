@@ -4,9 +4,8 @@ import {
 } from "./canvas.js";
 import { courseOf, headroomOfPart } from "./course.js";
 import { dataTable } from "./data_table.js";
-import { card, element } from "./dom.js";
+import { card, element, legendItem } from "./dom.js";
 import { formatInteger, formatNumber, formatPower, momentInWords, plural, readable } from "./format.js";
-import { NO_RANGE } from "./metrics.js";
 import { seenFirst } from "./frames.js";
 import { clamp, exponentTicks, linearScale } from "./scales.js";
 import { themeColor } from "./theme.js";
@@ -14,17 +13,17 @@ import { stepTicks } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
-// On the right there is room for what the limits are, beside the curves.
+// The names of the limits need room on the right.
 const PLACE = { left: 54, right: 100, top: 12, axis: 30 };
-// As high as the card beside it leaves room for.
+// The plot fills the height of the card next to it.
 const HEIGHTS = [260, 480];
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [
   ["largest", "--line-1", 2], ["median", "--line-2", 1.5], ["smallest", "--line-3", 1.5],
 ];
 const NOT_FINITE = "infinite or NaN";
-const NO_COURSE = "The range of this part of the layer was not measured. MixPrecMonitor " +
-  "measures it at every probe_every steps, within max_overhead of the time.";
+const NO_COURSE = "No range of this part of the layer: it was not measured, or all its numbers are zero. " +
+  "MixPrecMonitor measures it at every probe_every steps, within max_overhead of the time.";
 
 function limitsOf(format) {
   return [
@@ -79,16 +78,13 @@ export function createCourse(store) {
     const measured = shown && steps().length > 0;
     box.hidden = legend.hidden = !measured;
     nothing.hidden = Boolean(measured);
-    nothing.textContent = measured ? "" : shown?.isZero ? NO_RANGE :
-      readable([NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" "));
+    nothing.textContent = measured ? "" : readable([NO_COURSE, store.state.runData?.withheld].filter(Boolean).join(" "));
     caption.textContent = shown ? sentenceOf(shown) : "";
     table.fill(measured ? rowsOf : null);
     if (!measured) return;
     legend.replaceChildren(...LINES.filter(([name]) => shown[name].length)
-      .map(([name, color]) => element("span", { class: "key" },
-        element("i", { style: `background: var(${color})` }), name)),
-    ...shown.nonfinite.length ? [element("span", { class: "key" },
-      element("b", { "aria-hidden": "true" }, "▲"), NOT_FINITE)] : []);
+      .map(([name, color]) => legendItem("━", color, name)),
+    ...shown.nonfinite.length ? [legendItem("▲", "--bad", NOT_FINITE)] : []);
     surface.canvas.setAttribute("aria-label", `Range by step. ${caption.textContent}`);
     surface.redraw();
   }

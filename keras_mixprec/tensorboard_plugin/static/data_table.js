@@ -30,7 +30,7 @@ function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// What a picture shows as rows, which are made when they are asked for.
+// The numbers of a picture as a table, which is filled when it is opened.
 export function dataTable(title) {
   const table = element("table");
   const more = element("p", { class: "hint" });

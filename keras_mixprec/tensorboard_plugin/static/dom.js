@@ -16,12 +16,19 @@ export function card(id, title, controls, ...content) {
   return element("section", attributes, head, ...content);
 }
 
+/** A mark of a picture, and what it stands for. */
+export function legendItem(mark, color, label) {
+  const glyph = element("span", { class: "glyph", "aria-hidden": "true" }, mark);
+  glyph.style.color = `var(${color})`;
+  return element("span", { class: "legend-item" }, glyph, label);
+}
+
 /**
- * A text whose long names break where one of their parts ends.
+ * A text whose long names may break where one of their parts ends.
  * @param {string} text
  */
 export function breakable(text) {
-  return text.split(/(?<=[/_])(?=[^/_])/).flatMap((part, index) => {
+  return text.split(/(?<=[/_])(?=[^/_])|(?<=[a-z0-9])(?=[A-Z])/).flatMap((part, index) => {
     return index ? [element("wbr"), part] : [part];
   });
 }
@@ -81,7 +88,7 @@ export function revealIn(scroller, row, margin = 0) {
   if (inner.top < outer.top + margin) {
     scroller.scrollTop -= outer.top + margin - inner.top;
   } else if (inner.bottom > outer.top + scroller.clientHeight) {
-    // Of a row that is taller the beginning stays in view.
+    // The beginning of a taller row stays in view.
     const below = inner.bottom - outer.top - scroller.clientHeight;
     scroller.scrollTop += Math.min(below, inner.top - outer.top - margin);
   }

@@ -88,13 +88,13 @@ export function createEvents(store) {
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
-    // What repairs it before what was measured, of which there may be more than fits.
+    // Fixes come first, because there may be more numbers than fit.
     element("span", { class: "what" }, ...breakable(readable(event.text)),
       ...chosen ? fixesOf(event) : [],
       ...details.map((line) => element("span", { class: "detail" }, ...breakable(readable(line))))));
   }
 
-  // What repairs it, to be copied; what is open stays so when the run has gone on.
+  // Code that repairs an event; it stays open while the run grows.
   function fixesOf({ fixes }) {
     return Object.entries(fixes).map(([title, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
@@ -155,7 +155,7 @@ export function createEvents(store) {
     first = Math.max(0, Math.min(first, shown.length - 1));
     list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
     if (list.firstChild) list.firstChild.tabIndex = 0;
-    // Few rows need less room than the card has beside others, but for the details of a chosen one.
+    // Few rows need less room, unless the details of one are shown.
     root.style.setProperty("--rows", String(store.state.event === null ? shown.length : PAGE));
     const after = Math.max(0, shown.length - last);
     earlier.hidden = first === 0;

@@ -13,7 +13,7 @@ export function formatPower(exponent) {
   return "2" + sign + [...digits].map((digit) => SUPERSCRIPTS[digit]).join("");
 }
 
-// What Python writes as 2**15 is 2¹⁵ wherever the page shows it, and names of code are plain.
+// Shows 2**15 as 2¹⁵, and code without backticks.
 export function readable(text) {
   return String(text).replaceAll("`", "").replace(/\b2\*\*(-?\d+)(?!\d|\.\d)/g, (_, exponent) => {
     return formatPower(Number(exponent));
@@ -43,7 +43,7 @@ export function formatShare(share) {
   if (!Number.isFinite(share)) return "–";
   if (share === 0) return "0%";
   if (share < 0.0001) return "<0.01%";
-  // What is not all of it is not shown as all of it.
+  // 99.99% must not be rounded to 100%.
   return `${share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2))}%`;
 }
 

@@ -1,8 +1,8 @@
-// Milliseconds in which what a reader does comes before what is out of view.
+// Milliseconds in which the reader's actions come before parts out of view.
 const READER_FIRST = 150;
 
 const queue = new Set();
-// What was drawn in this frame already.
+// The functions that this frame has called.
 let drawn = null;
 const later = new Set();
 let timer = 0;

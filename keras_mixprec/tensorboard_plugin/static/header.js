@@ -16,13 +16,7 @@ export function createHeader(store, { offline, copyLink }) {
   const refreshed = element("span", { class: "refreshed", role: "status" });
   const sentences = element("div", { id: "headline", role: "status" });
   const chips = element("div", { class: "figures" });
-  const copy = copyLink ? element("button", {
-    type: "button", class: "quiet",
-    async onclick() {
-      copy.textContent = await copyLink() ? "Copied" : "Copy failed";
-      setTimeout(() => copy.textContent = "Copy link", 1500);
-    },
-  }, "Copy link") : null;
+  const copy = copyLink ? copyButton("Copy link", copyLink) : null;
   const problem = element("div", { id: "problem", role: "alert", hidden: true });
 
   function fill() {
@@ -42,7 +36,7 @@ export function createHeader(store, { offline, copyLink }) {
     run.disabled = !runs.length;
   }
 
-  // What a figure of a run leads to: an event by its place, or a layer.
+  // The action of a figure: it brings an event or a layer into view.
   function actionOf(data, { event = null, layer = null }) {
     const row = event === null ? null : rowOfEvent(data, event);
     if (row) return () => bringEvent(store, row);

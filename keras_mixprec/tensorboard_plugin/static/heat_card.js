@@ -6,11 +6,11 @@ import { createHeatLegend } from "./heat_legend.js";
 import { createHeatmap } from "./heatmap.js";
 import { worstOfRows } from "./heat_rows.js";
 import { layerChoice } from "./layer_blocks.js";
-import { BAD_INPUT, groupMetrics, valueInWords } from "./metrics.js";
+import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-// Of all steps: a reading is missing if the last one is before.
+// Readings are missing if the last one is before this share of the steps.
 const LATE = 0.9;
 
 // The shorter one stops at its end, which must not pull the longer one back.
@@ -70,11 +70,11 @@ export function createHeatCard(store) {
 
   function fillMetrics() {
     const { runData, metric } = store.state;
-    const groups = [...groupMetrics(runData?.heat?.metrics ?? [])];
-    select.replaceChildren(...groups.map(([group, metrics]) => {
-      return element("optgroup", { label: group }, ...metrics.map(({ name, title }) => {
-        return element("option", { value: name }, title);
-      }));
+    const metrics = runData?.heat?.metrics ?? [];
+    const groups = new Set(metrics.map(({ group }) => group));
+    select.replaceChildren(...[...groups].map((label) => {
+      return element("optgroup", { label }, ...metrics.filter(({ group }) => group === label)
+        .map(({ name, title }) => element("option", { value: name }, title)));
     }));
     select.value = metric ?? "";
   }
@@ -123,16 +123,14 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
-  const rowsOfTable = (heat, layers) => worstOfRows(heat, layers, layerChoice(store.state), formatOf());
-
-  // What the rows come down to: a picture cannot be heard.
+  // The rows in numbers, because a screen reader cannot read a picture.
   function updateTable() {
     const { runData, heat } = store.state;
     const metric = metricOf(runData, heat?.metric);
     if (!isOfRun(heat, runData) || !metric) return table.fill(null);
     const layers = new Map(runData.layers.map((layer) => [layer.path, layer]));
     table.fill(() => [["layer", metric.title, ["after step", formatInteger]],
-      rowsOfTable(heat, layers).map(({ name, value, step, wider, isBad, origin }) => [
+      worstOfRows(heat, layers, layerChoice(store.state), formatOf()).map(({ name, value, step, wider, isBad, origin }) => [
         name, isBad && Number.isNaN(value) ? BAD_INPUT : origin ? origin.short :
           valueInWords(metric.kind, value, wider, formatOf()),
         step,

@@ -1,15 +1,13 @@
-import { FONT, hatchPattern } from "./canvas.js";
+import { hatchPattern } from "./canvas.js";
 import { element } from "./dom.js";
 import { GRAVEST } from "./heat_rows.js";
 import { levelColor, valueColor } from "./palette.js";
 import { changedAt } from "./precision.js";
-import { themeColor } from "./theme.js";
 
 const BAD_WIDTH = 3;
 const HARMLESS = ["beyond", "zero"];
 // The part of a row that what its outputs do not show takes.
 const STRIP = 0.4;
-const TEXT_HEIGHT = 16;
 
 /**
  * The rows that are in view, a pixel for each cell.
@@ -38,7 +36,7 @@ export function pictureOfCells(rows, kind) {
 }
 
 /**
- * Where a row is of a level.
+ * The stretches of a level in a row.
  * @returns {number[][]} First pixel and width of each stretch.
  */
 export function stretchesOf({ ranks }, level) {
@@ -56,7 +54,7 @@ export function stretchesOf({ ranks }, level) {
 /**
  * What overflowed inside of a layer, along the lower edge of its row: from the step at which
  * it was found, in another hatching once a wider dtype holds it.
- * @param {{amount: string, is_open: boolean, step: number}} inside What the layer has.
+ * @param {{is_open: boolean, step: number}} inside What the layer has.
  * @param {{left: number, right: number, scale: (step: number) => number}} plot
  * @param {{top: number, height: number}} place The row's.
  */
@@ -73,16 +71,4 @@ export function drawInside(context, layer, inside, plot, place) {
     context.fillStyle = hatchPattern(context, level);
     context.fillRect(start, top + height - strip, end - start, strip);
   }
-  if (height < 12 || found >= plot.right) return;
-  context.font = FONT;
-  context.textAlign = "left";
-  const room = plot.right - found - 8;
-  const width = context.measureText(inside.amount).width;
-  if (width > room) return;
-  // A low row has no room for it above the strip.
-  const free = height - strip < TEXT_HEIGHT ? height : height - strip;
-  context.fillStyle = themeColor("--card");
-  context.fillRect(found + 12, top + 2, width + 6, free - 3);
-  context.fillStyle = themeColor("--ink");
-  context.fillText(inside.amount, found + 15, top + free / 2);
 }

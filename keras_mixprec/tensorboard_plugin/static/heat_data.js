@@ -6,7 +6,7 @@ import { clamp, countAtMost, linearScale } from "./scales.js";
  * @typedef {{long: string, short: string}} Origin
  */
 
-// Of a reading that is left out because the batch was not finite.
+// Marks a reading of a non-finite batch.
 export const LEFT_OUT = 65535;
 
 export function decodeHeat(buffer) {
@@ -19,7 +19,7 @@ export function decodeHeat(buffer) {
   return { ...head, values, marks: head.marked ? new Uint16Array(buffer, 4 + length + 4 * count, count) : null };
 }
 
-/** Whether any reading of a row is left out, or of all. */
+/** Whether any reading of a row, or of all rows, is left out. */
 export function isLeftOut({ marks, from }, row = null) {
   const own = row === null ? marks : marks?.subarray(row * from.length, (row + 1) * from.length);
   return Boolean(own?.includes(LEFT_OUT));
@@ -33,7 +33,7 @@ export function originAt({ marks, origins, from }, row, column) {
   return (marks && origins[marks[row * from.length + column] - 1]) ?? null;
 }
 
-// Until that of the chosen run is here, what is shown is still of another.
+// The heat of the run before stays until that of the chosen run has come.
 export function isOfRun(heat, data) {
   return Boolean(heat && data && heat.run === data.run);
 }
@@ -115,7 +115,7 @@ export function poolRow(heat, row, pixels) {
   return { values, columns, bad };
 }
 
-// The last step of which there is any value, or null.
+// The last step with any value, or null.
 export function lastMeasured(heat) {
   const size = heat?.until.length ?? 0;
   for (let column = size - 1; column >= 0; column -= 1) {

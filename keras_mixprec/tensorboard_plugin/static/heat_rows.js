@@ -5,7 +5,7 @@ import { ownHeadroom, widerAt } from "./precision.js";
 
 // A row that the table of layers does not have is found by its name alone.
 function unknown(path) {
-  return { path, class: "", compute_dtype: null, verdicts: [], least_headroom: null };
+  return { path, class: "", compute_dtype: null, verdicts: [] };
 }
 
 /**
@@ -70,7 +70,7 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
   return { values, columns, source, ranks };
 }
 
-// Whether a row overflows now: not alone before a repair.
+// Whether a row overflows after the last repair.
 export function isBadSince({ ranks, columns }, { until }, step) {
   return ranks.some((rank, pixel) => GRAVEST[rank] === "bad" && until[columns[pixel]] > step);
 }

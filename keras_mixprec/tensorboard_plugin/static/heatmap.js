@@ -1,6 +1,4 @@
-import {
-  clamp, labelStride, stepDomain,
-} from "./scales.js";
+import { clamp, stepDomain } from "./scales.js";
 import { chooseStep } from "./actions.js";
 import {
   createSurface, drawLine, drawMarker, drawStepAxis, FONT, hatchPattern,
@@ -25,7 +23,7 @@ const LABEL_WIDTHS = [208, 380];
 const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
-// Of a few rows each may be as high as this.
+// The least and the greatest height of a row.
 const ROW_HEIGHTS = [12, 36];
 const AXIS_HEIGHT = 24;
 
@@ -74,7 +72,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     asIf = isAsIf(rows, formatName());
   }
 
-  // What the outputs, which the heatmap of headroom is of, do not show.
+  // An overflow inside the layer, which the headroom of its outputs does not show.
   function insideOf(layer) {
     const { metric } = heatOf();
     return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
@@ -85,7 +83,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return columnsOfPixels((pixel) => plot.scale.place(pixel + left), heatOf().from.length, width);
   }
 
-  // What the values under the pixels of a row are: see `alarmLevel`.
+  // The levels of the pixels of a row: see `alarmLevel`.
   function pooledRow(place, pixels) {
     if (!pooled.rows.has(place)) pooled.rows.set(place, poolOf(rows[place], pixels));
     return { row: place, ...pooled.rows.get(place) };
@@ -97,7 +95,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const ever = new Set(calls.filter((call) => {
       return everWider(layerOf(heat.layers[call]), formatName());
     }));
-    // What a run in float32 would do in float16 is shown as far as that holds it.
+    // A run in float32 is shown as if it were float16, unless float16 cannot hold it.
     const isHeld = (call, column) => !asIf || heat.values[call * heat.from.length + column] <= 0;
     const isWider = (call, column) => ever.has(call) && isHeld(call, column) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
@@ -251,7 +249,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   }
 
   function drawLabels(context, seen) {
-    const stride = labelStride(rowHeight, 11);
+    const stride = Math.max(1, Math.ceil(11 / rowHeight));
     const heat = heatOf();
     const nameOf = namesOf(heat);
     const chosenRow = rowOfCall(rows, heat.layers, store.state.layer);
@@ -333,7 +331,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   });
   scroller.addEventListener("scroll", surface.redraw);
 
-  // What is of the run that is left stays as it was drawn.
+  // The picture of the run before stays until the new data has come.
   const unlessOld = (act) => () => {
     if (!heatOf() || isOfRun(heatOf(), store.state[dataSlot])) act();
   };

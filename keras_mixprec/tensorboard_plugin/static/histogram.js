@@ -5,13 +5,13 @@ import {
 import { dataTable } from "./data_table.js";
 import { card, element } from "./dom.js";
 import {
-  formatInteger, formatPower, formatShare, momentInWords, readable, toNumber,
+  formatInteger, formatPower, formatShare, momentInWords, readable,
 } from "./format.js";
 import {
-  exponentDomain, histogramAt, partInWordsOf, shareByZone, zoneOf,
+  exponentDomain, histogramAt, shareByZone, zoneOf,
 } from "./histogram_data.js";
 import { pathOfCall } from "./heat_data.js";
-import { BAD_INPUT, NO_RANGE } from "./metrics.js";
+import { BAD_INPUT } from "./metrics.js";
 import { cutMiddle, shortNames } from "./names.js";
 import { widerAt } from "./precision.js";
 import { themeColor } from "./theme.js";
@@ -148,7 +148,7 @@ export function createHistogram(store) {
     if (wider) names.overflow = `beyond ${format.name}${computed}`;
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
-      .map(([zone, share]) => `${partInWordsOf(share)} ${names[zone]}`)
+      .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
       .join(" · ") + `, of those not 0${insideOfOutputs()}`;
   }
 
@@ -163,7 +163,7 @@ export function createHistogram(store) {
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
-    // Until the one that was asked for is here the last one stays.
+    // The last histogram stays until the new one has come.
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);
@@ -177,7 +177,7 @@ export function createHistogram(store) {
     body.hidden = !shown;
     nothing.hidden = Boolean(shown);
     words.textContent = shown ? sentence() : "";
-    nothing.textContent = shown ? "" : whyNone(name);
+    nothing.textContent = shown ? "" : whyNone();
     table.fill(shown && (() => [["magnitude", ["elements", formatInteger], "range of the format"],
       shown.bars.map(({ exponent, count }) => [
         `${formatPower(exponent)} to ${formatPower(exponent + 1)}`, count,
@@ -186,15 +186,14 @@ export function createHistogram(store) {
     surface.canvas.setAttribute(
       "aria-label", `${caption.title}: ${caption.textContent}. ${words.textContent}`,
     );
+    surface.redraw();
   }
 
-  function whyNone(name) {
-    const { withheld, layers = [], histograms } = store.state.runData ?? {};
-    const row = layers.find((one) => one.path === store.state.layer);
-    if (name) return "No histogram of this part was taken.";
-    if (row && toNumber(row.least_headroom) === Infinity) return NO_RANGE;
-    if (!histograms?.[store.state.part].length) return readable(`This run keeps no histograms of this part. ${withheld ?? ""}`);
-    return "No histogram was kept for this layer: those that are all zero have none.";
+  function whyNone() {
+    const { withheld = "", histograms } = store.state.runData ?? {};
+    return histograms?.[store.state.part].length ?
+      "No histogram of this part of the layer: one whose numbers are all zero has none." :
+      readable(`This run keeps no histograms of this part. ${withheld}`);
   }
 
   function zoneInWords(exponent) {

@@ -1,7 +1,6 @@
-import { formatShare } from "./format.js";
 import { countAtMost } from "./scales.js";
 
-// Where infinities and NaNs are counted: no finite float32 has this exponent.
+// The exponent that counts infinities and NaNs.
 const NONFINITE = 128;
 
 export function histogramAt(data, step) {
@@ -23,7 +22,7 @@ export function zoneOf(exponent, format) {
   return exponent >= format.subnormal_exponent ? "subnormal" : "vanishes";
 }
 
-// Of the finite elements.
+// Shares of the finite elements.
 export function shareByZone(bars, format) {
   const shares = { overflow: 0, normal: 0, subnormal: 0, vanishes: 0 };
   const total = bars.reduce((sum, bar) => sum + bar.count, 0);
@@ -31,15 +30,6 @@ export function shareByZone(bars, format) {
     shares[zoneOf(bar.exponent, format)] += bar.count / total;
   }
   return shares;
-}
-
-/**
- * A share of parts that add up: what is almost all of them has two more digits.
- * @param {number} share
- */
-export function partInWordsOf(share) {
-  const hundredths = Math.floor(share * 1e4) / 100;
-  return hundredths > 99 && share < 1 ? `${hundredths}%` : formatShare(share);
 }
 
 export function exponentDomain(bars, format) {

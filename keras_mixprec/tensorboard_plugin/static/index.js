@@ -1,6 +1,5 @@
 import { NOTHING_CHOSEN } from "./actions.js";
 import { isInline } from "./api.js";
-import { copyText } from "./copy.js";
 import { element } from "./dom.js";
 import { createCourse } from "./course_card.js";
 import { createEvents } from "./events.js";
@@ -10,7 +9,7 @@ import { createEmpty, createHeader, createSelection } from "./header.js";
 import { createHeatCard } from "./heat_card.js";
 import { createHistogram } from "./histogram.js";
 import { createLayers } from "./layers.js";
-import { hostLink, readHash, readHostHash, readLink, writeHash } from "./link.js";
+import { HOST_PREFIX, readHash, readLink, writeHash } from "./link.js";
 import { chooseDefaults, createLoader } from "./loader.js";
 import { createPareto } from "./pareto_card.js";
 import { createPerformance } from "./performance.js";
@@ -38,19 +37,13 @@ const INITIAL = {
   shown: null, theme: 0,
 };
 
-function hashOfPage() {
-  try {
-    return readHash(window.location.hash);
-  } catch {
-    return {};
-  }
-}
+const hashOfPage = () => readHash(window.location.hash);
 
 // TensorBoard knows its hash only after the hash has changed: a link that was just
 // opened must be read from its address.
 function hashOfHost() {
   try {
-    return readHostHash(window.parent.location.hash);
+    return readHash(window.parent.location.hash, HOST_PREFIX);
   } catch {
     return {};
   }
@@ -66,20 +59,16 @@ async function linkedState(host) {
   }
 }
 
-function copyHostLink(store) {
-  try {
-    const { origin, pathname } = window.parent.location;
-    return copyText(hostLink(origin + pathname, store.state));
-  } catch {
-    return false;
-  }
+function linkInHost(store) {
+  const { origin, pathname } = window.parent.location;
+  return `${origin}${pathname}#mixed_precision&${writeHash(store.state, HOST_PREFIX)}`;
 }
 
 function keepHash(store) {
   // A browser takes up to 10 ms for an address.
   const keep = () => {
     try {
-      window.history.replaceState(null, "", writeHash(store.state));
+      window.history.replaceState(null, "", `#${writeHash(store.state)}`);
     } catch {
       // A sandboxed frame has no address of its own.
     }
@@ -120,7 +109,7 @@ export async function render() {
   ]);
   const store = createStore(INITIAL);
   const loader = createLoader(store);
-  const copyLink = inTensorBoard ? () => copyHostLink(store) : null;
+  const copyLink = inTensorBoard ? () => linkInHost(store) : null;
   const header = createHeader(store, { offline, copyLink });
   const selection = createSelection(store);
   const empty = createEmpty(offline);

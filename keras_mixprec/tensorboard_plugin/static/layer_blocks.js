@@ -1,8 +1,5 @@
-import { toNumber } from "./format.js";
 import { matchesFilter, sortLayers } from "./layer_columns.js";
 import { foldersOf, shortNames } from "./names.js";
-import { alarmLevel } from "./palette.js";
-import { isWider } from "./precision.js";
 
 // Layers by the folders of their paths. A folder of one layer is no block.
 export function layerTree(layers) {
@@ -62,26 +59,10 @@ export function foldedBlockOf(path, folded) {
   return folded.size ? foldersOf(path).find((folder) => folded.has(folder)) ?? null : null;
 }
 
-// Whether something about it is still to be done.
-function hasProblem(layer, formatName) {
-  if (layer.verdicts.length && !layer.repaired) return true;
-  if (layer.lost_because) return false;
-  const bits = toNumber(layer.least_headroom ?? null);
-  if (bits === Infinity) return true; // All its numbers were 0.
-  const wider = isWider(layer.compute_dtype, formatName);
-  return ["bad", "warning"].includes(alarmLevel("headroom", bits, wider));
-}
-
-// What the table and the heatmap show: a search opens all blocks.
-export function layerChoice({ filter, onlyProblems, folded, runData }) {
-  const formatName = runData?.format?.name ?? "float16";
+// The layers that table and heatmap show. A search opens all blocks.
+export function layerChoice({ filter, onlyProblems, folded }) {
   const known = new Map();
-  const events = runData?.events ?? [];
-  const zero = new Set(events.flatMap(({ kind, paths }) => {
-    return kind === "zero_gradients" ? paths : [];
-  }));
-  const isKept = (layer) => matchesFilter(layer, filter) &&
-    (!onlyProblems || zero.has(layer.path) || hasProblem(layer, formatName));
+  const isKept = (layer) => matchesFilter(layer, filter) && (!onlyProblems || layer.is_problem);
   return {
     keeps(layer) {
       if (!known.has(layer)) known.set(layer, isKept(layer));
@@ -116,7 +97,7 @@ export function layerRows(tree, { keeps, folded }, column, descending, depth = 0
   });
 }
 
-// What the rows of a tree are called: below a block without its path.
+// The labels of a tree, in which layers of a block omit its path.
 export function treeLabels(tree, length, within = "", labels = { block: new Map(), layer: new Map() }) {
   const pathOf = (node) => node.block ?? node.layer.path;
   const nameOf = (node) => {

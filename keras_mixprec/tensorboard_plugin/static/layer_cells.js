@@ -1,10 +1,7 @@
 import { breakable, element } from "./dom.js";
-import { formatInteger, formatNumber, formatShare, momentInWords, plural, toNumber } from "./format.js";
+import { formatInteger, formatShare, plural, toNumber } from "./format.js";
 import { worstLayer } from "./layer_columns.js";
-import { valueInWords } from "./metrics.js";
-import { isWider, ownHeadroom } from "./precision.js";
 import { clamp } from "./scales.js";
-import { alarmLevel } from "./palette.js";
 
 const FULL_HEADROOM = 24;
 
@@ -49,42 +46,15 @@ function verdictBadges(layers) {
   }));
 }
 
-// Long names of classes break where their words begin.
-function className(name) {
-  const parts = String(name).split(/(?<=[a-z0-9_])(?=[A-Z])/);
-  return element("span", { title: name }, ...parts.flatMap((part, index) => {
-    return index ? [element("wbr"), part] : [part];
-  }));
-}
-
-function headroomBar(layer, data, step) {
-  const { format } = data;
-  const bits = toNumber(layer.least_headroom ?? null);
-  if (Number.isNaN(bits)) return "–";
-  const { compute_dtype: type, inside, passed } = layer;
-  if (passed) {
-    return element("span", { class: "headroom passed", title: passed.long },
-      element("span", { class: "bar" }, element("span", { class: "fill passed" })),
-      element("span", {}, ...breakable(passed.short)));
-  }
-  // A layer in float32 may hold what is too large for 16 bits: that is what it is for.
-  const level = alarmLevel("headroom", bits, isWider(type, format.name));
-  const own = `${formatNumber(Number(ownHeadroom(bits, type, format.name).toFixed(1)))} bits`;
-  const texts = {
-    zero: "all zero", beyond: `beyond ${format.name}`, bad: bits === -Infinity ? "▲ not finite" : "▲ overflow",
-  };
-  const text = inside ? (inside.is_open ? "▲ " : "") + inside.short : texts[level] ?? own;
+function headroomBar({ headroom }) {
+  if (!headroom) return "–";
+  const { level, text, title } = headroom;
   const fill = element("span", { class: `fill ${level}` });
   // A full bar would say that all is well with zeros.
-  const full = level === "zero" ? 0 :
-    clamp(ownHeadroom(bits, type, format.name) / FULL_HEADROOM, 0.04, 1);
-  fill.style.width = `${100 * full}%`;
-  const at = step === null ? "" : ` ${momentInWords(step, "after")}`;
-  const wider = isWider(type, format.name) ? type : null;
-  const title = inside?.long ?? valueInWords("headroom", bits, wider, format.name) + at;
-  return element(
-    "span", { class: "headroom", title }, element("span", { class: "bar" }, fill), text,
-  );
+  const share = level === "zero" ? 0 : clamp(toNumber(headroom.bits) / FULL_HEADROOM, 0.04, 1);
+  fill.style.width = `${100 * (level === "passed" ? 1 : share)}%`;
+  return element("span", { class: `headroom ${level}`, title },
+    element("span", { class: "bar" }, fill), element("span", {}, ...breakable(text)));
 }
 
 function demotion(layers) {
@@ -110,21 +80,15 @@ export function pathCell(layer, label) {
  * @param {{id: string, otherOf?: (layer: any) => any, of: (layer: any) => any,
  *   ofBlock: (layers: any[]) => any}} column
  */
-export function cell(column, { layer, block, layers }, { runData, compareData }) {
+export function cell(column, { layer, block, layers }) {
   const isBlock = block !== undefined;
   const own = isBlock ? layers : [layer];
   const shown = column.otherOf ? own.map(column.otherOf).filter(Boolean) : own;
-  const data = column.otherOf ? compareData : runData;
-  const formatName = data.format?.name ?? "float16";
   const value = isBlock ? column.ofBlock(layers) : column.of(layer);
   switch (column.id.replace("other-", "")) {
-    case "class": return isBlock ? plural(layers.length, "layer") : className(value);
+    case "class": return isBlock ? plural(layers.length, "layer") : element("span", { title: value }, ...breakable(String(value)));
     case "dtype": return shown.length > 1 ? typeBadges(shown) : typeBadge(shown[0]?.compute_dtype);
-    case "headroom": {
-      if (!shown.length) return "–";
-      const worst = worstLayer(shown, formatName);
-      return headroomBar(worst, data, column.otherOf ? null : worst.worst_step);
-    }
+    case "headroom": return shown.length ? headroomBar(worstLayer(shown)) : "–";
     case "verdicts": return verdictBadges(shown);
     case "demoted": return demotion(own);
     case "parameters": return formatInteger(value ?? 0);

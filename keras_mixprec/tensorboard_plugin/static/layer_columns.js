@@ -1,15 +1,13 @@
 import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
-import { alarmLevel } from "./palette.js";
-import { isWider, ownHeadroom } from "./precision.js";
 
 const dtypeOf = (layer) => layer?.compute_dtype ?? null;
-// What of two runs stands side by side: of a layer and of a block, by the format of its run.
+// The columns that two runs have side by side, for layers and blocks.
 const COMPARED = {
   dtype: { label: "Type", of: dtypeOf, ofBlock: (layers) => [...new Set(layers.map(dtypeOf))].sort().join(" ") },
   headroom: {
-    label: "Activation headroom", of: headroomOf,
-    ofBlock: (layers, name) => (layers.length ? headroomOf(worstLayer(layers, name), name) : null),
+    label: "Activation headroom", of: (layer) => headroomOf(layer),
+    ofBlock: (layers) => (layers.length ? headroomOf(worstLayer(layers)) : null),
   },
   verdicts: {
     label: "Verdicts", of: (layer) => layer?.severity ?? null,
@@ -26,17 +24,14 @@ const COMPARED = {
 export function layerColumns(run, compared) {
   const others = new Map((compared?.layers ?? []).map((layer) => [layer.path, layer]));
   const otherOf = (layer) => others.get(layer.path);
-  const nameOf = (data) => data?.format?.name ?? "float16";
   const columnsOf = (id) => {
     const { label, of, ofBlock } = COMPARED[id];
-    const own = {
-      id, label, of: (layer) => of(layer, nameOf(run)), ofBlock: (layers) => ofBlock(layers, nameOf(run)),
-    };
+    const own = { id, label, of, ofBlock };
     if (!compared) return [own];
     const named = (one, two) => ({ run: one.run, runLabel: labelOfRun(one.run, two.run) });
     return [{ ...own, ...named(run, compared) }, {
-      id: `other-${id}`, label, compares: id, otherOf, of: (layer) => of(otherOf(layer), nameOf(compared)),
-      ofBlock: (layers) => ofBlock(layers.map(otherOf).filter(Boolean), nameOf(compared)), ...named(compared, run),
+      id: `other-${id}`, label, compares: id, otherOf, of: (layer) => of(otherOf(layer)),
+      ofBlock: (layers) => ofBlock(layers.map(otherOf).filter(Boolean)), ...named(compared, run),
     }];
   };
   return [
@@ -73,27 +68,12 @@ function sum(values) {
   return found.length ? found.reduce((total, value) => total + value, 0) : null;
 }
 
-// In the dtype that the layer computes in.
-function headroomOf(layer, formatName) {
-  const bits = toNumber(layer?.least_headroom ?? null);
-  return Number.isNaN(bits) ? null : ownHeadroom(bits, layer.compute_dtype, formatName);
-}
+const headroomOf = (layer) => (layer?.headroom ? toNumber(layer.headroom.bits) : null);
 
-const LEVEL_ORDER = ["bad", "passed", "warning", "quiet", "roomy", "beyond", "zero", "none"];
-
-function rankOf(layer, formatName) {
-  const bits = toNumber(layer.least_headroom ?? null);
-  const level = layer.passed ? "passed" :
-    alarmLevel("headroom", bits, isWider(layer.compute_dtype, formatName));
-  return [LEVEL_ORDER.indexOf(level), Number.isNaN(bits) ? Infinity : bits];
-}
-
-// The layer with the worst headroom: what a wider dtype holds is no fault.
-export function worstLayer(layers, formatName) {
-  return layers.reduce((worst, layer) => {
-    const [one, two] = [rankOf(layer, formatName), rankOf(worst, formatName)];
-    return one[0] < two[0] || (one[0] === two[0] && one[1] < two[1]) ? layer : worst;
-  });
+/** The layer with the worst headroom. */
+export function worstLayer(layers) {
+  const rankOf = ({ headroom }) => headroom?.rank ?? Infinity;
+  return layers.reduce((worst, layer) => (rankOf(layer) < rankOf(worst) ? layer : worst));
 }
 
 // Missing values stay last whichever way the column is sorted.

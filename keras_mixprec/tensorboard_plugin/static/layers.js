@@ -65,7 +65,7 @@ export function createLayers(store) {
     const { layer, block, depth } = row;
     const cells = columns.map((column) => {
       const isPath = column.id === "path";
-      const content = !isPath ? cell(column, row, store.state) :
+      const content = !isPath ? cell(column, row) :
         layer ? pathCell(layer, labels.layer.get(layer.path)) : blockCell(row);
       const node = element("td", {
         class: column.number ? "number" : isPath && layer ? "path-cell" : null,

@@ -12,32 +12,17 @@ export function readLink(entries) {
   return link;
 }
 
-export function readHash(hash) {
-  return readLink(Object.fromEntries(new URLSearchParams(hash.replace(/^#/, ""))));
-}
-
-export function writeHash(state) {
-  const query = new URLSearchParams();
-  for (const key of LINKED) {
-    if (state[key] !== null && state[key] !== undefined) query.set(key, state[key]);
-  }
-  return "#" + query;
-}
-
-const HOST_PREFIX = "p.mixed_precision.";
-
-export function readHostHash(hash) {
+/** What a link says; in TensorBoard's hash the keys of a plugin have a prefix. */
+export function readHash(hash, prefix = "") {
   const entries = [...new URLSearchParams(hash.replace(/^#/, ""))]
-    .filter(([key]) => key.startsWith(HOST_PREFIX))
-    .map(([key, value]) => [key.slice(HOST_PREFIX.length), value]);
+    .filter(([key]) => key.startsWith(prefix))
+    .map(([key, value]) => [key.slice(prefix.length), value]);
   return readLink(Object.fromEntries(entries));
 }
 
-export function hostLink(address, state) {
-  const parts = LINKED
-    .filter((key) => state[key] !== null && state[key] !== undefined)
-    .map((key) => {
-      return `&${HOST_PREFIX}${key}=${encodeURIComponent(state[key])}`;
-    });
-  return `${address}#mixed_precision${parts.join("")}`;
+export function writeHash(state, prefix = "") {
+  return LINKED.filter((key) => state[key] !== null && state[key] !== undefined)
+    .map((key) => `${prefix}${key}=${encodeURIComponent(state[key])}`).join("&");
 }
+
+export const HOST_PREFIX = "p.mixed_precision.";

@@ -5,7 +5,7 @@ const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf",
 ];
 
-// Milliseconds, in which what a reader does comes first.
+// Milliseconds between two requests, so that the reader's come first.
 const PAUSE = 300;
 
 export function createLoader(store) {
@@ -17,13 +17,13 @@ export function createLoader(store) {
   const settle = () => {
     pending -= 1;
     if (pending) return;
-    // After the panels, which asked for the same frame before.
+    // The panels have asked for this frame before.
     requestAnimationFrame(() => {
       if (!pending) document.body.dataset.ready = "1";
     });
   };
 
-  // What is shown stays until what was asked for in its place is here.
+  // A slot keeps its data until the new data has come.
   const awaiting = (slot, path) => {
     const { [slot]: before, ...others } = store.state.awaited;
     return { awaited: path ? { ...others, [slot]: path } : others };
@@ -41,7 +41,7 @@ export function createLoader(store) {
       if (slot === "summaries") askAgain(answer, path);
       answered[slot] = request;
       const isNew = Boolean(store.state.awaited[slot]);
-      // What did not change must not be redrawn under the reader's hands.
+      // Equal data must not redraw a part that the reader uses.
       const text = isNew || answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
       store.set({ [slot]: answer, ...isNew ? awaiting(slot, null) : {} });
@@ -71,7 +71,7 @@ export function createLoader(store) {
     else if (before) store.set({ failures: others });
   }
 
-  // What depends on the run's data is requested again once that data has grown.
+  // Data of a run is requested again once the run has grown.
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
     if (slot === "summaries") return state.runs?.map((run) => run.written).join();
@@ -80,7 +80,7 @@ export function createLoader(store) {
     return data ? `${data.last_step}/${data.events.length}` : "";
   };
 
-  // Of a run that is left, as long as nothing of the next one is here.
+  // Whether the data are of the run before, and none of the next has come.
   const isOld = (slot, { run, compare, runData, compareData }) => {
     const [name, data] = slot.startsWith("compare") ? [compare, compareData] : [run, runData];
     return name !== null && data !== null && data.run !== name;
@@ -94,7 +94,7 @@ export function createLoader(store) {
       if (asked[slot] === request || (!path && isOld(slot, state))) continue;
       const samePath = asked[slot]?.split(" ")[0] === path;
       asked[slot] = request;
-      // What one part of the page has need not be asked for by another.
+      // Another slot may have the same data.
       const holder = path && Object.keys(known).find((other) => known[other] === request);
       if (path && !holder) {
         if (!samePath) store.set(awaiting(slot, path));
@@ -123,7 +123,7 @@ export function createLoader(store) {
   };
 }
 
-// What is shown where nothing was chosen, or what was chosen is not there.
+// Defaults for the run and the metric.
 export function chooseDefaults(store) {
   store.on(["runs"], ({ runs, run, compare, missing }) => {
     const isHere = (name) => runs.some((entry) => entry.run === name);

@@ -3,7 +3,7 @@ import { formatInteger, formatNumber, toNumber } from "./format.js";
 import { linearScale, niceTicks, valueAtStep } from "./scales.js";
 import { themeColor } from "./theme.js";
 
-// Of the axis at the right, in pixels.
+// The width of the axis on the right.
 export const LOSS_AXIS = 58;
 // A loss that moves by a hundredth of itself is not to look like one that falls: the axis
 // spans a tenth of it at least.
@@ -66,7 +66,7 @@ export function lossInWords(loss, step) {
 }
 
 /**
- * What is in view decides the scale: the first steps of a run dwarf all others.
+ * The scale fits the losses in view, because the first ones are much larger.
  * @returns {[number, number] | null}
  */
 function lossRange(curves, domain) {

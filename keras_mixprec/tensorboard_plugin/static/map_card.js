@@ -80,13 +80,13 @@ export function createMap(store) {
     mark();
   }
 
-  // What was before a repair is no colour of now.
+  // Colours count from the last repair.
   function sinceWhen(layers) {
     const last = Math.max(...layers.map(changedAt));
     return last < 0 ? "" : ` since dtypes last changed, at step ${formatInteger(last)}`;
   }
 
-  // What the layers measured, on the nodes that there are.
+  // Colours the nodes by the measurements.
   function colour() {
     const { runData, metric, heat } = store.state;
     const { layers } = runData;
@@ -123,7 +123,7 @@ export function createMap(store) {
     scroller.scrollTop = bottom > VIEW_OF_MAP ? bottom - VIEW_OF_MAP / 2 : 0;
   }
 
-  // Of a folded block the gravest of all layers in it.
+  // A folded block has the gravest state of its layers.
   function stateOf(node, shown) {
     if (!shown) return { words: "not measured", level: "none", color: null };
     const { heat, runData } = store.state;
@@ -170,7 +170,7 @@ export function createMap(store) {
     };
   }
 
-  // What skips layers goes around them.
+  // An edge that skips layers goes around them.
   function curve(from, to) {
     const start = [from.x + NODE.width / 2, from.y + NODE.height];
     const end = [to.x + NODE.width / 2, to.y];

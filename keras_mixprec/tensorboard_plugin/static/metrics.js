@@ -1,16 +1,6 @@
 import { formatInteger, formatNumber, formatShare } from "./format.js";
 import { ownHeadroom } from "./precision.js";
 
-// Title, group and explanation come with the data, from the table of metrics.
-export function groupMetrics(metrics) {
-  const groups = new Map();
-  for (const metric of metrics) {
-    if (!groups.has(metric.group)) groups.set(metric.group, []);
-    groups.get(metric.group).push(metric);
-  }
-  return groups;
-}
-
 function headroomInWords(value, wider, formatName) {
   if (value === -Infinity) return "overflow: infinite or NaN values";
   const bits = formatNumber(Number(Math.abs(value).toFixed(1)));
@@ -25,14 +15,13 @@ function headroomInWords(value, wider, formatName) {
 }
 
 const ALL_ZERO = "all values are zero";
-export const NO_RANGE = "All values are zero, which have no range.";
 
-// Of a reading that is left out: what is not finite in it came with the batch.
+// The words for a reading of a non-finite batch.
 export const BAD_INPUT = "input not finite: no overflow, no format helps";
 
 export const ANY_PASSED = "infinite, NaN or all zero through no fault of the layer";
 
-// By the unit of a metric: a number of it in words.
+// Functions that write a number, by the unit of its metric.
 export const WORDS = {
   headroom: headroomInWords,
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),

@@ -133,7 +133,7 @@ function worstOfRow(heat, row, since) {
   return { value, step, isBefore: isBefore && step !== null, isBad, column: at };
 }
 
-// What was before a change counts only where nothing else is known.
+// Earlier readings count only without later ones.
 function worseOf(one, other, pool) {
   if (Number.isNaN(one.value)) return other;
   if (Number.isNaN(other.value)) return one;
@@ -141,7 +141,7 @@ function worseOf(one, other, pool) {
   return (pool === "min" ? other.value < one.value : other.value > one.value) ? other : one;
 }
 
-// What has changed since a step of which a reading is.
+// The change after the step of a reading.
 function beforeInWords(layer, step) {
   return step <= changedAt(layer) ? `before it was in ${layer.compute_dtype}` :
     "before dtypes last changed";
@@ -180,7 +180,7 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
   }
   const isWide = Boolean(wider) && !(asIf && value > 0);
   return {
-    // The first part: what it would have in another format is said under the mouse.
+    // The tooltip adds the headroom in another format.
     words, short: wider && kind === "headroom" ? words.split(", ")[0] : words,
     level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
   };

@@ -1,4 +1,4 @@
-// What distinguishes names must stay visible, however short they are made.
+// Shortened names must keep the parts in which they differ.
 
 export function cutMiddle(text, length) {
   if (text.length <= length) return text;
@@ -40,7 +40,7 @@ export function shortNames(paths, length) {
   return labels;
 }
 
-// Runs are told apart without the folders that both end with.
+// The names of two runs without the folders that both end with.
 export function shortRun(run, other) {
   const [parts, others] = [run.split("/"), (other ?? "").split("/")];
   while (parts.length > 1 && others.length > 1 && parts.at(-1) === others.at(-1)) {
@@ -52,7 +52,7 @@ export function shortRun(run, other) {
 
 const LABEL = 28;
 
-/** What a run is called beside another where there is little room; its title is whole. */
+/** The short name of a run next to another one. */
 export function labelOfRun(run, other) {
   const name = shortRun(run, other);
   if (name.length <= LABEL) return name;

@@ -39,7 +39,7 @@ function headroomLevel(value, wider) {
 export function alarmLevel(kind, value, wider = false) {
   if (Number.isNaN(value)) return "none";
   if (kind === "headroom") return headroomLevel(value, wider);
-  // What is all zero has lost all that a share of the rest counts.
+  // Shares ignore zeros, so all zeros have a level of their own.
   if (kind === "share" && value === Infinity) return "zero";
   if (kind === "count") return value > 0 ? "bad" : "quiet";
   if (kind === "error") {
@@ -50,7 +50,7 @@ export function alarmLevel(kind, value, wider = false) {
   return "quiet";
 }
 
-// What has a hundred powers of two left in its own dtype is no outlier of the scale.
+// Layers in wider dtypes have colours outside the scale.
 const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed, roomy: COLORS.roomy };
 for (const [level, name] of Object.entries(COLORS.levels)) LEVEL_COLORS[level] = CATEGORY[name];
 

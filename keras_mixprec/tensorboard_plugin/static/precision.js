@@ -5,12 +5,6 @@ export function isWider(dtype, formatName) {
   return EXPONENT_BITS[dtype] > EXPONENT_BITS[formatName];
 }
 
-// How many powers of two the maximum of a dtype is above a format's, to 1/100.
-function bitsAbove(dtype, formatName) {
-  const [own, other] = [dtype, formatName].map((name) => 2 ** (EXPONENT_BITS[name] - 1));
-  return own - other;
-}
-
 /**
  * Headroom in the dtype that a layer computes in.
  * @param {number} bits Below the maximum of the format that headroom refers to.
@@ -18,7 +12,10 @@ function bitsAbove(dtype, formatName) {
  * @param {string} formatName
  */
 export function ownHeadroom(bits, dtype, formatName) {
-  return isWider(dtype, formatName) ? bits + bitsAbove(dtype, formatName) : bits;
+  if (!isWider(dtype, formatName)) return bits;
+  // The maximum of a format is just below this power of two.
+  const [own, other] = [dtype, formatName].map((name) => 2 ** (EXPONENT_BITS[name] - 1));
+  return bits + own - other;
 }
 
 // A change made after a step is of the steps behind it.
@@ -34,13 +31,13 @@ export function changedAt(layer) {
   return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
 }
 
-// The dtype in which a layer held what its format does not, or null.
+// The wider dtype that a layer had at a step, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;
   return isWider(dtype, formatName) ? dtype : null;
 }
 
-// Whether no layer ever computed in the format: then headroom says what it would do there.
+// Whether no layer ever computed in the format, so that headroom is hypothetical.
 export function isAsIf(layers, formatName) {
   return layers.every(({ dtypes, compute_dtype: dtype }) => {
     return (dtypes ?? [[0, dtype]]).every(([, one]) => isWider(one, formatName));

@@ -16,7 +16,7 @@ export function createRowWindow(table, body, makeRow) {
   const below = element("div", { "aria-hidden": "true" });
   const scroller = element("div", { class: "table-scroll" }, above, table, below);
   let items = [];
-  // What rows were made of, by item: those that stay in the document are not made again.
+  // Rows by item, so that rows in the document are not made again.
   let made = new Map();
   let first = 0;
   let last = 0;

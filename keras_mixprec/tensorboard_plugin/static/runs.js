@@ -95,7 +95,7 @@ export function createRuns(store) {
     root.hidden = rows.length < 2;
     drawHead();
     const column = RUN_COLUMNS.find(({ id }) => id === sort.column);
-    // A row of which there is no more than the name is still to be read.
+    // Rows with only a name are not read yet.
     const read = rows.filter((row) => row.headline);
     const unread = rows.filter((row) => !row.headline);
     const sorted = [...sortLayers(read, column.of, sort.descending), ...unread];
@@ -119,7 +119,7 @@ export function createRuns(store) {
   function reveal(run) {
     const row = body.querySelector("tr.chosen");
     if (revealed === run || !row?.offsetParent) return;
-    // What is read later may come before it.
+    // A row that is read later may move it.
     if (!store.state.summaries.some((one) => one.unread)) revealed = run;
     revealIn(scroller, row, head.offsetHeight);
   }

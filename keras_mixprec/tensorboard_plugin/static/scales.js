@@ -79,26 +79,3 @@ export function nearestMark(marks, position, reach) {
   }
   return best;
 }
-
-// Of two marks that are nearer than this one hides the other.
-const MARK_WIDTH = 9;
-
-/**
- * The marks of a lane in the order to draw them, triangles last; what these would hide is
- * moved to stand beside them.
- * @param {any[]} marks
- * @param {number} right Where the picture ends.
- */
-export function setApart(marks, right) {
-  const severe = marks.filter(({ shape }) => shape === "triangle");
-  const others = marks.filter(({ shape }) => shape !== "triangle");
-  for (const mark of others) {
-    const above = severe.find(({ x, y }) => y === mark.y && Math.abs(x - mark.x) < MARK_WIDTH);
-    if (above) mark.x = above.x + (above.x + MARK_WIDTH < right ? MARK_WIDTH : -MARK_WIDTH);
-  }
-  return [...others, ...severe];
-}
-
-export function labelStride(rowHeight, labelHeight) {
-  return Math.max(1, Math.ceil(labelHeight / rowHeight));
-}

@@ -4,7 +4,7 @@ import { labelOfRun } from "./names.js";
 // The others show both of two runs that are compared.
 const OF_ONE_RUN = ["histogram", "map", "course", "what-if"];
 
-// In a comparison each card of one run says of which.
+// In a comparison the cards of one run name that run.
 export function nameShownRun(main, store) {
   const names = OF_ONE_RUN.map((id) => {
     const name = element("span", { class: "of-run", hidden: true });

@@ -1,12 +1,12 @@
 import {
-  clamp, exponentTicks, linearScale, nearestMark, setApart, stepDomain, valueAtStep,
+  clamp, exponentTicks, linearScale, nearestMark, stepDomain, valueAtStep,
 } from "./scales.js";
 import { chooseEvent, chooseStep } from "./actions.js";
 import {
   createSurface, drawAxisName, drawLine, drawMarker, drawRows, drawStepAxis,
 } from "./canvas.js";
 import { dataTable } from "./data_table.js";
-import { card, element } from "./dom.js";
+import { card, element, legendItem } from "./dom.js";
 import {
   formatInteger, formatNumber, formatPower, formatScale, momentInWords, readable, toNumber,
 } from "./format.js";
@@ -16,7 +16,6 @@ import {
   drawLossAxis, drawLosses, finiteStretches, LOSS_AXIS, lossInWords, lossStyle, placeLosses, WHY_READINGS,
 } from "./loss_curve.js";
 import { shortRun } from "./names.js";
-import { skippedInWords } from "./skips.js";
 import { lastStepOf, stepTicks } from "./step_axis.js";
 import { themeColor } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
@@ -24,17 +23,11 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
-// Of the curves, which take the room that a taller card beside this one leaves.
+// The height of the curves, which grow with the card next to this one.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "changes"];
 const LINE_COLORS = ["--line-1", "--line-2", "--line-3"];
-
-function legendItem(mark, color, label) {
-  const glyph = element("span", { class: "glyph", "aria-hidden": "true" }, mark);
-  glyph.style.color = `var(${color})`;
-  return element("span", { class: "legend-item" }, glyph, label);
-}
 
 function nameOfLine(line, data, other) {
   const optimizer = line.optimizer ? ` ${line.optimizer}` : "";
@@ -114,10 +107,11 @@ export function createTimeline(store) {
     const lines = [momentInWords(step, "")];
     for (const data of runsOf(store.state)) {
       for (const line of data.scale) {
-        const scale = valueAtStep(line.steps, line.scale, step);
+        const [scale, skipped, at] = [line.scale, line.skipped, line.steps]
+          .map((values) => valueAtStep(line.steps, values, step));
         const other = data === runData ? compareData : runData;
-        lines.push(`${nameOfLine(line, data, other)}: ` +
-          `${formatScale(scale)}, ${skippedInWords(line, step)}`);
+        lines.push(`${nameOfLine(line, data, other)}: ${formatScale(scale)}, ` +
+          `${formatInteger(skipped)} skipped up to step ${formatInteger(at)}`);
       }
       const loss = lossInWords(data.loss, step);
       if (loss) lines.push(`loss${compareData ? ` of ${data.run}` : ""}: ${loss}`);
@@ -143,7 +137,7 @@ export function createTimeline(store) {
       [Infinity, -Infinity]);
     const y = linearScale([low - 1, high + 1], [TOP + plotHeight, TOP]);
 
-    // Beside an axis without a line the loss would be read as the loss scale.
+    // Without a loss scale there is no axis for it.
     const ticks = logs.length ? exponentTicks(Math.floor(low), Math.ceil(high), 6) : [];
     drawRows(context, ticks, { y, left: LEFT, right: plot.right, label: formatPower });
     context.textAlign = "right";
@@ -273,7 +267,9 @@ export function createTimeline(store) {
       }
       drawn.push(mark);
     }
-    for (const { shape, x, y, color } of setApart(drawn, plot.right)) {
+    // Severe ones last: no other mark may hide them.
+    const isSevere = ({ shape }) => shape === "triangle";
+    for (const { shape, x, y, color } of drawn.sort((one, two) => Number(isSevere(one)) - Number(isSevere(two)))) {
       drawMarker(context, shape, x, y, themeColor(color));
     }
   }

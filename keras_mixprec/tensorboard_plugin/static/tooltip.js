@@ -10,23 +10,16 @@ export function showTooltip(event, lines) {
   bubble.replaceChildren(...lines.map((line) => element("div", {}, line)));
   bubble.hidden = false;
   const { offsetWidth: width, offsetHeight: height } = bubble;
-  const { room, floor } = placeOfPicture(event);
   const { clientWidth, clientHeight } = document.documentElement;
-  const left = beside(event.clientX, 14, width, Math.min(room, clientWidth), clientWidth);
-  const top = beside(event.clientY, 16, height, Math.min(floor, clientHeight), clientHeight);
+  const left = beside(event.clientX, 14, width, clientWidth);
+  const top = beside(event.clientY, 16, height, clientHeight);
   bubble.style.left = `${left}px`;
   bubble.style.top = `${top}px`;
 }
 
-// Where a picture ends, whose keys are on its right and below it.
-function placeOfPicture({ target }) {
-  const box = target?.getBoundingClientRect?.();
-  return { room: box?.right ?? Infinity, floor: box?.bottom ?? Infinity };
-}
-
-// Behind the pointer, or else before it, or else as near as the window lets it.
-function beside(at, gap, size, end, last) {
-  if (at + gap + size <= end) return at + gap;
+// After the pointer, or before it, or as close as the window allows.
+function beside(at, gap, size, last) {
+  if (at + gap + size <= last) return at + gap;
   if (at - gap - size >= 4) return at - gap - size;
   return Math.max(4, Math.min(at + gap, last - size - 4));
 }
@@ -37,7 +30,7 @@ function beside(at, gap, size, end, last) {
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
-  // A click, by mouse or by Enter, may move the focus to what it shows: nobody asked for its title.
+  // A click may move the focus, but the reader did not ask for a title.
   let isByClick = false;
   root.addEventListener("click", () => {
     isByClick = true;

@@ -34,10 +34,10 @@ export function histogramLayer(state) {
   if (listed.has(culprit)) return culprit;
   const [first] = listed;
   const known = layers.filter((layer) => listed.has(layer.path));
-  return known.length ? worstLayer(known, state.runData.format?.name).path : first ?? null;
+  return known.length ? worstLayer(known).path : first ?? null;
 }
 
-/** That a layer is shown while none is chosen. */
+/** Explains a layer that is shown although none is chosen. */
 export function whyShown(state) {
   const name = state.layer === null ? histogramLayer(state) : null;
   return name === null ? "" : " (click another one to see it here)";

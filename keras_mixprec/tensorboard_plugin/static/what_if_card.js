@@ -6,7 +6,7 @@ import { layerChoice } from "./layer_blocks.js";
 import { LEVELS } from "./levels.js";
 
 const ROWS_SHOWN = 200;
-// Not that of a finding's fix, whose code saves a `plan.json`.
+// The code of fixes saves another file, `plan.json`.
 const PLAN_FILE = "what_if_plan.json";
 const HEADS = ["Layer", "Activations", "Gradients fit loss scales (2 bits to spare)", "Weights"];
 const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
@@ -47,7 +47,7 @@ export function createWhatIf(store) {
     const names = Object.keys(whatIf.formats);
     if (!type.value) fillSelect(type, names.map((name) => [name, name]), runData.format.name);
     const { layers, plan: { text, file } } = whatIf.formats[type.value];
-    // Those that the table of layers shows.
+    // The layers that the table shows.
     const { keeps } = layerChoice(store.state);
     const kept = new Set(runData.layers.filter(keeps).map(({ path }) => path));
     const shown = layers.filter(({ path }) => kept.has(path));
