@@ -1,5 +1,6 @@
 """The table of speeds: each format against float32."""
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -70,7 +71,7 @@ def measure_speed(
     rows = []
     for operation, size, mode, workload in _plan(kind, quick):
         say(f"{operation} {size}, {mode}")
-        steps = {f: _Step(f, workload, mode) for f in formats}
+        steps = {f: _step(f, workload, mode) for f in formats}
         try:
             # After the first call has compiled: others may take longer.
             steps["float32"]()
@@ -102,22 +103,16 @@ def training_speed(rows: list[Row]) -> dict[str, float]:
     return next(trained, {})
 
 
-class _Step:
-    """One training step in a format, made when it is first called."""
+def _step(format, workload, mode):
+    """Returns one training step in a format, made in the first call."""
+    dtype = "float32" if format == "tf32" else format
+    made = functools.cache(lambda: training_step(*workload, dtype, mode))
 
-    def __init__(self, format, workload, mode):
-        self._format = format
-        self._dtype = "float32" if format == "tf32" else format
-        self._workload, self._mode = workload, mode
-        self._run = None
+    def run():
+        with products_in(format):
+            return made()()
 
-    def __call__(self):
-        with products_in(self._format):
-            if self._run is None:
-                self._run = training_step(
-                    *self._workload, self._dtype, self._mode
-                )
-            return self._run()
+    return run
 
 
 def _plan(kind, quick):
