@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_dtypes
 
@@ -240,3 +240,29 @@ def fill_screen(sentence: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def text_table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table, with its numbers aligned to the right.
+
+    Args:
+        rows: Strings of each row. The first and the last column are words. A
+            first cell too long for the screen has a line of its own.
+
+    Example:
+    >>> from keras_mixprec.formats import text_table
+    >>> text_table([["", "step", "verdict"], ["float32", "9 ms", "best"]])
+    ['         step  verdict', 'float32  9 ms  best']
+    """
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rest = sum(widths[1:]) + 2 * len(widths[1:])
+    widths[0] = min(widths[0], max(SCREEN_WIDTH - rest, 12))
+    lines = []
+    for first, *middle, last in rows:
+        if len(first) > widths[0]:
+            lines.append(first)
+            first = ""
+        cells = [first.ljust(widths[0]), *map(str.rjust, middle, widths[1:-1])]
+        lines.append("  ".join([*cells, last]).rstrip())
+    return lines

@@ -1,6 +1,6 @@
 """Records of comparisons, as data: what an engine would have measured."""
 
-from keras_mixprec.analysis.comparison.store import FORMAT, VERSION
+from keras_mixprec.analysis.comparison.result import FORMAT, VERSION
 
 STEPS = 0.1, 0.11, 0.1, 0.12, 0.1, 0.1
 

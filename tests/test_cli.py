@@ -2,6 +2,7 @@
 
 import json
 import re
+import traceback
 
 import keras
 import numpy as np
@@ -147,7 +148,7 @@ def test_a_command_ends_without_a_traceback(
 
 
 def test_a_traceback_is_shown_on_demand(run):
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="no such file"):
         run("--traceback lint none.keras")
 
 
@@ -248,24 +249,55 @@ def test_a_model_is_converted(model, to, kernels, run, folder):
 
 # Wrong arguments are refused before anything is loaded.
 EARLY = {
-    f"{CONVERT} float8 none.keras": "'float8'",
+    f"{CONVERT} float8 none.keras": "--to float8",
     f"{CONVERT} float16 out.keras": "another file",
+    "convert model.keras --to float16 --calibration x.npz": "--out",
+    "convert x.npy --to auto --calibration x.npz --out x.npy": "end in .keras",
 }
 WRONG = EARLY | {
     "": "required: command",
+    "train": "invalid choice: 'train'",
+    "demo --epochs 0": "0 is not in 1",
     "demo --log-dir x.npz/logs": "x.npz/logs",
     "doctor --backend theano": "'theano'",
-    "lint none.keras": "no file none.keras",
+    "doctor --slow": "unrecognized arguments: --slow",
+    "report none": "'none'",
+    "serve none": "no such folder. Received: none",
+    "serve . --port 99999": "99999 is not in 0",
+    "lint": "required: model",
+    "lint billionth.keras --policy float17": "'float17'",
+    "lint billionth.keras --fail-on fatal": "'fatal'",
+    "lint billionth.keras --import nowhere": "Received: nowhere",
+    "lint billionth.keras --data none.npz": "Received: none.npz",
+    "lint none.keras": "no such file. Received: none.keras",
     "lint billionth.keras --select E501": "`select`",
     "lint --explain E501": "codes of rules",
-    "lint text.keras": "text.keras is damaged",
+    "lint text.keras": "damaged, or no .keras file",
     "lint own.keras": "'Unknown': add --import",
-    "lint float32.keras --data text.npz": "cannot be read",
+    "lint float32.keras --data text.npz": "plain arrays",
     "lint float32.keras --data y.npz": "no array x",
     "lint billionth.keras --data wide.npz": "found shape",
     "compare dividing:build made:data": "dividing.py, line 2",
+    "compare build made:data": "'module:name'",
+    "compare made:data made:data": "`build` must return",
+    f"{COMPARE} --steps 7": "steps=7",
+    f"{COMPARE} --steps 0": "steps=0",
+    f"{COMPARE} --seeds 0": "seeds=0",
+    f"{COMPARE} --batch-size x": "'x'",
+    f"{COMPARE} --tolerance -1": "tolerance=-1.0",
+    f"{COMPARE} --metric speed": "metric='speed'",
+    f"{COMPARE} --mode best": "'best'",
+    f"{COMPARE} --policies float32 float32": "each policy once",
+    f"{COMPARE} --policies none.json": "none.json",
+    f"{COMPARE} --html out.html/page": "out.html",
+    f"{COMPARE} --resume other.json": "other.json",
+    f"{SHORT} --metric accuracy": "'loss'",
     f"{COMPARE} --policies other.json": "precision plan",
     f"{CONVERT} float16 model.keras --calibration wide.npz": "`calibration`",
+    f"{CONVERT} other.json model.keras": "precision plan",
+    f"{CONVERT} float16 model.keras --tolerance 0": "tolerance=0.0",
+    f"{CONVERT} float16 model.keras --tolerance 1e-9": "tolerance=1e-09",
+    f"{CONVERT} float16 model.keras --batch-size 0": "batch_size=0",
 }
 
 
@@ -280,5 +312,43 @@ def test_a_wrong_call_is_named_and_writes_nothing(command, run, folder):
     assert status == 2
     assert WRONG[command] in err
     assert "Traceback" not in err
+    # Beside what argparse adds, and what has been done before.
+    lines = [line for line in err.splitlines() if "keras-mixprec: " in line]
+    assert len(lines) == 1 or "usage:" in err
     assert command not in EARLY or "Loading" not in err
     assert models() == before
+
+
+# A defect of a tool: what raises in it, planted.
+INSIDE = "keras_mixprec.analysis"
+DEFECTS = {
+    "doctor": "keras_mixprec.cli.doctor.run_in_process",
+    "demo": "keras_mixprec.cli.demo.build_model",
+    "report logs": "keras_mixprec.reporting.report.load_report",
+    "lint billionth.keras": f"{INSIDE}.lint.lint.ModelView",
+    "lint billionth.keras --json": f"{INSIDE}.lint.findings.Findings.to_json",
+    "lint float32.keras --policy mixed_float16 --data x.npy": (
+        f"{INSIDE}.lint.data_rules.diagnose"
+    ),
+    COMPARE: f"{INSIDE}.comparison.run.find_devices",
+    SHORT: f"{INSIDE}.comparison.training.model_share_in_16_bits",
+    f"{CONVERT} float16 model.keras": (
+        "keras_mixprec.inference.convert.largest_activations"
+    ),
+    f"{CONVERT} plan.json model.keras": (
+        "keras_mixprec.inference.convert.drift"
+    ),
+}
+
+
+@pytest.mark.parametrize("command", DEFECTS)
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_a_defect_shows_its_traceback(command, kind, run, monkeypatch):
+    def raises(*args, **kwargs):
+        raise kind("planted")
+
+    monkeypatch.setattr(DEFECTS[command], raises)
+    with pytest.raises(Exception, match="planted") as error:
+        run(command)
+    shown = "".join(traceback.format_exception(error.value))
+    assert "in raises" in shown

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.comparison.batches import read_batches
+from keras_mixprec.analysis.comparison.sources import read_batches
 from keras_mixprec.analysis.resume import fingerprint
 
 # A plain `fit` warns if 16 bits are no faster.
@@ -232,3 +232,16 @@ def test_a_monitor_does_not_take_the_pauses_for_training(tmp_path, clock):
     # The first one has paused while the other one was slow.
     assert monitors[0].trained == 0
     assert monitors[1].trained > 0
+
+
+@pytest.mark.one_backend
+def test_what_others_hold_of_a_device_is_not_an_arms_memory(monkeypatch):
+    training = "keras_mixprec.analysis.comparison.training"
+    record = {"peak_bytes": 175, "measured_by": "device", "weights_bytes": 10}
+    record |= {"slots_bytes": 5, "activations_bytes": 160}
+    monkeypatch.setattr(f"{training}.peak_bytes", lambda: (100, "device"))
+    monkeypatch.setattr(f"{training}.reset_peak", lambda: True)
+    monkeypatch.setattr(f"{training}.memory_record", lambda *_: record)
+    for arm in compare(policies=POLICIES[:2])["arms"]:
+        assert arm["memory"]["peak_bytes"] == 75
+        assert arm["memory"]["activations_bytes"] == 60

@@ -13,7 +13,7 @@ import pytest
 from tuner_models import chain, fit
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.analysis.lint.lint import RULES
 from keras_mixprec.devices.memory import memory_record
 from keras_mixprec.loss_scaling.rules import PRESETS
 from keras_mixprec.verdict_kinds import KINDS

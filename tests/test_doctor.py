@@ -31,7 +31,7 @@ FORMS = {
     "backend": "name:str version:str? status:str error:str",
     "devices": "name:str memory:int? capability:str? architecture:str "
     "instructions:list? formats:dict",
-    "formats": "status:str note:str source:str",
+    "formats": "status:str note:str source:str matrix:bool",
     "speed": "operation:str size:str mode:str seconds:number? ratios:dict "
     "left_out:dict",
     "self_test": "format:str operation:str error:number? bound:number "

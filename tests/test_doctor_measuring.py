@@ -10,9 +10,9 @@ import pytest
 from keras_mixprec import recommend_policy
 from keras_mixprec.analysis.doctor import self_test
 from keras_mixprec.analysis.doctor.self_test import Result
-from keras_mixprec.analysis.doctor.speed import compare
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices
+from keras_mixprec.devices.timing import compare
 
 pytestmark = pytest.mark.one_backend
 

@@ -128,6 +128,28 @@ def test_an_interrupted_search_goes_on(
     assert len(Known.tried) == trials
 
 
+OTHERS = {
+    "build": {"build": models.linear},
+    "data": {"data": models.zeros},
+    "policies": {"baseline": None},
+    "steps": {"steps": 3},
+    "device": {},
+}
+
+
+@pytest.mark.parametrize("differs", OTHERS)
+def test_the_file_of_another_search_is_refused(
+    differs, largest, tmp_path, another_device
+):
+    path = tmp_path / "search.json"
+    largest(resume=path)
+    if not OTHERS[differs]:
+        another_device()
+    said = f"differs in .*{differs}.*Received: resume="
+    with pytest.raises(ValueError, match=said):
+        largest(resume=path, **OTHERS[differs])
+
+
 WRONG = {
     "imports `build`: pass": {"build": lambda: None},
     "`build`.*imported: No": {"build": "nowhere:build"},

@@ -8,8 +8,8 @@ import lint_cases
 import pytest
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.lint import table
-from keras_mixprec.analysis.lint.table import RULES
+from keras_mixprec.analysis import lint as room
+from keras_mixprec.analysis.lint.lint import RULES
 from keras_mixprec.backend import active
 
 pytestmark = pytest.mark.one_backend
@@ -50,17 +50,18 @@ def on_h100(products):
 
 
 def test_a_file_with_rules_is_named_so_and_in_the_table():
-    for path in pathlib.Path(table.__file__).parent.glob("*.py"):
+    for path in pathlib.Path(room.__file__).parent.glob("*.py"):
         rules = re.findall(r"^@rule\(.*\)\ndef (\w+)", path.read_text(), re.M)
-        assert {*rules} <= {*BY_NAME}, f"_FILES of table.py needs {path.stem}"
+        assert {*rules} <= {*BY_NAME}, f"_FILES of lint.py needs {path.stem}"
         assert not rules or path.stem.endswith("_rules")
 
 
-def test_every_rule_has_cases_and_a_reason():
+def test_every_rule_has_cases_and_a_page():
     assert {case.values[0].split()[0] for case in FOUND} == {*BY_NAME}
     healthy = {name for case in PASSED for name in case.values[0].split()}
     assert healthy == {*BY_NAME}
-    assert all(rule.reason.endswith(".") for rule in RULES)
+    parts = r"\.\n\nWhy: .*\.\nExample: .*\.\nFix: .*\.$"
+    assert all(re.search(parts, rule.page, re.DOTALL) for rule in RULES)
     assert len({rule.code for rule in RULES}) == len(RULES)
 
 

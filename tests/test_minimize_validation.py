@@ -121,7 +121,9 @@ def test_a_search_that_was_killed_goes_on(plan, tmp_path):
     assert (len(done) - len(whole), dict(again)) == (1, dict(plan))
 
 
-def test_the_trials_of_another_search_are_refused(searches, tmp_path):
+def test_the_trials_of_another_search_are_refused(
+    searches, tmp_path, another_device
+):
     path = tmp_path / "trials.json"
     path.write_text(searches[2])
     assert dict(search(resume=path, tolerance=0.2)) == dict(searches[1])
@@ -136,6 +138,9 @@ def test_the_trials_of_another_search_are_refused(searches, tmp_path):
     search(resume=path, **DATA)
     with pytest.raises(ValueError, match="the metric in"):
         search(resume=path, validate_fn=lambda model: 9.0)
+    another_device()
+    with pytest.raises(ValueError, match="differs in device"):
+        search(resume=path)
 
 
 @pytest.mark.parametrize(

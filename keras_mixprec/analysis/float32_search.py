@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,21 +15,174 @@ from keras_mixprec.analysis.resume import (
     surroundings,
     unnamed,
 )
-from keras_mixprec.analysis.starting_point import StartingPoint
-from keras_mixprec.analysis.trade_off import TradeOff, Trial
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import instability, rank, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
-from keras_mixprec.keras_internals import flat_layers
+from keras_mixprec.formats import (
+    format_names,
+    format_share,
+    printable,
+    text_table,
+)
+from keras_mixprec.keras_internals import flat_layers, only_runs_graph
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.layer_hooks import temporary_policies
-from keras_mixprec.policies.names import is_16_bit
+from keras_mixprec.policies.layers import LayerEntry, walk_with_model
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
+from keras_mixprec.policies.rules import Matcher
 from keras_mixprec.policies.summary import model_share_in_16_bits
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 
-# Share by which the metric in float32 may differ in another process.
+
+class Trial(NamedTuple):
+    """How far a model is off with some layers in float32.
+
+    Attributes:
+        paths: Set of their paths.
+        loss: Float. How far the loss is off, as a share.
+        gradient: Float. How far the worst gradient is off, as a share.
+        metric: Float. The metric on held-back data, `None` if not evaluated.
+    """
+
+    paths: frozenset
+    loss: float
+    gradient: float
+    metric: float | None = None
+
+
+class TradeOff(Sequence):
+    """The trials of a search: share of the FLOPs in 16 bits against error.
+
+    A sequence of dicts, most FLOPs in 16 bits first:
+
+    | key | what |
+    |---|---|
+    | `share_in_16_bits` | share of the FLOPs in 16 bits, 0 to 1 |
+    | `error` | how far off: see below; `None` if not evaluated |
+    | `pareto_optimal` | whether no trial is better in one and as good in both |
+    | `float32` | list of the paths of the layers that were in float32 |
+    | `loss_error`, `gradient_error` | shares by which these are off |
+    | `metric` | the metric on held-back data, `None` if not evaluated |
+
+    With held-back data the error is how much worse the metric is than in
+    float32, in its own unit, 0 if it is better. Without such data the error is
+    the larger of the errors of loss and gradients. It is infinite if only
+    float32 is finite, or if dtypes do not mix.
+
+    Args:
+        points: Iterable of dicts with all these keys but `pareto_optimal`.
+        metric: String. The name of the metric, `""` without one.
+    """
+
+    def __init__(self, points: Iterable[dict], metric: str = ""):
+        self._metric = metric
+        points = sorted(
+            points, key=lambda p: (-p["share_in_16_bits"], _error(p))
+        )
+        best, self._points = math.inf, []
+        for point in points:
+            # The first one of equal share is the best of them.
+            optimal = _error(point) < best
+            best = min(best, _error(point))
+            self._points.append({**point, "pareto_optimal": optimal})
+
+    def __getitem__(self, index):
+        return self._points[index]
+
+    def __len__(self):
+        return len(self._points)
+
+    def pareto(self) -> list[dict]:
+        """Returns the trials that no other one is better than."""
+        return [point for point in self if point["pareto_optimal"]]
+
+    def to_list(self) -> list[dict]:
+        """Returns all of them as a list of dicts."""
+        return [dict(point) for point in self]
+
+    def as_event(self) -> dict:
+        """Returns what the log keeps of it."""
+        title = "error of loss or gradients (share)"
+        if self._metric:
+            title = f"{self._metric} worse than in float32 by"
+        points = self.to_list()
+        return {"kind": TRADE_OFF_EVENT, "title": title, "points": points}
+
+    def __str__(self):
+        rows = [("16 bits", "error", "float32")]
+        for point in self.pareto():
+            names = format_names(point["float32"], 4) or "nothing"
+            share = format_share(point["share_in_16_bits"])
+            rows.append((share, f"{_error(point):.4g}", names))
+        return printable("\n".join(text_table(rows)))
+
+
+def _error(point):
+    error = point["error"]
+    return math.inf if error is None or math.isnan(error) else error
+
+
+class StartingPoint(NamedTuple):
+    """The policies of a model's layers before the search.
+
+    Attributes:
+        policies: Dict of path to policy name, the model itself included.
+        reasons, notes: As in a `PrecisionPlan`.
+        candidates: List of `LayerEntry`, what may go to float32 or not.
+        layers: Dict of path to layer, the model itself included.
+    """
+
+    policies: dict
+    reasons: dict
+    notes: dict
+    candidates: list[LayerEntry]
+    layers: dict
+
+    def assignment(self) -> dict:
+        """Returns the layers that follow each policy, by its name."""
+        found = {}
+        for path, policy in self.policies.items():
+            found.setdefault(policy, []).append(self.layers[path])
+        return found
+
+
+def starting_point(
+    model: keras.Model, policy: str, matcher: Matcher
+) -> StartingPoint:
+    """Returns what the rules, the model and the layers themselves resolve.
+
+    Args:
+        model: A built `keras.Model`. If any of its layers computes in 16
+            bits, those that do not are meant to.
+        policy: String. What everything else follows.
+        matcher: The `Matcher` that finds the rule for a layer.
+    """
+    entries = walk_with_model(model)
+    mixed = any(is_16_bit(policy_name(e.layer)) for e in entries)
+    layers = {entry.path: entry.layer for entry in entries}
+    start = StartingPoint({}, {}, {}, [], layers)
+    for entry in entries:
+        own, path = policy_name(entry.layer), entry.path
+        rule = None if entry.layer is model else matcher.first(entry)
+        start.policies[path] = policy
+        if is_fixed(entry.layer):
+            start.policies[path] = own
+            start.notes[path] = f"left alone: it follows {own}"
+        elif rule:
+            start.policies[path] = rule.policy
+            start.reasons[path] = rule.reason
+        elif mixed and not is_16_bit(own):
+            start.policies[path] = own
+            start.reasons[path] = f"the model keeps it in {own}"
+        elif not only_runs_graph(entry.layer):
+            start.candidates.append(entry)
+    return start
+
+
+# How much the metric in float32 may differ in another process, as a share.
 _SAME = 1e-4
 
 
@@ -51,7 +204,7 @@ class Float32Search:
         evaluation: `Evaluation`, or `None`.
         resume: As `minimize_float32` takes it.
         asked: Dict of what the errors depend on, for a file to resume from.
-        verbose: `0` or `1`. Whether a progress bar counts the trials.
+        verbose: `0` or `1`. `1` shows a progress bar that counts the trials.
 
     Raises:
         ValueError: If float32 is not finite, or the file is of another search.
@@ -70,7 +223,7 @@ class Float32Search:
         self._model = model
         self._start = start
         self._evaluation = evaluation
-        # Of another search it is refused before anything is tried.
+        # A file of another search is refused before any trial.
         self._file = ResumeFile(resume, "trials", asked)
         self._trials = {
             frozenset(paths): Trial(frozenset(paths), *numbers)
@@ -247,7 +400,7 @@ def identity_of(
         model: A built and compiled `keras.Model`.
         data: `(x, y, sample_weight)`, tensors.
         start: `StartingPoint`.
-        **arguments: What else they depend on.
+        **arguments: Further arguments that they depend on.
     """
     layers = [(path, type(x).__name__) for path, x in start.layers.items()]
     config = getattr(model.optimizer, "get_config", lambda: None)()

@@ -1,8 +1,8 @@
 """Functions that run in a process or a thread, asked by messages.
 
-A process may be killed, and takes nothing else with it: what it printed and how
-it ended are what is known then. Keras is not needed here, as its backend may be
-what breaks.
+A killed process takes nothing else with it. Its last output and how it ended
+are known then. This file does not import Keras, since a backend may be what
+breaks.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Threaded:
         self._running.start()
 
     def send(self, message: Any) -> None:
-        """Sends a message, which is lost if nobody is there any more."""
+        """Sends a message. It is lost if the other side has ended."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -101,8 +101,8 @@ class Isolated(Threaded):
     Args:
         target: Function `(connection, *args)` at the top of a module.
         args: Tuple.
-        imports_main: Boolean. Whether the process imports the script that is
-            run, which functions of that need. Defaults to `True`.
+        imports_main: Boolean. If `True`, the process imports the script of the
+            caller, whose functions need that. Defaults to `True`.
         **environment: Strings. Variables that are set for the process.
     """
 
@@ -118,7 +118,8 @@ class Isolated(Threaded):
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         # No daemon: these may not have workers that read data.
-        # Unpickled behind what redirects its output, for whatever that raises.
+        # The process unpickles it after redirecting its output, so that an
+        # error is recorded.
         job = pickle.dumps((target, args))
         self._running = context.Process(
             target=_run, args=(self._output, other, job)
@@ -153,7 +154,7 @@ def _run(output, connection, job):
 
 @contextlib.contextmanager
 def _started_with(environment, imports_main):
-    """Context in which a process starts with other variables of the system."""
+    """Context that starts processes with other environment variables."""
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

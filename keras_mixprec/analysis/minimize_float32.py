@@ -14,8 +14,8 @@ from keras_mixprec.analysis.float32_search import (
     Limits,
     batches_of,
     identity_of,
+    starting_point,
 )
-from keras_mixprec.analysis.starting_point import starting_point
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import (
     build_for,
@@ -56,11 +56,11 @@ def minimize_float32(
 
     All else computes in 16 bits, and yet the loss and the gradients are
     float32's within a tolerance, on every batch of the data. The model's own
-    `train_step` runs many times with its optimizers held: with nothing in
-    float32; then with the layers that are the least exact, each by itself, in
-    float32; then with halves of those in 16 bits again. No layer in the plan
-    can be spared; of two that could stand in for each other, that with the
-    most multiply-adds stays in 16 bits. Nothing is changed in the model.
+    `train_step` runs many times without updates. The search adds the least
+    exact layers in float32 one by one, and then tries halves of them in 16 bits
+    again. No layer in the plan can be spared; of two that could stand in for
+    each other, that with the most multiply-adds stays in 16 bits. The model is
+    not changed.
 
     A step takes some seconds in a large model, and each batch takes dozens:
     give it a few batches, with the extremes of the data among them.
@@ -73,27 +73,27 @@ def minimize_float32(
         y: Their targets. Defaults to `None`.
         sample_weight: Their weights. Defaults to `None`.
         policy: String. `"mixed_float16"` or `"mixed_bfloat16"`.
-        tolerance: Float. Share of float32's loss by which the loss may be off.
-        gradient_tolerance: Float. Share of float32's by which the gradient of
-            any layer's variables may be off.
+        tolerance: Float. How far the loss may be off, as a share of float32's.
+        gradient_tolerance: Float. How far the gradient of any layer's variables
+            may be off, as a share of float32's.
         rules: Iterable of `PrecisionRule`, with the meaning that it has for
-            `apply_policy`. What they match follows them, needed or not; `[]`
-            leaves everything to the search.
+            `apply_policy`. Layers that they match follow them, needed or not;
+            `[]` leaves everything to the search.
         batch_size: Int. Samples per batch.
-        verbose: 0 or 1. Whether a progress bar counts the steps.
+        verbose: 0 or 1. `1` shows a progress bar that counts the steps.
         validate_fn: Function of the model that returns a number, or held-back
-            data, as `validate` of `PrecisionTuner`. The set found is evaluated
-            in inference, and grown by the fewest layers with which the metric
-            is within `validation_tolerance` of float32's. Defaults to `None`.
+            data, as `validate` of `PrecisionTuner`. The search evaluates the
+            set in inference. It adds the fewest layers that bring the metric
+            within `validation_tolerance` of float32's. Defaults to `None`.
         monitor: String. The metric of held-back data that counts, as
             `EarlyStopping` names it. Defaults to `"val_loss"`.
         mode: String. `"min"`, `"max"` or `"auto"`, as for `PrecisionTuner`.
             Defaults to `"auto"`.
         validation_tolerance: Float, in the metric's own unit. How much worse
             than in float32 it may be. Defaults to `0.002`.
-        resume: String or path-like, a JSON file in which finished trials are
-            kept. A search that was killed goes on from there, with the same
-            result; tolerances may be others. Defaults to `None`.
+        resume: String or path-like, a JSON file that keeps finished trials. A
+            search that was killed goes on from there, with the same result;
+            tolerances may be others. Defaults to `None`.
         log_dir: String or path-like, a folder to which all trials are logged
             for the tab of TensorBoard. Defaults to `None`.
 
@@ -107,20 +107,20 @@ def minimize_float32(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the model is not compiled, the data do not fit it,
-            float32 is not finite on them, or no set reaches the tolerance;
-            if `monitor` or `mode` is given without `validate_fn`;
-            if `resume` is damaged or of another model or other data.
+            float32 is not finite on them, or no set reaches the tolerance. If
+            `monitor` or `mode` is given without `validate_fn`. If `resume` is
+            damaged or belongs to another model or other data.
         OSError: If `log_dir` cannot be written to, before anything is tried.
 
     Warns:
         UserWarning: If a rule in `rules`, other than a default one, matches no
             layer.
 
-    Gradients are taken at the loss scale of the model's optimizer if that is
-    a fixed one, at 1 if the model computes in float16 without any, and else
-    at the one that the gradients of most layers fit. Steps run operation by
-    operation: what XLA computes can differ. So can another backend, above all
-    in which dtypes run side by side within one layer.
+    Gradients use the loss scale of the model's optimizer if it is fixed. They
+    use 1 if the model computes in float16 without loss scaling. They use the
+    scale that fits the gradients of most layers in all other cases. Steps run
+    operation by operation: what XLA computes can differ. Another backend can
+    differ too, most of all in the dtypes that it lets a layer mix.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -158,7 +158,7 @@ def minimize_float32(
             "The loss of this model needs targets: call "
             "`minimize_float32(model, x, y)`. Received: y=None"
         )
-    # Constants that overflow float16 are what is looked for.
+    # The search looks for overflow, so NumPy need not warn of it.
     log_or_none = nullcontext() if log_dir is None else RunLog(log_dir)
     with np.errstate(all="ignore"), log_or_none as log:
         build_for(model, data)

@@ -1,8 +1,8 @@
 """The file of an interrupted call, and whether it is of the same call.
 
-What decides is a fingerprint of each thing that was asked for: the code of
-functions with all that it reaches, the bytes of arrays, configs and settings.
-Libraries count by their versions.
+A fingerprint of everything asked for decides: the code of functions with all
+that it reaches, the bytes of arrays, configs and settings. Libraries count by
+their versions.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import numpy as np
 from keras_mixprec._checks import check_type
 from keras_mixprec._console import one_line
 from keras_mixprec._files import check_regular, write_json
-from keras_mixprec.analysis.doctor.versions import find_versions
+from keras_mixprec.analysis.doctor.machine import find_versions
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices, list_devices
 from keras_mixprec.policies.matmul_precision import in_force
@@ -43,12 +43,12 @@ VERSION = 1
 
 
 class ResumeFile:
-    """What a call has found so far, for when it is interrupted.
+    """The results of a call so far, in case it is interrupted.
 
     Args:
         path: String or path-like, `None` for no file. One that is there is
             continued.
-        kind: String. What the call does, such as `"largest_batch"`.
+        kind: String. The name of the tool, such as `"largest_batch"`.
         asked: Dict from all that the answer depends on to what JSON can hold.
 
     Attributes:
@@ -56,7 +56,7 @@ class ResumeFile:
 
     Raises:
         TypeError: If `path` is none.
-        ValueError: If the file is damaged, or that of another call.
+        ValueError: If the file is damaged, or belongs to another call.
         OSError: If it cannot be read.
     """
 
@@ -119,7 +119,7 @@ def check_same(
 
 
 def surroundings() -> dict[str, str]:
-    """Returns what results depend on beside the arguments of a call."""
+    """Returns what results depend on, apart from the arguments of a call."""
     found = find_devices()
     devices = [(d.name, d.memory) for d in list_devices()[1]]
     distribution = getattr(keras.distribution, "distribution", lambda: None)()
@@ -137,7 +137,8 @@ def fingerprint(*values: Any) -> str:
 
     Args:
         *values: Functions, classes, arrays, layers, containers of these, and
-            plain values. Of an object of another library, its class counts.
+            plain values. For an object of another library, only its class
+            counts.
     """
     walk = _Walk()
     for value in values:
@@ -207,7 +208,7 @@ class _Walk:
         module = function.__globals__.get("__name__") or ""
         if _is_library(module):
             self._take("function", module, function.__qualname__)
-            # What a decorator of a library has wrapped.
+            # A decorator of a library keeps the user's function here.
             self.add(getattr(function, "__wrapped__", None))
             return
         self._take("function")
@@ -221,20 +222,19 @@ class _Walk:
         self._add_code(function.__code__, function.__globals__)
 
     def _add_code(self, code, known):
-        self._take("code", code.co_code.hex(), code.co_names, code.co_varnames)
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._add_code(constant, known)
-            else:
-                self.add(constant)
         for step in dis.get_instructions(code):
-            name = step.argval
-            if step.opname in _LOADS and name in known:
-                self.add(known[name])
-            elif step.opname == "IMPORT_NAME":
-                # What fails, the function meets as well.
+            name, value = step.opname, step.argval
+            self._take(name)
+            if isinstance(value, types.CodeType):
+                self._add_code(value, known)
+            elif name in _LOADS and value in known:
+                self.add(known[value])
+            elif name == "IMPORT_NAME":
+                # An import that fails here fails in the function too.
                 with contextlib.suppress(Exception):
-                    self.add(importlib.import_module(name))
+                    self.add(importlib.import_module(value))
+            else:
+                self.add(value)
 
     def _add_class(self, cls):
         self._take("class", cls.__qualname__)
@@ -255,7 +255,7 @@ class _Walk:
             self._take(type(value).__name__)
             return
         self._take("array", array.dtype, array.shape)
-        # Of objects the bytes would be addresses.
+        # The bytes of an object array are addresses.
         if array.dtype == object:
             self.add(array.tolist())
         else:

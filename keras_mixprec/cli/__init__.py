@@ -3,7 +3,7 @@
 Files, one a command:
 
 - `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `report.py`, `serve.py`;
-  `demo.py` is what the demo does.
+  `demo.py` runs the demo.
 - `options.py`: how commands are declared, and the options that they share.
 - `files.py`: models, functions and arrays that a command is given.
 """
@@ -35,9 +35,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: List of strings. Defaults to the process' arguments.
 
     Returns:
-        Int. The exit status: 0; 1 if `doctor`, `lint`, `compare` or `report`
-        found something as severe as asked for; 2 of a wrong call, with a
-        message on stderr; 130 if it was interrupted.
+        Int. The exit status. 0: done. 1: `doctor`, `lint`, `compare` or
+        `report` found something as severe as asked for. 2: usage error, with a
+        message on stderr. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
     # Keras chooses its backend when it is imported.
@@ -65,8 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         if module in ("jax", "tensorflow", "torch"):
             message += ", or choose another --backend"
-    except (OSError, ValueError) as error:
-        if arguments.traceback:
+    except (OSError, TypeError, ValueError) as error:
+        # Our checks of arguments end so. Any other error is a defect.
+        wrong_call = isinstance(error, OSError) or "Received: " in str(error)
+        if arguments.traceback or not wrong_call:
             raise
         message = str(error)
     files.say(f"keras-mixprec: {message}")
@@ -75,12 +77,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(arguments):
     # Keras chooses its backend when it is imported.
-    from keras_mixprec.cli.demo import run_demo, shortfall
+    from keras_mixprec.cli.demo import run_demo
 
-    runs = run_demo(arguments.epochs, arguments.log_dir, arguments.open)
-    if short := shortfall(runs):
-        files.say(f"keras-mixprec: {short}.")
-    return int(bool(short))
+    run_demo(arguments.epochs, arguments.log_dir)
+    return 0
 
 
 _DEMO = Command(
@@ -95,7 +95,6 @@ _DEMO = Command(
             "default": "logs",
             "help": "where to log (default: logs)",
         },
-        "--open": {"action": "store_true", "help": "open the page of the run"},
     },
     "backend",
     "see a layer that float16 breaks, named and repaired",

@@ -7,34 +7,20 @@ from typing import Any
 from keras_mixprec.cli import files
 from keras_mixprec.cli.options import Command, given
 
-_EXAMPLE = """\
-example:
-  keras-mixprec compare digits:build digits:data --metric accuracy \\
-      --policies float32 mixed_bfloat16 tuned.json --html out.html
-
-BUILD, DATA, CALLBACKS and a METRIC with a colon are module:name, of a module
-that can be imported from the folder that the command is called in. A policy is
-a name, such as float32+tf32, or the file of a plan. The first one is what the
-others are compared with.
-
-exit status:
-  0  no policy is worse than tolerated
-  1  one is worse, or failed
-  2  the command was called in a wrong way
-"""
-
-# What may name a module of the caller's.
+# Arguments that may name a module of the caller's.
 _SOURCES = "build data validation_data metric callbacks"
 
 _PASSED = f"{_SOURCES} mode tolerance seeds steps blocks batch_size resume"
 
 _OPTIONS: dict[str, Any] = {
-    "build": "function that returns a compiled model",
-    "data": "arrays, batches, or a function that returns them",
+    "build": "module:name of a function that returns a compiled model",
+    "data": "module:name of arrays, batches, or a function that returns them",
     "--policies": {
         "nargs": "+",
         "metavar": "POLICY",
-        "help": "(default: float32 mixed_bfloat16 mixed_float16)",
+        "help": "a name such as float32+tf32, or the file of a plan; all are "
+        "compared with the first (default: float32 mixed_bfloat16 "
+        "mixed_float16)",
     },
     "--validation-data": {"metavar": "DATA", "help": "to take the metric on"},
     "--metric": "what evaluate() returns, or module:name of a function",
@@ -72,7 +58,7 @@ def _run(arguments):
         texts = asked["policies"]
         asked["policies"] = dict(map(_policy, texts))
         if len(asked["policies"]) < len(texts):
-            raise ValueError(f"a policy is given twice: {' '.join(texts)}")
+            raise ValueError(f"Name each policy once. Received: {texts}")
     for source in given(arguments, _SOURCES).values():
         module, colon, _ = source.partition(":")
         if colon:
@@ -81,10 +67,7 @@ def _run(arguments):
     from keras_mixprec.analysis.comparison.run import compare_precisions
     from keras_mixprec.reporting.text_formats import to_json
 
-    try:
-        result = compare_precisions(**asked, verbose=int(not arguments.json))
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    result = compare_precisions(**asked, verbose=int(not arguments.json))
     print(to_json(result.to_dict()) if arguments.json else result)
     if arguments.html:
         result.save_html(arguments.html)
@@ -94,7 +77,7 @@ def _run(arguments):
 
 
 def _policy(text):
-    """A name, and a policy or plan with what is set beside it."""
+    """Returns a name, and a policy or plan with its further settings."""
     policy, *settings = text.split("+")
     if not policy.endswith(".json"):
         return text, text
@@ -112,5 +95,6 @@ COMMAND = Command(
     "Trains a model under several policies in turns, on the "
     "same batches from the same weights. Prints the step time and memory "
     "of each, and whether its metric is within tolerance.",
-    _EXAMPLE,
+    "keras-mixprec compare digits:build digits:data --metric accuracy",
+    "a policy is worse than tolerated, or failed",
 )

@@ -1,6 +1,5 @@
 """`keras-mixprec convert`: a saved model in 16 bits for inference."""
 
-import contextlib
 import logging
 import os
 import sys
@@ -9,15 +8,6 @@ from typing import Any
 from keras_mixprec.cli import files
 from keras_mixprec.cli.options import Command, given
 from keras_mixprec.formats import SIXTEEN_BITS
-
-_EXAMPLE = """\
-example:
-  keras-mixprec convert model.keras --to float16 --calibration x.npz \\
-    --out small.keras --html report.html
-
-exit status: 0 = converted, 2 = usage error, such as a file that holds no
-model, or a tolerance that cannot be kept.
-"""
 
 _OPTIONS: dict[str, Any] = {
     "model": "a .keras file",
@@ -59,11 +49,9 @@ def _run(arguments):
     files.say(f"Loading {arguments.model}")
     model = files.model(arguments.model, arguments.modules)
     files.say(f"Converting to {arguments.to}, and comparing with float32")
+    _show_progress()
     own = given(arguments, "tolerance batch_size")
-    with _progress():
-        small, report = convert_for_inference(
-            model, policy, calibration=x, **own
-        )
+    small, report = convert_for_inference(model, policy, calibration=x, **own)
     small.save(arguments.out)
     if arguments.html:
         report.save_html(arguments.html)
@@ -73,21 +61,12 @@ def _run(arguments):
     return 0
 
 
-@contextlib.contextmanager
-def _progress():
+def _show_progress():
     """Shows what the search of layers does, which may take minutes."""
     log = logging.getLogger("keras_mixprec.inference")
-    handler = logging.StreamHandler(sys.stderr)
-    level, propagate = log.level, log.propagate
-    log.addHandler(handler)
+    log.handlers = [logging.StreamHandler(sys.stderr)]
     log.setLevel(logging.INFO)
     log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = propagate
 
 
 def _check(arguments):
@@ -96,18 +75,20 @@ def _check(arguments):
     if to not in formats and not to.endswith(".json"):
         raise ValueError(
             f"--to must be one of {', '.join(formats)}, or the file of a plan "
-            f"(.json), not {to!r}"
+            f"(.json). Received: --to {to}"
         )
     if not arguments.out.endswith(".keras"):
-        raise ValueError(f"--out must end in .keras, not {arguments.out!r}")
+        raise ValueError(
+            f"--out must end in .keras. Received: --out {arguments.out}"
+        )
     read = {arguments.model, arguments.calibration, to}
     read = set(map(os.path.realpath, read))
     for path in filter(None, (arguments.out, arguments.html)):
         files.check_writable(path)
         if os.path.realpath(path) in read:
             raise ValueError(
-                f"what is written must be another file than what is read: "
-                f"{path!r}"
+                "The output must be another file than the inputs. "
+                f"Received: {path}"
             )
 
 
@@ -118,5 +99,6 @@ COMMAND = Command(
     "convert a saved model to 16 bits for inference",
     "Writes a model with weights of 16 bits, half the size, "
     "with outputs that were compared with float32's.",
-    _EXAMPLE,
+    "keras-mixprec convert model.keras --to float16 --calibration x.npz "
+    "--out small.keras",
 )

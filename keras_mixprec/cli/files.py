@@ -37,9 +37,11 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
     for name in modules:
         import_module(name)
     if not os.path.isfile(path):
-        raise ValueError(f"there is no file {path}")
+        raise ValueError(f"There is no such file. Received: {path}")
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is damaged, or no .keras file")
+        raise ValueError(
+            f"The file is damaged, or no .keras file. Received: {path}"
+        )
     # Keras then knows our optimizer and policies.
     importlib.import_module("keras_mixprec.loss_scaling.optimizer")
     importlib.import_module("keras_mixprec.policies.rescaled")
@@ -53,7 +55,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
         found = keras.saving.load_model(path, compile=False)
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be loaded as a Keras model{_why(error)}"
+            f"Keras cannot load the model{_why(error)}. Received: {path}"
         ) from error
     if refused is not None:
         say(
@@ -76,12 +78,12 @@ def import_module(name: str) -> None:
         importlib.import_module(name)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # Of the caller's code: importlib's files are frozen.
+        # The caller's files exist. The files of importlib are frozen.
         own = os.path.exists(last.filename)
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
-            f"cannot import {name}: {type(error).__name__}: "
-            f"{first_line(error)}{where}"
+            f"Cannot import a module: {type(error).__name__}: "
+            f"{first_line(error)}{where}. Received: {name}"
         ) from error
 
 
@@ -124,19 +126,19 @@ def data(path: str | None) -> tuple[Any, Any]:
             arrays = dict(found)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{path} cannot be read as an .npz or .npy file of plain arrays: "
-            f"{first_line(error)}"
+            "Data must be an .npz or .npy file of plain arrays: "
+            f"{first_line(error)}. Received: {path}"
         ) from error
     y = arrays.pop("y", None)
     if not arrays:
-        raise ValueError(f"{path} has no array x. It has: y")
+        raise ValueError(f"The file has no array x. Received: {path} with y")
     return arrays.get("x", arrays), y
 
 
 def first_line(error: Exception | str) -> str:
     """The first line, cut between words: Keras may add a whole config."""
     line = str(error).strip().partition("\n")[0]
-    return textwrap.shorten(line, _LETTERS, placeholder=" ...")
+    return textwrap.shorten(line.rstrip("."), _LETTERS, placeholder=" ...")
 
 
 def check_writable(path: str) -> None:

@@ -5,18 +5,10 @@ import argparse
 from keras_mixprec.cli import files
 from keras_mixprec.cli.options import Command, given
 
-_EXAMPLE = """\
-example:
-  keras-mixprec lint model.keras --policy mixed_float16 --data batch.npz
-
-exit status: 0 if nothing as severe as --fail-on is found, 1 if something is,
-2 of a wrong call, such as a file that is no model.
-"""
-
 
 class _Explain(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
-        from keras_mixprec.analysis.lint.table import chosen
+        from keras_mixprec.analysis.lint.lint import chosen
 
         try:
             rules = chosen([values])
@@ -69,18 +61,25 @@ def _run(arguments):
 
     x, y = files.data(arguments.data)
     model = files.model(arguments.model, arguments.modules, compiled=True)
-    try:
-        found = lint(model, x, y, **given(arguments, "policy select ignore"))
-    except (IndexError, KeyError, RuntimeError, TypeError) as error:
-        if arguments.data is None:
-            raise
-        raise ValueError(
-            f"the model cannot be called on {arguments.data}: "
-            f"{files.first_line(error)}"
-        ) from error
+    if arguments.data is not None:
+        _check_call(model, x, arguments.data)
+    found = lint(model, x, y, **given(arguments, "policy select ignore"))
     print(found.to_json() if arguments.json else found)
     fails = arguments.fail_on != "never" and found.at_least(arguments.fail_on)
     return 1 if fails else 0
+
+
+def _check_call(model, x, path):
+    """Raises if the model cannot be called on the data, which is no defect."""
+    from keras import tree
+
+    try:
+        model(tree.map_structure(lambda array: array[:1], x), training=False)
+    except Exception as error:  # Of the user's code, of any kind.
+        raise ValueError(
+            f"The model cannot be called on the data: "
+            f"{files.first_line(error)}. Received: {path}"
+        ) from error
 
 
 COMMAND = Command(
@@ -90,5 +89,6 @@ COMMAND = Command(
     "check a saved model before it trains in 16 bits",
     "Checks a model for what 16 bits will break in it, or "
     "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
-    _EXAMPLE,
+    "keras-mixprec lint model.keras --policy mixed_float16 --data batch.npz",
+    "a finding as severe as --fail-on",
 )

@@ -39,7 +39,8 @@ class Command(NamedTuple):
         shared: String. Names of shared options that the command has.
         help: String, a line of the list of commands.
         description: String, what its own help begins with.
-        epilog: String, what that ends with.
+        example: String. A call of it. Defaults to none.
+        fails: String. When the exit status is 1. Defaults to never.
     """
 
     run: Callable
@@ -47,7 +48,8 @@ class Command(NamedTuple):
     shared: str
     help: str
     description: str
-    epilog: str = ""
+    example: str = ""
+    fails: str = ""
 
 
 def add_command(commands: Any, name: str, command: Command) -> None:
@@ -58,13 +60,15 @@ def add_command(commands: Any, name: str, command: Command) -> None:
         name: String.
         command: The `Command`.
     """
+    fails = f"1 = {command.fails}, " * bool(command.fails)
     parser = commands.add_parser(
         name,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         help=command.help,
         description=command.description,
-        epilog=command.epilog,
+        epilog=f"example:\n  {command.example}\n\n" * bool(command.example)
+        + f"exit status: 0 = done, {fails}2 = usage error",
     )
     shared = {f"--{name}": _SHARED[name] for name in command.shared.split()}
     for flag, how in {**command.options, **shared}.items():
@@ -76,7 +80,7 @@ def add_command(commands: Any, name: str, command: Command) -> None:
 
 
 def given(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Returns those of some arguments that there are, by name.
+    """Returns the arguments that were given, by name.
 
     Args:
         arguments: What was parsed.

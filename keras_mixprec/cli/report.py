@@ -35,5 +35,5 @@ COMMAND = Command(
     "print what a monitor logged",
     "Prints what MixPrecMonitor logged: loss scale, skipped "
     "steps, dtypes, verdicts, and what the tuner changed.",
-    "exit status: 0 = no run is failing or severe, 1 = one is, 2 = usage error",
+    fails="a run is failing or severe",
 )

@@ -6,14 +6,6 @@ import sys
 from keras_mixprec.cli.options import Command, integer
 from keras_mixprec.formats import printable
 
-_EPILOG = """\
-example:
-  keras-mixprec serve logs
-
-It serves this machine alone. From another machine, call
-  ssh -L 6007:127.0.0.1:6007 HOST
-"""
-
 _OPTIONS = {
     "log_dir": "what the monitor was given, or a folder above",
     "--port": {
@@ -29,7 +21,7 @@ def _run(arguments):
 
     log_dir = arguments.log_dir
     if not os.path.isdir(log_dir):
-        raise ValueError(f"there is no folder {log_dir}")
+        raise ValueError(f"There is no such folder. Received: {log_dir}")
     with PageServer(log_dir, arguments.port) as server:
         found = "" if server.runs.listed() else ", which has no run yet"
         shown = printable(f"{log_dir}{found}")
@@ -48,6 +40,8 @@ COMMAND = Command(
     "",
     "show what a monitor logged in a browser, live",
     'Serves the page of TensorBoard\'s "Mixed Precision" tab '
-    "for the runs in a folder, and what is added to them, until Ctrl+C.",
-    _EPILOG,
+    "for the runs in a folder, and what is added to them, until Ctrl+C. It "
+    "serves this machine alone: from another one, call "
+    "ssh -L 6007:127.0.0.1:6007 HOST.",
+    "keras-mixprec serve logs",
 )

@@ -1,7 +1,7 @@
 """The joules that GPUs have counted, by NVIDIA's management library.
 
-Never estimated: a GPU counts what it has used since its driver was loaded, or
-there is no number. The library, NVML, comes with the driver.
+The energy is never estimated. A GPU counts what it has used since its driver
+was loaded, or there is no number. The library, NVML, comes with the driver.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ _ORDER = "CUDA_DEVICE_ORDER"
 def read_joules() -> float | None:
     """Returns the energy that the GPUs of this process have used so far.
 
-    The difference of two readings is what was used in between, by whoever used
-    these GPUs: all that are visible to the process, idle ones too.
+    Subtract two readings to get the energy used in between. It includes other
+    processes on these GPUs, and all GPUs that this process sees, idle ones too.
 
     Returns:
-        Float, or `None` if nobody counts it: no GPU of NVIDIA's generation
-        Volta or newer, or it is not certain which GPUs are visible.
+        Float. `None` without an NVIDIA GPU of the Volta generation or newer, or
+        if it is uncertain which GPUs are visible.
     """
     library, handles = _counters()
     total = 0
@@ -64,8 +64,8 @@ def visible(count: int) -> Iterable[int | str]:
 
     Returns:
         Their indices, in the order of the PCI bus as NVML counts, or their
-        UUIDs. Empty if that is not certain: CUDA counts from the fastest,
-        unless told not to, and does not say in which order.
+        UUIDs. Empty if that is uncertain: CUDA may number the GPUs in another
+        order, from the fastest.
     """
     chosen = os.environ.get(_VISIBLE)
     if chosen is None:

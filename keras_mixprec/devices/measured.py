@@ -1,8 +1,8 @@
-"""What the doctor measured on these devices, kept for the next process.
+"""The doctor's measurements on these devices, kept for the next process.
 
-A file for each combination of devices, backend and versions, in the folder
-`KERAS_MIXPREC_CACHE_DIR`, or else in that of Keras. One that is damaged, or of
-anything else, is ignored.
+Each combination of devices, backend and versions has a file, in the folder
+`KERAS_MIXPREC_CACHE_DIR` or else in Keras' own. A file that is damaged or
+belongs to another combination is ignored.
 """
 
 import datetime
@@ -34,9 +34,9 @@ class Measured(NamedTuple):
     Attributes:
         speed: Dict from a format to how many times as fast as in float32 a
             small transformer block trains in it.
-        wrong: Tuple of the formats in which results were wrong.
+        wrong: Tuple of the formats that gave wrong results.
         date: String, such as `"2026-11-23"`.
-        quick: Boolean. Whether it was measured in a hurry.
+        quick: Boolean. If `True`, it took seconds and is less exact.
     """
 
     speed: dict
@@ -99,7 +99,7 @@ def _of(capabilities):
 def _path(capabilities):
     text = json.dumps(_of(capabilities), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    # Beside Keras' own settings, unless told otherwise.
+    # Keras keeps its own settings there.
     home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), _NAME)
     folder = pathlib.Path(os.environ.get(_FOLDER) or home).expanduser()
     return folder / f"doctor-{digest}.json"

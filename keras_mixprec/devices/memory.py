@@ -1,6 +1,6 @@
 """The peak of the memory that training takes, and what is in it.
 
-What measures it depends on the device, and each says another thing:
+The device decides what measures it, and each measure means another thing:
 
 | `measured_by` | where | what it is |
 |---|---|---|
@@ -29,7 +29,7 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _PROCESS = pathlib.Path("/proc/self")
-# What resets the peak of the process, as Linux documents it.
+# Linux documents that this resets the peak of the process.
 _RESET = "5"
 
 
@@ -37,8 +37,8 @@ def reset_peak() -> bool:
     """Lets the peak start over from what is in use now.
 
     Returns:
-        Boolean. Whether it could: not on JAX's devices, and of a process only
-        where Linux allows it. Measure in a process of its own there.
+        Boolean. `False` on JAX's devices, and for a process where Linux does
+        not allow it. Measure in a new process there.
     """
     memory = active.memory()
     memory.reset_peak()
@@ -55,28 +55,14 @@ def peak_bytes() -> tuple[int | None, str]:
     """Returns the peak since the last reset, and what measured it.
 
     Returns:
-        Pair of the bytes and `"device"` or `"process"`. Of several devices
-        that which has used the most. `None` bytes where the system does not
-        report them, as on Windows.
+        Pair of the bytes and `"device"` or `"process"`. With several devices,
+        the one that used the most counts. Bytes are `None` where the system
+        does not report them, as on Windows.
     """
     peak = active.memory().peak_bytes()
     if peak is not None:
         return peak, "device"
     return _peak_of_process(), "process"
-
-
-def weights_bytes(model: keras.Model) -> int:
-    """Returns the bytes of all weights and other state of a model's layers."""
-    return bytes_of(model.variables)
-
-
-def slots_bytes(model: keras.Model) -> int:
-    """Returns the bytes of all variables of a model's optimizers.
-
-    Those that exist: an optimizer makes them in the first step.
-    """
-    optimizers = optimizers_of(model).values()
-    return bytes_of(v for o in optimizers for v in o.variables)
 
 
 def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
@@ -85,9 +71,9 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
     Args:
         model: A compiled and built `keras.Model`.
         batch: Tuple of `x`, `y` and, if there are any, weights: structures of
-            arrays, as `train_step` takes them. Where the devices keep no
-            statistics, the step is compiled for it by XLA and asked, if `fit`
-            does so as well, which takes as long as compiling takes.
+            arrays, as `train_step` takes them. If the devices keep no
+            statistics and `fit` uses XLA, XLA compiles the step for this batch
+            and reports its memory. That takes as long as any compilation.
 
     Returns:
         Dict of `peak_bytes`, an int or `None`; `measured_by`, `"device"`,
@@ -111,14 +97,17 @@ def program_record(model: keras.Model, batch: tuple) -> dict | None:
         batch: Tuple, as for `memory_record`.
 
     Returns:
-        Dict, `None` where no compiler says so.
+        Dict. `None` without a compiler that reports it.
     """
     peak = active.memory().program_bytes(model, batch)
     return None if peak is None else _record(model, peak, "compiled_program")
 
 
 def _record(model, peak, measured_by):
-    weights, slots = weights_bytes(model), slots_bytes(model)
+    weights = bytes_of(model.variables)
+    # An optimizer makes its slots in the first step.
+    optimizers = optimizers_of(model).values()
+    slots = bytes_of(v for o in optimizers for v in o.variables)
     known = peak is not None and measured_by != "process"
     return {
         "peak_bytes": peak,

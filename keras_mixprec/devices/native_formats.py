@@ -24,8 +24,8 @@ _INTEL = "https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html"
 _APPLE = "https://github.com/huggingface/transformers/pull/40458"
 _SLOW_CPU = "https://github.com/pytorch/pytorch/issues/146508"
 
-# Turing chips without tensor cores (TU116, TU117), whose capability is 7.5
-# like that of those that have them: GTX 16 series, MX450 and MX550, Quadro T
+# These Turing chips (TU116, TU117) have no tensor cores but report the same
+# capability, 7.5, as chips that do: GTX 16 series, MX450 and MX550, Quadro T
 # series (not the Tesla T4), CMP 30HX.
 _NO_TENSOR_CORES = re.compile(
     r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
@@ -33,15 +33,16 @@ _NO_TENSOR_CORES = re.compile(
 
 
 class Support(NamedTuple):
-    """What a device makes of a format.
+    """How a device supports a format.
 
     Attributes:
         status: String. `"native"`: it has instructions or units that compute
             in it. `"emulated"`: it computes in float32 and rounds. `"absent"`:
             there is no such format. `"unknown"`: the device does not say.
-        note: String. By what, or why not.
-        source: String. The page that says so, `""` if the device itself does.
-        matrix: Boolean. Whether its units for matrix products compute in it:
+        note: String. The units that compute in it, or why there are none.
+        source: String. The page that shows it, `""` if the device itself
+            reports it.
+        matrix: Boolean. `True` if its units for matrix products compute in it,
             several times as fast as in float32.
     """
 
@@ -59,7 +60,7 @@ _FROM_VOLTA = "no tensor cores, which start at 7.0"
 _UNKNOWN = Support("unknown", "the device does not report it")
 _NO_UNITS = Support("absent", "no units for it")
 
-# Of each format the lowest compute capability, and what holds from there on.
+# For each format, the support from each compute capability upwards.
 _CUDA = {
     "bfloat16": {
         (8, 0): _units("bfloat16 tensor cores", _TENSOR_CORES),
@@ -101,7 +102,7 @@ _CPU = {
     "float8": ("AMX-FP8",),
 }
 
-# Of kinds of device that have the same formats throughout.
+# All devices of one of these kinds have the same formats.
 _OTHERS = {
     "tpu": {
         "bfloat16": _units("the matrix unit multiplies bfloat16", _TPU),
@@ -135,7 +136,8 @@ def formats_of(
         kind: String, as backends call it: `"cpu"`, `"cuda"`, `"tpu"`, ...
         name: String. The device's name.
         capability: Tuple of two ints. CUDA's compute capability.
-        architecture: String. That of an AMD GPU, such as `"gfx90a"`.
+        architecture: String. The architecture of an AMD GPU, such as
+            `"gfx90a"`.
         instructions: Collection of strings, of a CPU, as
             `devices.processor.Processor.instructions`.
 
@@ -163,7 +165,7 @@ def formats_of(
 
 
 def lacks_tensor_cores(name: str) -> bool:
-    """Whether a CUDA device of that name has none, whatever it reports."""
+    """Returns `True` for a CUDA device without them, by its name."""
     return bool(_NO_TENSOR_CORES.search(name))
 
 

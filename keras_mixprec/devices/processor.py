@@ -7,8 +7,8 @@ import platform
 import subprocess
 from typing import NamedTuple
 
-# Flags that Linux and macOS report, and what their makers call them. Those of
-# one vendor are never another's.
+# Flags that Linux and macOS report, and what their makers call them. No two
+# vendors use the same flag.
 _NAMES = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -107,7 +107,7 @@ def parse_sysctl(text: str) -> Processor:
         for key, value in found.items()
         if key.startswith("hw.optional.") and value == "1"
     ]
-    # Of Macs with an Intel CPU, which have none of bfloat16.
+    # Macs with an Intel CPU report their instructions here.
     flags += found.get("machdep.cpu.leaf7_features", "").lower().split()
     return Processor(name, _named(flags) if len(found) > 1 else None)
 

@@ -8,14 +8,12 @@ Files:
 
 - `diagnose_call.py`: `diagnose_call`, the diagnosis of a function that calls a
   model.
-- `convert.py`: `convert_for_inference`, what a caller gives and gets.
-- `conversion.py`: one conversion: rebuilt, compared, reported or refused.
+- `convert.py`: `convert_for_inference`, and one conversion: rebuilt, compared,
+  reported or refused.
 - `assignment.py`: which dtype each layer stores its weights in and computes in.
 - `wide_layers.py`: the layers that stay in float32, by the search of the
   diagnosis.
 - `rebuild.py`: the same model again, from its config, in other dtypes.
-- `loading.py`: what a `.keras` file of the result loads as.
-- `calibration.py`: the inputs that a conversion is checked on.
 - `comparison.py`: how far outputs are from float32's, the range of each layer,
   and how long a batch takes.
 - `report.py`: `ConversionReport`, as text and as HTML.

@@ -60,14 +60,14 @@ class Assignment(NamedTuple):
         return [d for d in dict.fromkeys(found) if d in SIXTEEN_BITS]
 
     def is_inside_float32(self, path: str) -> bool:
-        """Whether a layer that this one is part of is in float32."""
+        """Returns `True` if a layer that contains this one is in float32."""
         while path := path.rpartition("/")[0]:
             if self.policies.get(path) == "float32":
                 return True
         return False
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
-        """Returns what to compute in whatever the weights are stored in.
+        """Returns the policies to compute in while weights keep their dtype.
 
         Args:
             entries: The `LayerEntry`s of a model.
@@ -78,7 +78,7 @@ class Assignment(NamedTuple):
         found: dict[str, list] = {}
         for entry in entries:
             policy = self.policies.get(entry.path, "float32")
-            # Of a layer with float32 weights "float16" casts none.
+            # The policy "float16" does not cast weights that are float32.
             policy = f"mixed_{policy}" if policy in SIXTEEN_BITS else policy
             found.setdefault(policy, []).append(entry.layer)
         return found
@@ -96,8 +96,8 @@ def by_rules(
         model: The reference of a `Rebuilder`.
         entries: Its entries.
         dtype: String, `"float16"` or `"bfloat16"`.
-        rules: Iterable of `PrecisionRule`. `None` takes the default ones but
-            for that of the outputs, which are cast.
+        rules: Iterable of `PrecisionRule`. `None` takes the default ones
+            without the rule for outputs, which are cast.
     """
     if rules is None:
         rules = [rule for rule in DEFAULT_RULES if rule.match != OUTPUT]
@@ -129,7 +129,7 @@ def by_plan(
 
 
 def has_policy(layer: keras.layers.Layer) -> bool:
-    """Whether a policy of 16 bits or not changes what a layer does."""
+    """Returns `True` if the policy changes what a layer does."""
     # A graph computes nothing itself, and no config has its policy.
     graphs = (Functional, keras.Sequential)
     return type(layer) not in graphs and not is_fixed(layer)

@@ -1,25 +1,27 @@
 """How a converted model compares with float32: outputs, ranges, speed."""
 
 import math
-import statistics
 from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
+from keras import ops, tree
 
-from keras_mixprec import _clock
 from keras_mixprec.backend import active
+from keras_mixprec.devices.timing import compare
 from keras_mixprec.diagnosis.compare import largest, relative_error
-from keras_mixprec.inference.calibration import to_tensors
 from keras_mixprec.numerics.arrays import count_nonfinite, is_float, to_array
 from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# A median of fewer says little; more than these no user waits for.
-_FEWEST, _MOST = 3, 40
+# How long two models take turns. No user waits for more.
 _SECONDS = 1.5
+
+
+def to_tensors(batch: Any) -> Any:
+    """Returns a batch as a model is called on it."""
+    return tree.map_structure(ops.convert_to_tensor, batch)
 
 
 def float_outputs(outputs: Any) -> list[np.ndarray]:
@@ -43,8 +45,8 @@ def drift(
         norm of the difference as a share of the norm in float32; `largest` and
         `mean`, of the absolute differences; `scale`, the largest magnitude in
         float32; `nonfinite`, how many numbers are infinite or NaN that are not
-        so in float32; `top1_agreement`, the share of samples of which the same
-        class is the first, `None` if it does not look like scores of classes.
+        so in float32; `top1_agreement`, the share of samples with the same top
+        class, `None` if outputs do not look like class scores.
 
     Example:
     >>> exact = np.ones((2, 3)), np.zeros((1, 3))
@@ -84,7 +86,7 @@ def _drift(exact, low):
 
 
 def _are_scores(array):
-    """Whether it looks like those of classes, of a sample or its positions."""
+    """Returns `True` for class scores, of a sample or its positions."""
     if array.ndim not in (2, 3):
         return False
     return array.shape[-1] > 1 or bool(((array >= 0) & (array <= 1)).all())
@@ -102,7 +104,7 @@ def _classes(array):
 def latency(
     reference: keras.Model, converted: keras.Model, x: Any
 ) -> dict[str, Any]:
-    """Times `predict_on_batch` of two models, one after the other in turns.
+    """Times `predict_on_batch` of two models in turns.
 
     Args:
         reference: The model in float32.
@@ -110,34 +112,24 @@ def latency(
         x: One batch of inputs.
 
     Returns:
-        Dict: `before` and `after` in seconds, `speedup`, their ratio: those of
-        the pair with the median ratio; `pairs`, how many there were.
+        Dict: `before`, the seconds of a batch in float32, `speedup`, the
+        median ratio of the pairs, `after`, the seconds that follow from these
+        two, and `pairs`, how many pairs there were.
     """
-    models = [reference, converted]
-    pairs: list[tuple] = []
-    end = _clock.now() + _SECONDS
-    while len(pairs) <= _FEWEST or (len(pairs) <= _MOST and _clock.now() < end):
-        # Which is first takes turns as well.
-        order = models[:: -1 if len(pairs) % 2 else 1]
-        taken = {id(model): _seconds(model, x) for model in order}
-        pairs.append((taken[id(reference)], taken[id(converted)]))
-    # The first compiles them.
-    ratios = {a / b: (a, b) for a, b in pairs[1:]}
-    # Medians of each by itself may contradict that of the ratios.
-    speedup = statistics.median_low([a / b for a, b in pairs[1:]])
-    before, after = ratios[speedup]
+    found = compare(
+        {
+            "before": lambda: reference.predict_on_batch(x),
+            "after": lambda: converted.predict_on_batch(x),
+        },
+        _SECONDS,
+    )
+    speedup = found.ratios["after"]
     return {
-        "before": before,
-        "after": after,
+        "before": found.seconds,
+        "after": found.seconds / speedup,
         "speedup": speedup,
-        "pairs": len(pairs) - 1,
+        "pairs": found.rounds,
     }
-
-
-def _seconds(model, x):
-    start = _clock.now()
-    model.predict_on_batch(x)
-    return _clock.now() - start
 
 
 def largest_activations(
@@ -159,7 +151,7 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        # What a layer does not cast does not count.
+        # Inputs that the layer does not cast are left out.
         seen = (args, outputs) if layer.autocast else outputs
         for tensor in filter(is_float, tree.flatten(seen)):
             if active.replay().is_concrete(tensor):
@@ -173,7 +165,8 @@ def largest_activations(
             # One hook a batch counts the calls of one batch.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
-    # What is inside of it is not called by itself, but in a compiled loop.
+    # Layers inside such a layer run in its compiled loop, where no hook sees
+    # them.
     for entry in entries:
         for above in entry.lineage():
             if isinstance(above.layer, WHOLE) and above.path in found:

@@ -20,12 +20,12 @@ def diagnose_call(
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a function that calls a model.
 
-    Of a loop that generates tokens, a sampler, `model.predict` or a KerasHub
-    task's `generate`. All calls of layers are recorded, and those whose results
-    are off by more than a rounding run once more in float32 on the very inputs
-    they saw. `numbers["call"]` of a verdict says which call of the layer was
-    the first to fail: 3 for the third step of a decoding loop that calls it
-    once in a step. Layers that are found are demoted for the rest of the
+    The function may be a loop that generates tokens, a sampler, `model.predict`
+    or a KerasHub task's `generate`. All calls of layers are recorded, and those
+    whose results are off by more than a rounding run once more in float32 on
+    the very inputs they saw. `numbers["call"]` of a verdict is the layer's
+    first call that failed. It is 3 for the third step of a loop that calls the
+    layer once a step. Layers that are found are demoted for the rest of the
     search. The function runs several times, operation by operation: what it
     compiles itself, and the body of `keras.ops.while_loop`, `scan`, `map`,
     `vectorized_map` and the like as well. Weights, random state and compiled
@@ -35,14 +35,13 @@ def diagnose_call(
         model: A `keras.Model`, compiled or not.
         fn: Function that calls the model, or layers of it. It has to do the
             same each time that it is called.
-        *args: What it is called with.
+        *args: Arguments of the function.
         **kwargs: The same by name.
 
     Returns:
         List of `Verdict`, as of `diagnose`, all of kinds of the forward pass;
-        empty if all is well. Of a function that is no method of the model,
-        layers are judged operation by operation, as if XLA did not compile
-        them.
+        empty if all is well. If the function is not a method of the model,
+        layers are judged operation by operation, without XLA.
 
     Raises:
         TypeError: If `model` is not a model or `fn` not a function.
@@ -66,7 +65,7 @@ def diagnose_call(
     check_model(model)
     _check_function(fn, args, kwargs)
     calls = RecordedCalls(model, fn, args, kwargs)
-    # Constants that overflow float16 are what is looked for.
+    # The diagnosis looks for overflow, so NumPy need not warn of it.
     with np.errstate(all="ignore"):
         if not all(layer.built for layer in flat_layers(model)):
             calls.tensors()  # Which builds what it calls.

@@ -15,7 +15,8 @@ from keras import ops, tree
 
 from keras_mixprec._console import one_line
 from keras_mixprec._patched import patched
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, format_count
+from keras_mixprec.inference.assignment import Assignment, has_policy
 from keras_mixprec.keras_internals import (
     Functional,
     flat_layers,
@@ -23,10 +24,10 @@ from keras_mixprec.keras_internals import (
     set_policy_object,
 )
 from keras_mixprec.policies.layers import every_place, walk_with_model
-from keras_mixprec.policies.names import is_fixed
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 
-# What cannot be computed in 16 bits on every backend (a QR decomposition), and
-# need not: the weights are copied.
+# Not every backend has a QR decomposition in 16 bits. None is needed, since the
+# weights are copied.
 _ORTHOGONAL = ("Orthogonal", "OrthogonalInitializer")
 _ZEROS = {
     "module": "keras.initializers",
@@ -39,9 +40,9 @@ _ZEROS = {
 class Rebuilder:
     """Rebuilds a model, with its weights, in dtypes of one's choice.
 
-    Layers get their policies when they are made, before they have variables,
-    by the order in which the model's code makes them: so do those that a layer
-    makes itself, which no config speaks of.
+    Layers get their policies when they are created, before they have variables.
+    The order of creation identifies them, so this includes layers that another
+    layer creates and that no config mentions.
 
     Args:
         model: A built `keras.Model`. It is only read.
@@ -82,8 +83,8 @@ class Rebuilder:
         """Returns a new model with the weights of the model.
 
         Args:
-            policies: Dict of layer path to policy name. What it leaves out is
-                in float32.
+            policies: Dict of layer path to policy name. All other layers are
+                float32.
 
         Raises:
             ValueError: If the config gives another model than before.
@@ -103,20 +104,15 @@ class Rebuilder:
             policy: Policy name, the global policy when the file is loaded.
 
         Raises:
-            ValueError: If Keras cannot load it.
+            Exception: If Keras cannot load it, of any kind.
         """
         config = _config_of(model)
-        try:
-            with _global_policy(policy):
-                loaded = _deserialized(config, self._model)
-            for own, new in zip(
-                *map(every_place, (model, loaded)), strict=True
-            ):
-                if hasattr(own, "save_assets"):  # Such as a vocabulary.
-                    copy_state(own, new)
-            return loaded
-        except Exception as error:  # Of the user's code, of any kind.
-            raise ValueError(one_line(error)) from error
+        with _global_policy(policy):
+            loaded = _deserialized(config, self._model)
+        for own, new in zip(*map(every_place, (model, loaded)), strict=True):
+            if hasattr(own, "save_assets"):  # Such as a vocabulary.
+                copy_state(own, new)
+        return loaded
 
     def pairs_of(self, model: keras.Model, other: keras.Model) -> list[tuple]:
         """Returns path, layer and layer of each place in two models.
@@ -155,10 +151,9 @@ class Rebuilder:
         except Exception as error:  # Of the user's code, of any kind.
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
-                "config, which converting and loading it take. See that "
-                "`get_config` returns what `from_config` needs, that "
-                "`keras.saving.custom_object_scope` knows functions of your "
-                "own, and that those of `Lambda` layers import what they use. "
+                "config. Its `get_config` must return what `from_config` "
+                "needs. `keras.saving.custom_object_scope` must know your "
+                "functions, and `Lambda` layers must import what they use. "
                 f"Received: {one_line(error, 400)}"
             ) from error
         return model
@@ -198,7 +193,7 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
 def with_float32_outputs(model: keras.Model) -> keras.Model:
     """Returns a model that casts its 16-bit outputs to float32.
 
-    By a layer more behind each of them, which is Keras' own.
+    It adds one of Keras' own layers behind each of them.
 
     Args:
         model: A `keras.Model` that is functional or `Sequential`, and may be
@@ -225,12 +220,12 @@ def _is_narrow(tensor):
 
 
 def _cast(name):
-    """A layer that does nothing but what its policy says."""
+    """Returns a layer that only casts to its policy."""
     return keras.layers.Identity(dtype="float32", name=f"{name}_float32")
 
 
 def _config_of(model):
-    """What a file of the model says of it, but for training."""
+    """Returns the config that a file of the model has, without training."""
     # The optimizer, loss and metrics need not have a config: they are left out.
     compiled = [x for x in flat_layers(model) if getattr(x, "compiled", False)]
     try:
@@ -240,8 +235,8 @@ def _config_of(model):
             config = keras.saving.serialize_keras_object(model)
     except Exception as error:  # Of the user's code, of any kind.
         raise ValueError(
-            f"The model {model.name!r} has no config, which converting and "
-            "saving it take: give its class `get_config` and `from_config`. "
+            f"The model {model.name!r} has no config to rebuild it from. Give "
+            "its class `get_config` and `from_config`. "
             f"Received: {one_line(error, 400)}"
         ) from error
     return _fit_for_16_bits(config)
@@ -255,13 +250,13 @@ def _fit_for_16_bits(config):
     if config.get("class_name") in _ORTHOGONAL:
         return _ZEROS
     config = {key: _fit_for_16_bits(value) for key, value in config.items()}
-    # It would cast inputs before any layer, of whatever dtype, has seen them.
+    # A 16-bit input would be cast before any layer, even a float32 one.
     if config.get("class_name") == "InputLayer":
         settings = config["config"]
         if settings.get("dtype") in SIXTEEN_BITS:
             settings["dtype"] = "float32"
-    # What a layer saves of its LoRA weights is added to the others; the rebuilt
-    # one would have new ones in float32, all zero.
+    # A layer adds its LoRA weights to the others as it saves. The rebuilt layer
+    # would get new ones in float32, all zero.
     if config.get("module") == "keras.layers":
         for name in ("lora_rank", "lora_alpha"):
             config["config"].pop(name, None)
@@ -284,10 +279,9 @@ def _deserialized(config, model):
 def _another_model(model, own, new):
     names = [x.name if x is not None else "no layer" for x in (own, new)]
     return (
-        f"The config of model {model.name!r} rebuilds another model than it "
-        f"is, with {names[1]!r} in the place of {names[0]!r}: layers that were "
-        "added, replaced or built otherwise than by its code are not in its "
-        "config."
+        f"The config of model {model.name!r} rebuilds another model. A config "
+        "does not have layers that were added or replaced outside the model's "
+        f"own code. Received: {names[0]!r}, rebuilt as {names[1]!r}"
     )
 
 
@@ -301,7 +295,7 @@ def _set(layer, policy):
 
 @contextlib.contextmanager
 def _global_policy(policy):
-    """What layers follow that are made without a dtype."""
+    """Context with a global policy, for layers created without a dtype."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -330,3 +324,97 @@ def _on_creation(visit):
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield
+
+
+_INSIDE = "a .keras file has one dtype for it and the layer that it is part of"
+_BY_ITSELF = (
+    "stays in float32 with what it is made of: a .keras file has one dtype for "
+    "it, and a part of it needs float32"
+)
+
+
+def loadable(
+    source: Rebuilder, assignment: Assignment, x: Any
+) -> tuple[keras.Model, Assignment, list[str]]:
+    """Builds a model that loads from a file as it is, as far as that goes.
+
+    Args:
+        source: `Rebuilder`.
+        assignment: `Assignment`, what the layers are to follow.
+        x: One batch of inputs, as tensors.
+
+    Returns:
+        The model, the assignment that it follows, and notes on what a file
+        loses. A layer is wide in the assignment if one inside it is.
+    """
+    while True:
+        model = source.build(assignment.policies)
+        loaded = {
+            policy: _others(source, model, policy, x)
+            for policy in ("float32", *assignment.dtypes())
+        }
+        for policy, others in loaded.items():
+            if others == {}:
+                return model, assignment, _under(policy)
+        changed = _adapted(assignment, loaded["float32"] or {})
+        if changed.policies == assignment.policies:
+            return model, assignment, [_note(loaded["float32"])]
+        assignment = changed
+
+
+def _others(source, model, policy, x):
+    """Returns the layers that load with a wrong policy, and that policy.
+
+    By path; `None` if it cannot be loaded, or called.
+    """
+    try:
+        loaded = source.reloaded(model, policy)
+        with keras.StatelessScope():
+            loaded(x, training=False)
+    except Exception:  # Of the user's code, of any kind.
+        return None
+    return {
+        path: policy_name(new)
+        for path, own, new in source.pairs_of(model, loaded)
+        if has_policy(own) and policy_name(own) != policy_name(new)
+    }
+
+
+def _adapted(assignment, others):
+    """The same, but for what would compute in fewer bits when loaded."""
+    for path, theirs in others.items():
+        ours = assignment.policies.get(path, "float32")
+        if not is_16_bit(theirs):
+            if assignment.is_inside_float32(path):
+                assignment = assignment.replaced([path], theirs, _INSIDE)
+        elif is_16_bit(ours):  # Stored in what it computes in.
+            assignment = assignment.replaced([path], theirs, "")
+        elif holder := path.rpartition("/")[0]:
+            assignment = assignment.widened(holder, _BY_ITSELF)
+    return assignment
+
+
+def _under(policy):
+    if policy == "float32":
+        return []
+    return [
+        "Some layers are made without a dtype by the code that they are part "
+        "of. A .keras file gives the same model back if it is loaded after "
+        f"`keras.config.set_dtype_policy({policy!r})`."
+    ]
+
+
+def _note(others):
+    if others is None:
+        return (
+            "A .keras file of it cannot be loaded: save its weights instead, "
+            "with `save_weights`, or export it."
+        )
+    shown = ", ".join([*others][:3])
+    return (
+        f"A .keras file of it gives {format_count(len(others), 'layer')} back "
+        f"in another dtype ({shown}), which other code makes without one. "
+        "Save the plan as well, `report.plan.save('plan.json')`, and set it "
+        "behind `keras.saving.load_model`: `keras_mixprec.apply_policy(model, "
+        "keras_mixprec.PrecisionPlan.load('plan.json'))` computes the same."
+    )

@@ -7,14 +7,15 @@ from typing import Any
 
 from keras_mixprec import _html
 from keras_mixprec.formats import (
-    SCREEN_WIDTH,
     fill_screen,
     format_bits,
     format_bytes,
     format_count,
     format_digits,
+    format_names,
     format_share,
     printable,
+    text_table,
 )
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
@@ -30,7 +31,7 @@ _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ConversionReport(_html.HtmlReport):
-    """What `convert_for_inference` did, and how far the result is from float32.
+    """The result of `convert_for_inference`, compared with float32.
 
     `str()` gives text of a screen, a notebook shows tables.
 
@@ -40,17 +41,17 @@ class ConversionReport(_html.HtmlReport):
         plan: The `PrecisionPlan` that the new model follows, with the reasons.
         layers: List of dicts, one for each layer: `path`, `class`, `policy`,
             `parameters` and `bytes` of its own weights, `largest`, the largest
-            magnitude in its inputs and outputs in float32 on the calibration
-            data, `headroom_bits`, by how many powers of two that could grow
-            before it overflows the layer's compute dtype (the last two `None`
-            where it has no floating-point numbers), and `reason`.
+            magnitude in its inputs and outputs in float32, `headroom_bits`, how
+            many powers of two are left below overflow in the layer's compute
+            dtype, and `reason`. Both numbers are `None` without floating-point
+            tensors.
         drift: List of dicts, one for each floating-point output: `output`,
             `relative`, the norm of the difference from float32 as a share of
             the output's norm, `largest` and `mean` of the absolute difference,
-            `scale`, the largest magnitude in float32, `nonfinite`, how many
-            numbers are infinite or NaN that are not in float32, and
-            `top1_agreement`, the share of samples of which the same class is
-            first, `None` where outputs do not look like scores of classes.
+            `scale`, the largest magnitude in float32. `nonfinite` counts
+            numbers that are finite in float32 only. `top1_agreement` is the
+            share of samples with the same top class, `None` if outputs do not
+            look like class scores.
         tolerance: Float. The largest relative drift that was accepted.
         size: Dict, `before` and `after`: bytes of all weights.
         latency: Dict, `before` and `after`: seconds of a batch in float32 and
@@ -112,11 +113,7 @@ def _text(report):
     rows = sorted(report.layers, key=_urgency)
     # The reasons, which may be long, are below.
     table = [_HEADS[:-1], *(_cells(row)[:-1] for row in rows[:_SHOWN])]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(map(str.ljust, line, widths)).rstrip()[:SCREEN_WIDTH]
-        for line in table
-    ]
+    lines = text_table(table)
     if len(rows) > _SHOWN:
         lines.append(f"... and {len(rows) - _SHOWN} more")
     reasons = [fill_screen(line) for line in _reasons(rows)]
@@ -132,13 +129,11 @@ def _reasons(rows):
         if row["reason"]:
             paths.setdefault(row["reason"], []).append(row["path"])
     for reason, found in paths.items():
-        more = len(found) - _NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        yield f"{', '.join(found[:_NAMED])}{rest}: {reason}"
+        yield f"{format_names(found, _NAMED)}: {reason}"
 
 
 def _sentences(report) -> Iterator[str]:
-    """What happened, and what it brings and costs."""
+    """Yields what happened, and its gains and costs."""
     wide = report.wide_layers
     kept = f"{len(wide)} of {format_count(len(report.layers), 'layer')}"
     yield f"Converted to {report.policy}: {kept} compute in float32."

@@ -23,8 +23,8 @@ def save_weights(
     """Saves the weights of a model in 16 bits, at half the size.
 
     `model.load_weights(path)` reads the file without this package, into a model
-    of any dtype. What is not floating-point stays as it is, and so does the
-    state of an optimizer. The model keeps its weights.
+    of any dtype. The file keeps integers and the state of an optimizer as they
+    are. The model keeps its weights.
 
     Args:
         model: A built `keras.Model`.
@@ -50,11 +50,12 @@ def save_weights(
     target = Path(path)
     if not target.name.endswith(".weights.h5"):
         raise ValueError(
-            "`path` must end in '.weights.h5', which is what "
-            f"`model.load_weights` reads. Received: path={str(path)!r}"
+            "`path` must end in '.weights.h5', as `model.load_weights` "
+            f"expects. Received: path={str(path)!r}"
         )
     check_regular(target)
-    # Beside the target, because a rename is atomic within one disk only.
+    # The folder is on the target's disk, since a rename is atomic within one
+    # disk only.
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
         wide, narrow = Path(folder, "wide.weights.h5"), Path(folder, "narrow")
         model.save_weights(wide)

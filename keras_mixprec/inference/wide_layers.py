@@ -12,22 +12,21 @@ from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice_in_call
 from keras_mixprec.diagnosis.call_examination import is_compiled
 from keras_mixprec.diagnosis.call_run import CallRun
-from keras_mixprec.diagnosis.compare import output_error, relative_error
-from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.compare import output_error
+from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.search import culprits_of
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
-from keras_mixprec.inference.calibration import to_tensors
+from keras_mixprec.inference.comparison import to_tensors
 from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.numerics.interruption import interruption
-from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import same_draws
 
 _log = logging.getLogger("keras_mixprec.inference")
 
-# Sets of layers that are tried: each is a run of the model, of which about two
-# are needed for each layer that has to stay. With new weights the activations
-# of EfficientNetB7 vanish in hundreds of its 813 layers.
+# Sets of layers to try. Each set costs a run of the model, and each layer that
+# stays wide takes about two sets. With new weights the activations of
+# EfficientNetB7 vanish in hundreds of its 813 layers.
 _MOST_TRIED = 400
 
 
@@ -37,12 +36,12 @@ def wide_layers(
     """Returns the smallest set of layers that `predict` needs in float32.
 
     So that its outputs agree with float32's on all batches. No layer of the set
-    can be spared, as far as that was tried. Nothing is changed in the model.
+    can be spared, as far as that was tried. The model is not changed.
 
     Args:
         model: A built `keras.Model`, in the dtypes that all others follow.
         batches: List of batches of inputs, that first which is off the most.
-        tolerance: Float, above 0. The share by which an output may be off.
+        tolerance: Float, above 0. How far an output may be off, as a share.
 
     Returns:
         Pair of the `Culprit`s and whether it is known that none can be spared.
@@ -55,7 +54,7 @@ def wide_layers(
 
 
 class _Batches(CallRun):
-    """What `predict` does with some batches; causes are sought in the first."""
+    """Runs `predict` on some batches, and looks for causes in the first."""
 
     tolerance = 0.0
     tried = 0
@@ -71,7 +70,7 @@ class _Batches(CallRun):
         return culprits_of(self, self.low(low.calls))
 
     def right(self, layers):
-        """Whether it is, as `CallRun` says; not once the tries are used up."""
+        """Returns `CallRun`'s answer, or `False` once the tries are used up."""
         if self.tried >= _MOST_TRIED:
             return False
         self.tried += 1
@@ -110,28 +109,6 @@ def layers_that_raise(model: keras.Model, batch) -> list[Culprit]:
         )[1]
     except active.replay().REFUSALS:
         return []
-
-
-def least_exact(model: keras.Model, batch) -> tuple[str, float]:
-    """Returns the layer with the largest error of its own, and that.
-
-    Each is compared with itself in float32 on what it is given there.
-
-    Args:
-        model: As for `wide_layers`.
-        batch: A batch of inputs.
-
-    Returns:
-        Pair of path and relative error, infinite if its outputs are not
-        finite; `("", 0.0)` if all compute in float32.
-    """
-    errors: dict[str, float] = {"": 0.0}
-    for call in Prediction(model, to_tensors(batch)).exact().calls:
-        if computes_low(call.layer):
-            replay = LayerReplay(call)
-            own = relative_error(replay.forward(), replay.forward("float32"))
-            errors[call.path] = max(own, errors.get(call.path, 0.0))
-    return max(errors.items(), key=lambda item: item[1])
 
 
 def reason(culprit: Culprit) -> str:

@@ -1,21 +1,19 @@
 """Policies side by side: speed, memory and accuracy of the same training.
 
 `run.py` has `compare_precisions`. Each policy trains in a thread or a process
-of its own, and they take turns. What is measured is a record that JSON holds,
-apart from what is concluded from it; docs/files.md has the keys of both.
+of its own, and they take turns. The measurements are a record that JSON holds,
+and conclusions are functions of it. docs/files.md has the keys of both.
 
-Files, of what measures:
+Files that measure:
 
-- `run.py`: `compare_precisions`, and whose turn it is.
-- `arms.py`: what is compared: policies, plans, and what is set with them.
-- `sources.py`: what a caller names or hands over as functions.
-- `batches.py`: the batches that every policy is trained on.
+- `run.py`: `compare_precisions`, whose turn it is, and the record as it grows.
+- `arms.py`: the arms of a comparison: policies, plans, and their settings.
+- `sources.py`: functions and data from the caller, as models and batches.
 - `training.py`: one policy and one seed, in turns: build, fit, evaluate.
-- `store.py`: what is measured so far, where a killed comparison continues.
 
-And of what is made of that:
+Files that conclude:
 
 - `verdicts.py`: intervals; within tolerance, worse, or not told apart.
-- `rows.py`: one row per policy, and the one that is best.
-- `result.py`: `ComparisonResult`: the same table as text, page and dict.
+- `result.py`: `ComparisonResult`: a row for each policy, the best one, and both
+  as text, page and dict.
 """

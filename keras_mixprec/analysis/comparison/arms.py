@@ -1,4 +1,4 @@
-"""What is compared: policies, plans, and what else is set with them."""
+"""The arms of a comparison: policies, plans, and settings beside them."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping

@@ -4,37 +4,43 @@ One table, and sentences that follow from it, as text of a screen and as HTML.
 """
 
 import json
+import math
 import os
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_mixprec import _html
 from keras_mixprec._checks import check_number
 from keras_mixprec._files import check_regular, write_json
 from keras_mixprec._html import HtmlReport, element
-from keras_mixprec.analysis.comparison.rows import (
-    Best,
-    is_known,
-    is_slower,
-    pick,
-    rows,
-    shown_speed,
-    shown_tolerance,
+from keras_mixprec.analysis.comparison.verdicts import (
+    CONFIDENCE,
+    WITHIN,
+    Interval,
+    judge_metric,
+    median_interval,
+    pairs,
 )
-from keras_mixprec.analysis.comparison.store import check, from_json
 from keras_mixprec.formats import (
-    SCREEN_WIDTH,
     fill_screen,
     format_bytes,
     format_count,
     format_digits,
     format_share,
     printable,
+    text_table,
 )
 from keras_mixprec.reporting.text_formats import plain
 
-# What the table has no column for: key of a row, head, unit.
+KIND, VERSION = "comparison", 1
+FORMAT = f"keras_mixprec.{KIND}"
+
+# JSON has no numbers for these; the log of a run has the same strings.
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+# Figures without a column in the table: key of a row, head, unit.
 _LISTED = (
     ("samples_per_second", "Samples per second", ""),
     ("compile_seconds", "Compiled, or first used, in", " s"),
@@ -48,8 +54,21 @@ _MEASURED_BY = {
 }
 
 
+class Best(NamedTuple):
+    """What `ComparisonResult.best` picked.
+
+    Attributes:
+        policy: String as `policies=` of `compare_precisions` takes it, or a
+            `PrecisionPlan` (the reason names its further settings).
+        reason: String. The sentence that justifies it.
+    """
+
+    policy: Any
+    reason: str
+
+
 class ComparisonResult(HtmlReport):
-    """What `compare_precisions` measured, and what follows from it.
+    """The measurements of `compare_precisions`, and their verdicts.
 
     `str()` gives text of a screen, and a notebook shows a table.
 
@@ -102,7 +121,7 @@ class ComparisonResult(HtmlReport):
         """Returns the result in a file.
 
         Args:
-            path: String or path-like. What `save` or
+            path: String or path-like. A file that `save` or
                 `compare_precisions(resume=path)` wrote.
 
         Raises:
@@ -127,8 +146,8 @@ class ComparisonResult(HtmlReport):
         faster: by their whole intervals, not by their estimates alone.
 
         Args:
-            under: `"tolerance"`, that of the comparison, or a float in its
-                place. Defaults to `"tolerance"`.
+            under: `"tolerance"` for the tolerance of the comparison, or a
+                float. Defaults to `"tolerance"`.
 
         Returns:
             A named tuple of `policy`, as `policies=` takes it, a
@@ -152,7 +171,7 @@ class ComparisonResult(HtmlReport):
         return _html.page(self._title(), body)
 
     def __str__(self):
-        lines = [fill_screen(self._title()), "", *_aligned(self._table()), ""]
+        lines = [fill_screen(self._title()), "", *text_table(self._table()), ""]
         lines += map(fill_screen, self._remarks())
         return printable("\n".join([*lines, fill_screen(self._best())]))
 
@@ -172,7 +191,7 @@ class ComparisonResult(HtmlReport):
         return f"Best: {self.best().reason}"
 
     def _title(self):
-        """What was compared on what, in one line."""
+        """Returns the backend, device, steps and seeds, in one line."""
         record = self._record
         name = record["backend"]
         backend = f"{name} {record['versions'].get(name, '')}".strip()
@@ -192,7 +211,7 @@ class ComparisonResult(HtmlReport):
         return [heads, *map(_cells, self._rows)]
 
     def _remarks(self) -> Iterator[str]:
-        """What the table has no room for, a sentence or two each."""
+        """Yields sentences for what has no room in the table."""
         record, shown = self._record, self._rows
         base, metric = shown[0]["name"], record["metric"]
         count = sum(len(s["step_seconds"]) for s in record["arms"][0]["seeds"])
@@ -271,15 +290,180 @@ def _memory(record):
             yield f"Memory of {arm['name']}: {', '.join(parts)}."
 
 
-def _aligned(table):
-    """Lines of at most 100 columns: a long name is on a line of its own."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    rest = sum(widths[1:]) + 2 * len(widths[1:])
-    widths[0] = min(widths[0], max(SCREEN_WIDTH - rest, 12))
-    for name, *middle, last in table:
-        if len(name) > widths[0]:
-            yield name
-            name = ""
-        parts = [name.ljust(widths[0])]
-        parts += map(str.rjust, middle, widths[1:-1])
-        yield "  ".join([*parts, last]).rstrip()
+def rows(record: dict) -> list[dict]:
+    """Returns a dict per arm, in order.
+
+    Speeds are of pairs: each timed block of an arm against the reference's of
+    the same turn, so that what slows the machine for a while is in both.
+
+    Args:
+        record: The record of a comparison.
+    """
+    return [_row(arm, record) for arm in record["arms"]]
+
+
+def _row(arm, record):
+    reference, seeds = record["arms"][0], arm["seeds"]
+    metrics = _all(arm, "metric")
+    blocks = [seconds for seed in seeds for seconds in seed["step_seconds"]]
+    step = statistics.median(blocks) if blocks else None
+    joules = _all(arm, "energy_joules_per_sample")
+    energy = None
+    if joules and None not in joules:
+        energy = statistics.mean(joules)
+    finite = len(metrics) > 1 and all(map(math.isfinite, metrics))
+    return {
+        "name": arm["name"],
+        "status": arm["status"],
+        **judge_metric(arm, record),
+        # `fmean` raises where both infinities are in it.
+        "metric": sum(metrics) / len(metrics) if metrics else None,
+        "metric_spread": statistics.stdev(metrics) if finite else None,
+        "step_seconds": step,
+        "speed": _speed(arm, reference),
+        "samples_per_second": step and record["samples_per_step"] / step,
+        # Later seeds may reuse compiled functions.
+        "compile_seconds": seeds[0]["compile_seconds"] if seeds else None,
+        "memory_bytes": arm["memory"] and arm["memory"]["peak_bytes"],
+        "memory_ratio": _memory_ratio(arm, reference),
+        "energy_joules_per_sample": energy,
+        "share_of_flops_16bit": arm["share_of_flops_16bit"],
+        "skipped_steps": sum(_all(arm, "skipped_steps")),
+        "seconds_lost": sum(_all(arm, "seconds_lost")),
+        "notes": list(arm["notes"]),
+    }
+
+
+def _all(arm, key):
+    return [seed[key] for seed in arm["seeds"]]
+
+
+def _speed(arm, reference):
+    """How many times as fast as the reference, with its interval."""
+    if arm is reference:
+        return Interval(1.0, 1.0, 1.0, 1.0)._asdict()
+    ratios = [
+        base / seconds
+        for ours, theirs in pairs(arm, reference)
+        for base, seconds in zip(
+            theirs["step_seconds"], ours["step_seconds"], strict=False
+        )
+    ]
+    return median_interval(ratios)._asdict() if ratios else None
+
+
+def _memory_ratio(arm, reference):
+    """Only of what was measured in the same way."""
+    ours, base = arm["memory"], reference["memory"]
+    if not (ours and base) or ours["measured_by"] != base["measured_by"]:
+        return None
+    return ours["peak_bytes"] / base["peak_bytes"]
+
+
+def is_known(row: dict) -> bool:
+    """Returns `True` with enough pairs of blocks to tell which is faster.
+
+    It takes six pairs: the range of five holds the true median in 94% only.
+    """
+    return row["speed"] is not None and row["speed"]["confidence"] >= CONFIDENCE
+
+
+def is_slower(row: dict) -> bool:
+    """Returns `True` if the whole interval is below the reference's speed."""
+    return is_known(row) and row["speed"]["high"] < 1
+
+
+def shown_speed(row: dict) -> str:
+    """Returns the speed and its interval, `"-"` without one."""
+    if row["speed"] is None:
+        return "-"
+    values = [row["speed"][name] for name in ("estimate", "low", "high")]
+    # A slower policy must not be shown as 1.00.
+    near = any(x != 1 and round(x, 2) == 1 for x in values)
+    digits = 3 if near or values[0] < 0.1 else 2
+    middle, low, high = (f"{value:.{digits}f}" for value in values)
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def shown_tolerance(record: dict) -> str:
+    """Returns the tolerance in percent."""
+    return f"{100 * record['tolerance']:g}%"
+
+
+def pick(record: dict, rows: list[dict]) -> Best:
+    """Returns the fastest arm within tolerance, else the reference.
+
+    Args:
+        record: The record of a comparison.
+        rows: The rows that `rows` returned.
+    """
+    allowed = [
+        (row["speed"]["estimate"], index)
+        for index, row in enumerate(rows)
+        if row["verdict"] == WITHIN
+        and is_known(row)
+        and row["speed"]["low"] > 1
+    ]
+    _, best = max(allowed, default=(1.0, 0))
+    say = _gain if best else _no_gain
+    return Best(_policy(record["arms"][best]), say(record, rows, rows[best]))
+
+
+def _gain(record, rows, row):
+    base = rows[0]["name"]
+    return (
+        f"{row['name']} trains at {shown_speed(row)} times {base}'s speed, and "
+        f"its {record['metric']} is within {shown_tolerance(record)} of "
+        f"{base}'s with {format_count(row['seeds'], 'seed')}: {row['why']}."
+    )
+
+
+def _no_gain(record, rows, row):
+    if not rows[1:]:
+        return f"{row['name']} is the only policy."
+    return (
+        f"{row['name']}. No other policy is faster and within "
+        f"{shown_tolerance(record)} of its {record['metric']}."
+    )
+
+
+def _policy(arm):
+    policy = arm["policy"]
+    if isinstance(policy, str):
+        return "+".join([policy, *arm["settings"]])
+    # It imports Keras, which a table needs not.
+    from keras_mixprec.policies.plan import PrecisionPlan
+
+    return PrecisionPlan(policy["layers"], default=policy["default"])
+
+
+def check(content: Any, path: str) -> dict:
+    """Returns the record in what a file holds, or raises saying what it is.
+
+    Args:
+        content: The parsed JSON of a result or of a file to resume from.
+        path: String. The file, for the error.
+    """
+    if isinstance(content, dict):
+        content = content.get("record", content.get("found", content))
+    head = {"format": FORMAT, "version": VERSION}
+    if not isinstance(content, dict) or not (
+        "arms" in content and head.items() <= content.items()
+    ):
+        raise ValueError(
+            "The file is not a record of `compare_precisions`, or is one of "
+            "another version of keras_mixprec: `format` must be "
+            f"{FORMAT!r} and `version` {VERSION}. Received: path={path!r}"
+        )
+    return content
+
+
+def from_json(content: Any) -> Any:
+    """Returns content with numbers for strings of what is not finite."""
+    if isinstance(content, dict):
+        return {key: from_json(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [from_json(value) for value in content]
+    if isinstance(content, str):
+        return _NOT_FINITE.get(content, content)
+    return content

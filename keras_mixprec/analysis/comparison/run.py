@@ -2,38 +2,43 @@
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
 
+from keras_mixprec import _clock
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec.analysis.comparison import training
-from keras_mixprec.analysis.comparison.arms import parse_arms
-from keras_mixprec.analysis.comparison.batches import read_batches, samples
-from keras_mixprec.analysis.comparison.result import ComparisonResult
+from keras_mixprec.analysis.comparison.arms import ArmRequest, parse_arms
+from keras_mixprec.analysis.comparison.result import (
+    FORMAT,
+    KIND,
+    VERSION,
+    ComparisonResult,
+)
 from keras_mixprec.analysis.comparison.sources import (
     check_function,
     check_sendable,
+    read_batches,
     resolve,
+    samples,
 )
-from keras_mixprec.analysis.comparison.store import Store
-from keras_mixprec.analysis.doctor.versions import find_versions
+from keras_mixprec.analysis.doctor.machine import find_versions
 from keras_mixprec.analysis.isolated import EndedError, Isolated, Threaded
-from keras_mixprec.analysis.resume import fingerprint, surroundings
+from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
-from keras_mixprec.devices.memory import peak_bytes, reset_peak
 
 # Names of metrics end in these.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
-# A process needs seconds to end by itself; one that hangs is ended.
+# A process needs seconds to end. One that hangs is killed.
 _SECONDS_TO_END = 30
 
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
@@ -60,19 +65,19 @@ def compare_precisions(
     """Trains a model under several policies, and measures what each brings.
 
     Each policy trains in one `fit`, on the same batches in the same order and
-    from the same initial weights: its losses are those of a plain `fit` of
-    `build()` under that policy. The steps are divided into blocks, of which an
-    epoch is one, and policies take turns block by block, so that a machine
-    that slows down slows all of them down. The first block, in which functions
-    are compiled, is not timed. One that fails is a row that says why.
+    from the same initial weights. Its losses equal the losses of a plain `fit`
+    of `build()` under that policy. An epoch is a block of steps, and policies
+    take turns block by block. A machine that slows down then slows down all of
+    them. The first block compiles functions, so it is not timed. One that fails
+    is a row that says why.
 
-    All models of a seed are there at the same time, each with its own
-    variables and its optimizer's; what they need beside these only one needs
-    at a time, in one process. Random seeds are set.
+    All models of a seed exist at the same time, each with its variables and its
+    optimizer's. In one process only one of them trains at a time and needs
+    further memory. Random seeds are set.
 
-    A policy by name is Keras' own, on every layer. To compare what
-    `apply_policy` makes of a model, whose output stays in float32, give the
-    plan that it returns: `apply_policy(build(), "mixed_float16")`.
+    A policy by name is Keras' own, on every layer. `apply_policy` keeps the
+    output in float32. To compare such a model, give the plan that it returns:
+    `apply_policy(build(), "mixed_float16")`.
 
     Args:
         build: Function without arguments that returns a compiled model, or
@@ -94,25 +99,24 @@ def compare_precisions(
             Defaults to `"loss"`.
         mode: String. `"min"` or `"max"`: which end of the metric is better.
             Defaults to `"auto"`, by its name.
-        tolerance: Float. Share by which the metric may be worse than the
-            first policy's. Defaults to `0.002`.
+        tolerance: Float. How much worse than the first policy's the metric may
+            be, as a share. Defaults to `0.002`.
         seeds: Int, how many times each policy trains, with other initial
             weights each time; or a list of seeds. Defaults to `3`.
         steps: Int. Training steps of each policy with each seed. Defaults to
             `100`.
-        blocks: Int, at least 2, of which `steps` is a multiple. Defaults to
-            `10`.
+        blocks: Int of at least 2 that divides `steps`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
         validation_data: As `data`, to take the metric on, all of it. Defaults
             to `None`: on what was trained on.
         callbacks: Function without arguments that returns a list of callbacks
             for one `fit`, or `"module:name"`. Defaults to `None`.
-        isolate: Boolean. Whether each policy trains in a new process, which
-            imports `build`, and a script that this is called in: call it below
-            `if __name__ == "__main__":` there. Defaults to `False`.
+        isolate: Boolean. If `True`, each policy trains in a new process. The
+            process imports `build` and the script of the call, so call it below
+            `if __name__ == "__main__":`. Defaults to `False`.
         resume: String or path-like, a JSON file: what is finished is kept
             there, and the same call continues from it. Defaults to `None`.
-        verbose: `0` or `1`. Whether a progress bar counts the blocks.
+        verbose: `0` or `1`. `1` shows a progress bar that counts the blocks.
 
     Returns:
         A `ComparisonResult`: `print` it, show it in a notebook, take its
@@ -120,9 +124,9 @@ def compare_precisions(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a value is not allowed, data have no batch, something
-            cannot be imported, `resume` is of another comparison, or all
-            policies fail alike, which is then the fault of none.
+        ValueError: If a value is not allowed, data have no batch, or something
+            cannot be imported. Also if `resume` belongs to another comparison,
+            or if all policies fail with the same error.
 
     Example:
     >>> def build():
@@ -186,14 +190,11 @@ def compare_precisions(
             }
         store = Store(facts, arms, resume, asked)
         data = batches, held_back
-        job = training.Job(build, steps, blocks, metric, callbacks, data)
-        if isolate:
-            job = dataclasses.replace(job, where=training.ISOLATED)
-        # By the backend's accounting of its device, if that starts over.
-        elif peak_bytes()[1] == "device" and reset_peak():
-            _measure_memory(store, arms, job)
-        _run(store, arms, job, verbose)
-    _check_any_done(store.record, batches)
+        job = training.Job(
+            build, steps, blocks, metric, callbacks, data, isolate
+        )
+        traceback = _run(store, arms, job, verbose)
+    _check_any_done(store.record, batches, traceback)
     return ComparisonResult(store.record)
 
 
@@ -265,7 +266,7 @@ class _Worker:
     """
 
     def __init__(self, arm, seed, job):
-        if job.where == training.ISOLATED:
+        if job.isolated:
             self._training: Threaded = Isolated(
                 training.run,
                 (arm, seed, job, None),
@@ -280,7 +281,7 @@ class _Worker:
         try:
             return self._training.ask("go")
         except EndedError as error:
-            return "failed", str(error)
+            return "failed", (str(error), error.printed)
 
     def stop(self):
         """Ends it, at the end of its turn."""
@@ -288,31 +289,22 @@ class _Worker:
         self._training.close(_SECONDS_TO_END)
 
 
-def _measure_memory(store, arms, job):
-    """Trains each policy for some steps alone, where others' is told apart."""
-    few = dataclasses.replace(job, steps=4, blocks=2, where=training.ALONE)
-    for arm in arms:
-        if store.arm(arm.name)["memory"] is None:
-            worker = _Worker(arm, store.record["seeds"][0], few)
-            kind = "block"
-            while kind == "block":
-                kind, content = worker.turn()
-            worker.stop()
-            gc.collect()
-            if kind == "done":  # Why it fails is said when it takes its turn.
-                store.arm(arm.name)["memory"] = content["arm"]["memory"]
-
-
 def _run(store, arms, job, verbose):
+    """Trains all, and returns the traceback of the last failure."""
     seeds = store.record["seeds"]
     total = sum(len(store.missing(seed)) for seed in seeds) * job.blocks
     shown = verbose if total else 0
     bar = keras.utils.Progbar(total, verbose=shown, unit_name="block")
     count = itertools.count(1)
 
-    def told(failure):
-        if failure and verbose:
-            print_message(f"\n{failure}")
+    traceback = ""
+
+    def told(name, failure):
+        nonlocal traceback
+        if failure:
+            traceback = failure[1]
+            if verbose:
+                print_message(f"\n{name} failed: {failure[0]}")
         bar.update(next(count), finalize=False)
 
     for seed in seeds:
@@ -326,6 +318,7 @@ def _run(store, arms, job, verbose):
                     stack.callback(workers[arm.name].stop)
             _take_turns(store, workers, told)
     bar.update(total, finalize=True)
+    return traceback
 
 
 def _take_turns(store, workers, told):
@@ -340,14 +333,14 @@ def _take_turns(store, workers, told):
             if kind == "done":
                 store.add(name, content)
             elif kind == "failed":
-                store.fail(name, content)
-            told(f"{name} failed: {content}" if kind == "failed" else "")
+                store.fail(name, content[0])
+            told(name, content if kind == "failed" else None)
             if kind != "block":
                 workers.pop(name)
         turn += 1
 
 
-def _check_any_done(record, batches):
+def _check_any_done(record, batches, traceback):
     """Raises the error that all policies have: it is the fault of none."""
     errors = {arm["error"] for arm in record["arms"]}
     if any(arm["seeds"] for arm in record["arms"]) or len(errors) > 1:
@@ -355,4 +348,97 @@ def _check_any_done(record, batches):
     hint = ""
     if len(batches.batches[0]) < 2:
         hint = ". `data` has no targets: give `(x, y)`. Received: x alone"
-    raise ValueError(f"No policy could be trained. {errors.pop()}{hint}")
+    error = ValueError(f"No policy could be trained. {errors.pop()}{hint}")
+    error.add_note(traceback)
+    raise error
+
+
+class Store:
+    """The record, as it grows.
+
+    Args:
+        facts: Dict. All of the record but `format`, `version`, `time` and
+            `arms`.
+        arms: List of `ArmRequest`.
+        resume: As `compare_precisions` takes it.
+        asked: Dict, as `ResumeFile` takes it.
+
+    Attributes:
+        record: Dict, whose keys docs/files.md lists.
+    """
+
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        arms: list[ArmRequest],
+        resume: Any,
+        asked: dict,
+    ):
+        self._file = ResumeFile(resume, KIND, asked)
+        before = self._file.found
+        now = time.gmtime(_clock.wall())
+        self.record: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+            **facts,
+            "arms": [_empty(arm) for arm in arms],
+        }
+        if before:
+            self._continue(before)
+        self._file.found = self.record
+        self._file.save()
+
+    def arm(self, name: str) -> dict:
+        """Returns the arm of that name."""
+        return next(a for a in self.record["arms"] if a["name"] == name)
+
+    def missing(self, seed: int) -> list[str]:
+        """Returns the names of the arms that a seed has still to be done of."""
+        return [
+            arm["name"]
+            for arm in self.record["arms"]
+            if arm["status"] == "done"
+            and all(done["seed"] != seed for done in arm["seeds"])
+        ]
+
+    def add(self, name: str, found: dict[str, Any]) -> None:
+        """Takes what one training has measured.
+
+        Args:
+            name: String, of the arm.
+            found: Dict, as `training.run` sends it.
+        """
+        arm, seed = self.arm(name), {**found}
+        arm |= seed.pop("arm")
+        # In the order of the seeds, whichever was finished first.
+        arm["seeds"].append(seed)
+        arm["seeds"].sort(key=lambda s: self.record["seeds"].index(s["seed"]))
+        self._file.save()
+
+    def fail(self, name: str, error: str) -> None:
+        """Takes note that an arm has failed, and why."""
+        self.arm(name).update(status="failed", error=error)
+        self._file.save()
+
+    def _continue(self, before):
+        self.record["time"] = before["time"]
+        for arm, other in zip(self.record["arms"], before["arms"], strict=True):
+            kept = [
+                s for s in other["seeds"] if s["seed"] in self.record["seeds"]
+            ]
+            # One that failed is tried once more.
+            if kept:
+                arm |= {**other, "status": "done", "error": None, "seeds": kept}
+
+
+def _empty(arm):
+    return {
+        **arm.to_dict(),
+        "status": "done",
+        "error": None,
+        "notes": [],
+        "share_of_flops_16bit": None,
+        "memory": None,
+        "seeds": [],
+    }

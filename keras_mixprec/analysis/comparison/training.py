@@ -1,9 +1,8 @@
 """One policy and one seed: built, trained in blocks and evaluated, in turns.
 
-It runs in a thread or a process of its own. At the end of each block it pauses
-until it is its turn again. What is set for the whole process, and the state of
-its random numbers, are this training's during its turns, and what they were
-before between them.
+It runs in a thread or a process of its own. It pauses at the end of each block
+until its next turn. Its process-wide settings and random state hold during its
+turns only.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ import math
 import random
 import statistics
 import tempfile
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +21,11 @@ import numpy as np
 from keras_mixprec import _clock
 from keras_mixprec._console import one_line
 from keras_mixprec.analysis.comparison.arms import MATMUL, REWRITE, ArmRequest
-from keras_mixprec.analysis.comparison.batches import Batches
-from keras_mixprec.analysis.comparison.sources import build_model, resolve
+from keras_mixprec.analysis.comparison.sources import (
+    Batches,
+    build_model,
+    resolve,
+)
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.callbacks.settings import CopiedCallback
@@ -54,14 +57,10 @@ from keras_mixprec.policies.summary import model_share_in_16_bits
 # Characters of an error, in a row of a table.
 _LONGEST = 400
 
-# Where a peak of memory is that of one training: alone in a process that
-# others have trained in, and in one of its own.
-ALONE, ISOLATED = "alone", "isolated"
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is the same for all policies.
+    """The job that all policies share.
 
     Attributes:
         build: Function without arguments that returns a compiled model. Here
@@ -72,9 +71,8 @@ class Job:
             trained model.
         callbacks: Function that returns a list of callbacks, or `None`.
         data: Pair of `Batches`, to train on and to evaluate.
-        where: `ALONE`, `ISOLATED`, or `None` where policies take turns in one
-            process.
-        asks_for_memory: Boolean. Whether its peak is not known yet.
+        isolated: Boolean. `True` in a process of its own.
+        asks_for_memory: Boolean. `True` until its peak is known.
     """
 
     build: Any
@@ -83,7 +81,7 @@ class Job:
     metric: Any
     callbacks: Any
     data: tuple[Batches, Batches]
-    where: str | None = None
+    isolated: bool = False
     asks_for_memory: bool = True
 
 
@@ -99,7 +97,7 @@ def run(
     Args:
         connection: Its end of the connection. It is sent `"go"` or `"stop"`,
             and answers `("block", seconds)` at the end of each block but the
-            last, then `("done", dict)` or `("failed", sentence)`.
+            last, then `("done", dict)` or `("failed", (sentence, traceback))`.
         arm: The `ArmRequest`.
         seed: Int.
         job: The `Job`.
@@ -117,15 +115,16 @@ def run(
     except StoppedError:
         pass
     except BaseException as error:
-        answer = "failed", one_line(error, _LONGEST)
-    # Nobody may be there any more.
+        why = one_line(error, _LONGEST), traceback.format_exc()
+        answer = "failed", why
+    # The comparison may have ended.
     with connection, contextlib.suppress(OSError):
         if answer is not None:
             turns.end(*answer)
 
 
 class _Settings:
-    """What an arm sets beside its policy, as a context for each turn."""
+    """An arm's further settings, as a context for each turn."""
 
     def __init__(self, names):
         self._matmul = next((n for n in names if n in MATMUL), None)
@@ -151,8 +150,8 @@ class _Settings:
 def _matmul(name):
     scope = matmul_precision(name)  # Raises if the device does not have it.
     if name in ("float32", "tf32"):
-        # As scopes on TensorFlow do not, it leaves the models alone that XLA
-        # has compiled: those of all policies, at every turn.
+        # A scope on TensorFlow would discard every policy's compiled functions
+        # at every turn. This keeps them.
         return computed_in(name)
     return scope
 
@@ -209,6 +208,7 @@ class _BlockTimer(keras.callbacks.Callback):
         seconds: List of floats, of the blocks so far.
         joules: List of floats, what the devices took meanwhile; empty where
             they do not count it.
+        memory: Dict. The peak of the first block, which is one turn.
     """
 
     def __init__(self, turns, callbacks):
@@ -220,6 +220,7 @@ class _BlockTimer(keras.callbacks.Callback):
         self._monitors = ours[:1]
         self.seconds: list[float] = []
         self.joules: list[float] = []
+        self.memory: dict | None = None
         self._began = 0.0
         self._joules: float | None = None
 
@@ -232,6 +233,7 @@ class _BlockTimer(keras.callbacks.Callback):
         """Ends a block; its logs were fetched, so its steps are done."""
         ended = _clock.now()
         self.seconds.append(ended - self._began)
+        self.memory = self.memory or memory_record(self.model)
         if self._joules is not None:
             joules = read_joules() or math.nan
             self.joules.append(joules - self._joules)
@@ -248,9 +250,10 @@ def _train(arm, seed, job, turns, settings):
     A dict of what it has of the seed, and as `"arm"` of what it has of the arm.
     """
     batches, held_back = job.data
-    before = 0
-    if job.where == ALONE and reset_peak():
-        before = peak_bytes()[0] or 0
+    # Memory that other models hold on the device.
+    before = None
+    if peak_bytes()[1] == "device" and not job.isolated and reset_peak():
+        before = peak_bytes()[0]
     model, notes = _model(arm, seed, job)
     with tempfile.TemporaryDirectory() as folder:
         callbacks = _callbacks(job.callbacks)
@@ -272,7 +275,13 @@ def _train(arm, seed, job, turns, settings):
     )
     of_arm = _facts(model, settings, notes)
     if job.asks_for_memory:  # Which a program is compiled for, in places.
-        of_arm["memory"] = _memory(model, batches.batches[0], job, before)
+        batch = batches.batches[0]
+        if job.isolated:
+            of_arm["memory"] = _known(memory_record(model, batch))
+        else:
+            of_arm["memory"] = _own(timer.memory, before) or program_record(
+                model, batch
+            )
     return {
         **found,
         "seed": seed,
@@ -394,10 +403,10 @@ def _timings(timer, job, samples):
 
 
 def _facts(model, settings, notes):
-    """What the record has of an arm, as it is after training."""
+    """Returns the record's facts on an arm after training."""
     share = model_share_in_16_bits(model)
     if settings.rewrite is not None:
-        # Of the layers nothing is known; the graph has it.
+        # The graph has the share, the layers do not.
         notes = [*notes, f"graph rewrite: {settings.rewrite}"]
         share = None
     precision = in_force()
@@ -406,18 +415,16 @@ def _facts(model, settings, notes):
     return {"notes": notes, "share_of_flops_16bit": share}
 
 
-def _memory(model, batch, job, before):
-    """The peak of the training that has ended, and what is in it.
-
-    `None` if nothing tells it from that of others: where policies take turns
-    only what the compiler says of a program does.
-    """
-    if job.where is None:
-        return program_record(model, batch)
-    found = memory_record(model, batch)
-    if found["peak_bytes"] is None:
+def _own(found, before):
+    """The peak of one turn without what others hold, on a device."""
+    if found is None or before is None:
         return None
-    for name in ("peak_bytes", "activations_bytes"):
-        if found[name] is not None:
-            found[name] -= before
-    return found
+    return {
+        **found,
+        "peak_bytes": found["peak_bytes"] - before,
+        "activations_bytes": found["activations_bytes"] - before,
+    }
+
+
+def _known(found):
+    return found if found["peak_bytes"] is not None else None

@@ -1,14 +1,12 @@
-"""Whether an arm's final metric is as good as the reference's.
+"""Judges if an arm's final metric is as good as the reference's.
 
 The reference is the first arm, float32 unless the caller chose another. Seeds
 are paired: an arm and the reference start from the same weights and see the
-same batches, so that the differences by seed are what has a spread.
+same batches. The spread is the spread of the differences by seed.
 
-SciPy has the intervals, and is no dependency of this package: two quantiles do
-not make it one.
+SciPy has the intervals, and is no dependency of this package.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,10 +22,10 @@ NOT_MEASURED = "not measured"
 
 CONFIDENCE = 0.95
 
-# That many seeds told apart in four of five comparisons: the usual choice.
+# The usual choice: four of five comparisons tell them apart.
 _POWER = 0.8
 
-# Beyond it "more than" is answer enough.
+# The answer is "more than" this number beyond it.
 _MOST_SEEDS = 1000
 
 
@@ -50,7 +48,7 @@ class Interval(NamedTuple):
 def median_interval(values: Sequence[float]) -> Interval:
     """Returns the median and the order statistics that enclose the true one.
 
-    Nothing is supposed about the distribution, which for times is skewed: the
+    It assumes nothing about the distribution, since times are skewed. The
     number of values below the true median is binomial with one half. Below 6
     values even their range holds it less often than in 95%; the interval is
     that range then, and says how often.
@@ -82,7 +80,7 @@ def mean_interval(values: Sequence[float], spread: float) -> Interval:
         spread: Float. Their standard deviation.
     """
     n, middle = len(values), fmean(values)
-    half = student_t(CONFIDENCE, n - 1) * spread / math.sqrt(n)
+    half = _student_t(n - 1) * spread / math.sqrt(n)
     return Interval(middle, middle - half, middle + half, CONFIDENCE)
 
 
@@ -90,12 +88,12 @@ def seeds_needed(distance: float, spread: float) -> int | None:
     """Returns about how many seeds it takes to tell a mean from a limit.
 
     Args:
-        distance: Float. Of the mean from the limit.
+        distance: Float. The distance of the mean from the limit.
         spread: Float. Standard deviation over seeds.
 
     Returns:
-        Int, such that four of five comparisons tell them apart if the distance
-        and the spread are what they seem; `None` for more than 1000.
+        Int. With so many seeds, four of five comparisons tell them apart, if
+        the distance and the spread are true. `None` for more than 1000.
 
     References:
         - Guenther, Sample Size Formulas for Normal Theory T Tests, The
@@ -108,48 +106,30 @@ def seeds_needed(distance: float, spread: float) -> int | None:
     return math.ceil(((tail + power) / effect) ** 2 + tail**2 / 2)
 
 
-@functools.cache
-def student_t(confidence: float, degrees: int) -> float:
-    """Returns the `t` with `P(|T| <= t) = confidence`.
-
-    By bisection of the finite series that the distribution function is for
-    whole degrees of freedom.
-
-    Args:
-        confidence: Float between 0 and 1, both exclusive.
-        degrees: Int of at least 1. Degrees of freedom.
-
-    References:
-        - [Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3
-          and 26.7.4](https://personal.math.ubc.ca/~cbm/aands/page_948.htm)
-    """
-    low, high = 0.0, math.pi / 2
-    # Each halving is a bit of the angle; a double has 53.
-    for _ in range(60):
-        angle = (low + high) / 2
-        below = _share_within(angle, degrees) < confidence
-        low, high = (angle, high) if below else (low, angle)
-    return math.sqrt(degrees) * math.tan(low)
+# The `t` with `P(|T| <= t) = 0.95` for 1 to 9 degrees of freedom.
+_T = (
+    *(12.706205, 4.3026527, 3.1824463, 2.7764451, 2.5705818),
+    *(2.4469119, 2.3646243, 2.3060041, 2.2621572),
+)
 
 
-def _share_within(angle, degrees):
-    """`P(|T| <= t)` for `t = sqrt(degrees) * tan(angle)`."""
-    cosine, sine = math.cos(angle), math.sin(angle)
-    odd = degrees % 2
-    term = total = 0.0 if degrees == 1 else cosine**odd
-    for k in range(2 + odd, degrees, 2):
-        term *= (k - 1) / k * cosine * cosine
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+def _student_t(degrees):
+    """The same for any degrees of freedom, to four digits."""
+    if degrees <= len(_T):
+        return _T[degrees - 1]
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    first = (z**3 + z) / (4 * degrees)
+    return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def judge_metric(arm: dict, record: dict) -> dict:
     """Returns the verdict on an arm's metric.
 
-    *Within tolerance*: the interval of the difference lies on the good side of
-    what is tolerated, a share of the reference's mean; *worse*: on the bad
-    side; *not told apart*: the limit is in it. A metric that is not finite is
-    worse where the reference's is finite.
+    The limit is a share of the reference's mean. *Within tolerance*: the whole
+    interval of the difference is on the good side of the limit. *Worse*: it is
+    on the bad side. *Not told apart*: the limit is in it. A non-finite metric
+    is worse if the reference's is finite.
 
     Args:
         arm: One of the record's arms.
@@ -220,8 +200,8 @@ def _tested(both, record):
             "is counted, in steps that are not known"
         )
         return _verdict(UNDECIDED, why, seeds=n)
-    # At least that of a difference of two numbers that are rounded to a grid:
-    # few of them may all be equal by chance.
+    # A few rounded numbers may be equal by chance. So the spread is at least
+    # the spread that rounding gives.
     spread = max(stdev(differences), grid / math.sqrt(6))
     interval = mean_interval(differences, spread)
     why = f"{name} {_how_much(interval)}"
@@ -240,7 +220,7 @@ def _tested(both, record):
 
 
 def _grid(both, record):
-    """The step in which the metric is counted, 0 if it is not.
+    """Returns the step of a metric that counts samples, 0 for other metrics.
 
     An accuracy over `samples` is a multiple of one over that; beyond 100,000
     steps float32 does not tell, nor does it matter. On what a function of the

@@ -1,23 +1,20 @@
-"""What the machine can do in 16 bits, checked and measured before training.
+"""Checks and measures 16 bits on this machine, before training.
 
 `run.py` has `doctor`. The active backend is examined in this process, another
 one, or one that cannot be imported, in a process of its own. Facts are found in
 one file and judged in another, so that machines that are not at hand can be
 judged by what others recorded of them.
 
-What the devices are, and which formats they have units for, is in the room
-`devices`, since `recommend_policy` reads it too. So is the file that keeps what
-was measured.
+The room `devices` lists the devices and their native formats, since
+`recommend_policy` reads these too. It also keeps the file of measurements.
 
 Files:
 
 - `run.py`: `doctor`, and the report on a backend from a process of its own.
 - `examine.py`: the report on the active backend, from all of these:
-- `machine.py`: GPUs as the system reports them.
-- `versions.py`: versions of everything that computes.
+- `machine.py`: GPUs and versions as the system reports them.
 - `findings.py`: what these facts say is wrong, `known_bad.toml` included.
 - `self_test.py`: results of each format against float64.
-- `speed.py`: functions timed against each other, in a table of speeds.
-- `workloads.py`: what is timed.
+- `speed.py`: products, convolutions and a block, and the table of speeds.
 - `report.py`: `DoctorReport`, and its text.
 """

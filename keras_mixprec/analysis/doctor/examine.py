@@ -7,14 +7,13 @@ import keras
 
 from keras_mixprec import _clock
 from keras_mixprec.analysis.doctor.findings import judge
-from keras_mixprec.analysis.doctor.machine import find_gpus
+from keras_mixprec.analysis.doctor.machine import find_gpus, find_versions
 from keras_mixprec.analysis.doctor.report import DoctorReport, now
 from keras_mixprec.analysis.doctor.self_test import (
     check_formats,
     judge_results,
 )
 from keras_mixprec.analysis.doctor.speed import measure_speed, training_speed
-from keras_mixprec.analysis.doctor.versions import find_versions
 from keras_mixprec.backend import active
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices, list_devices
@@ -102,7 +101,7 @@ def _settings():
 
 def _devices(instructions, gpus):
     kind, devices = list_devices()
-    # What TensorFlow does not say without a device being initialized.
+    # TensorFlow reports no memory before it initializes a device.
     known = gpus.memory if len(gpus.memory) == len(devices) else ()
     known = known or [None] * len(devices)
     return kind, [
@@ -123,11 +122,7 @@ def _supports(kind, device, instructions):
     found = formats_of(
         kind, device.name, capability, architecture, instructions
     )
-    fields = "status", "note", "source"
-    return {
-        format: {field: getattr(support, field) for field in fields}
-        for format, support in found.items()
-    }
+    return {format: support._asdict() for format, support in found.items()}
 
 
 def _formats(supports, quick):

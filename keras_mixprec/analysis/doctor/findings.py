@@ -1,4 +1,4 @@
-"""What is wrong with a machine: facts in, findings out, nothing asked."""
+"""Findings about a machine, as a pure function of facts."""
 
 import functools
 import tomllib

@@ -1,15 +1,19 @@
-"""What the system says of the machine's GPUs, whatever the backend sees."""
+"""The GPUs and versions that the system reports, without the backend."""
 
 import contextlib
+import importlib.metadata
 import pathlib
+import platform
 import re
 import subprocess
 from typing import NamedTuple
 
+from keras_mixprec._version import __version__
+
 _QUERY = "name,driver_version,memory.total,compute_cap"
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 
-# What it prints where there is no driver that answers.
+# Its output if no driver answers.
 _FAILED = re.compile(r"^(NVIDIA-SMI has failed|Failed to|No devices).*", re.M)
 
 
@@ -33,7 +37,7 @@ class Gpus(NamedTuple):
 
 
 def find_gpus() -> Gpus:
-    """Returns those of this machine, in at most five seconds."""
+    """Returns the GPUs of this machine, in at most five seconds."""
     try:
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"],
@@ -91,3 +95,38 @@ def _on_bus():
             kind = (folder / "class").read_text().strip()
             count += vendor == _NVIDIA and kind.startswith(_DISPLAY)
     return count
+
+
+_PACKAGES = ("keras", "numpy", "ml_dtypes", "tensorboard", "setuptools")
+
+# CUDA's libraries, where pip brings them.
+_PREFIX = "nvidia-"
+_LIBRARIES = {"cudnn": "cudnn", "cuda-runtime": "cuda"}
+
+
+def find_versions() -> dict[str, str]:
+    """Returns versions by name, of what is known without a backend."""
+    found = {"keras_mixprec": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        if version := installed(name):
+            found[name] = version
+    return found | _libraries() | {"system": platform.platform(terse=True)}
+
+
+def installed(name: str) -> str:
+    """Returns the version of a package, `""` if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _libraries():
+    found = {}
+    for package in importlib.metadata.distributions():
+        name = package.metadata["Name"] or ""
+        if name.startswith(_PREFIX):
+            part = name.removeprefix(_PREFIX).rpartition("-cu")[0]
+            if part in _LIBRARIES:
+                found[_LIBRARIES[part]] = package.version
+    return found

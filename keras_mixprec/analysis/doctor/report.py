@@ -1,4 +1,4 @@
-"""What the doctor found: as text of one screen, dict and JSON."""
+"""The doctor's report: as text of one screen, dict and JSON."""
 
 import dataclasses
 import datetime
@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_mixprec import _clock
 from keras_mixprec._html import element
-from keras_mixprec.formats import fill_screen, format_bytes
+from keras_mixprec.formats import fill_screen, format_bytes, text_table
 
 SCHEMA = 1
 
@@ -25,7 +25,7 @@ def now() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class DoctorReport:
-    """What `doctor` found, printable, also in a notebook.
+    """The report of `doctor`. Print it, or show it in a notebook.
 
     Attributes:
         backend: Dict: `name`, `version` (`None` if it cannot be imported),
@@ -67,7 +67,7 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no finding of level `"error"`."""
+        """`True` without a finding of level `"error"`."""
         return not any(f["level"] == "error" for f in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,16 +138,14 @@ def _speed(rows):
     """The table of speeds, in the formats that any row has something of."""
     known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
     formats = [format for format in _SPEEDS if format in known]
-    yield ""
-    heads = "".join(f"{f:>10}" for f in formats)
-    head = "Speed, float32 = 1, forward and backward"
-    yield f"{head:44}{'float32':>12}{heads}"
+    table = [("Speed, float32 = 1, forward and backward", "float32", *formats)]
     for row in rows:
-        name = f"  {row['operation']} {row['size']}, {row['mode']}"
         seconds, ratios = row["seconds"], row["ratios"]
         time = "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
         cells = [f"{ratios[f]:.2f}" if f in ratios else "-" for f in formats]
-        yield f"{name:44}{time:>12}" + "".join(f"{c:>10}" for c in cells)
+        name = f"  {row['operation']} {row['size']}, {row['mode']}"
+        table.append((name, time, *cells))
+    yield from ["", *text_table(table)]
     reasons = {
         f"{format} {why}"
         for row in rows

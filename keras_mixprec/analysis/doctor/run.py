@@ -16,9 +16,12 @@ from typing import Any
 
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.analysis.doctor.findings import judge
-from keras_mixprec.analysis.doctor.machine import find_gpus
+from keras_mixprec.analysis.doctor.machine import (
+    find_gpus,
+    find_versions,
+    installed,
+)
 from keras_mixprec.analysis.doctor.report import DoctorReport
-from keras_mixprec.analysis.doctor.versions import find_versions, installed
 from keras_mixprec.analysis.isolated import EndedError, Isolated
 
 BACKENDS = ("tensorflow", "jax", "torch")
@@ -30,21 +33,21 @@ _LONGEST = 400
 def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
     """Examines and measures what 16 bits bring on this machine.
 
-    It lists the devices, which number formats these have units for, versions
-    and combinations of them that are known to be bad; compares the results of
-    each format with float64; and times products, convolutions and the training
-    of a transformer block in each format against float32. What it measures is
-    kept, so that `recommend_policy`, and with it `"auto"`, can go by it.
+    It lists the devices, their native number formats, versions, and
+    combinations that are known to be bad. It compares the results of each
+    format with float64. It times products, convolutions and the training of a
+    transformer block in each format against float32. It keeps the measurements
+    for `recommend_policy` and `"auto"`.
 
     The active backend is examined in this process, on its default devices,
     which it initializes; another one, and one that cannot be imported, in a
-    process of its own. Nothing else is changed: no policy, no random seed.
+    process of its own. Policies and random seeds are not changed.
 
     Args:
         backend: String. `"tensorflow"`, `"jax"` or `"torch"`. Defaults to
             `None`: the one that Keras uses.
-        quick: Boolean. Whether to take seconds rather than half a minute: one
-            size of each operation, no format that is emulated. Defaults to
+        quick: Boolean. If `True`, it takes seconds rather than half a minute:
+            one size of each operation, and no emulated format. Defaults to
             `False`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Whether a device computes right: its results against float64 NumPy."""
+"""Checks a device's results against float64 NumPy."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec._console import one_line
-from keras_mixprec.analysis.doctor import workloads
 from keras_mixprec.analysis.doctor.findings import Finding
+from keras_mixprec.analysis.doctor.speed import products_in
 from keras_mixprec.backend import active
 
 # Terms of each sum: with so many a sum kept in bfloat16 stands still halfway.
@@ -17,7 +17,7 @@ _TERMS = 512
 # Bits behind the binary point, of what each product's inputs are rounded to.
 _DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
-# Beyond an eighth of the result nothing is left that training could use.
+# Training cannot use results that are off by more than an eighth.
 _GROSS = 1 / 8
 
 
@@ -85,13 +85,13 @@ def judge(format: str, operation: str, found, exact) -> Result:
     error = float(np.max(np.abs(found - exact) / np.abs(exact)))
     gross = "wrong" if error > max(_GROSS, limit) else "inaccurate"
     status = "right" if error <= limit else gross
-    # float32's digits are what everything else is compared with.
+    # All other formats are compared with float32.
     if status == "inaccurate" and format == "float32":
         status = "wrong"
     return Result(format, operation, error, limit, status)
 
 
-# What each status is called in a finding, and how grave it is.
+# The words for each status in a finding, and its level.
 _SAID = {
     "wrong": ("returns wrong results", "error"),
     "inaccurate": ("returns inaccurate results", "warning"),
@@ -100,7 +100,7 @@ _SAID = {
 
 
 def judge_results(results: list[Result], device: str) -> list[Finding]:
-    """Returns a finding for each format in which a device computes wrong."""
+    """Returns a finding for each format with wrong results."""
     found = []
     for format, status in dict.fromkeys((r.format, r.status) for r in results):
         if status == "right":
@@ -121,7 +121,7 @@ def judge_results(results: list[Result], device: str) -> list[Finding]:
 
 def _result(format, name, run):
     dtype = "float32" if format == "tf32" else format
-    with workloads.products_in(format):
+    with products_in(format):
         try:
             return judge(format, name, *run(dtype))
         except Exception as error:
@@ -135,7 +135,7 @@ def _matmul(dtype):
 
 
 def _gradient(dtype):
-    """That of a product's second factor, as of a Dense layer's kernel."""
+    """The gradient of a product's second factor, such as a kernel."""
     left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
 
     def gradient(left, right):

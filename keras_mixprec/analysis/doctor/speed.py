@@ -1,20 +1,23 @@
-"""What each format brings: the table of speeds against float32's."""
+"""The table of speeds: each format against float32."""
 
-import statistics
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from keras_mixprec import _clock
-from keras_mixprec._console import one_line
-from keras_mixprec.analysis.doctor import workloads
-from keras_mixprec.backend import active
+import numpy as np
+from keras import ops
 
-# A format that was slower than this, as a multiple of float32's speed, is left
-# out where a call would take longer than a second by that: float16 takes 100
-# times as long on many CPUs.
+from keras_mixprec._console import one_line
+from keras_mixprec.backend import active
+from keras_mixprec.devices.timing import compare, seconds_of
+from keras_mixprec.policies.matmul_precision import computed_in
+
+# A format slower than this multiple of float32's speed is left out where a call
+# would take longer than a second. On many CPUs float16 takes 100 times as long.
 _SLOW = 0.5
 
-# What two cores of a CPU, and a GPU, take some tens of milliseconds for.
+# Sizes that take some tens of milliseconds on two CPU cores, and on a GPU.
 _ON_CPU = {
     "matmul": (256, 512, 1024, 1536),
     "convolution": (8, 16, (32, 64, 128, 256)),
@@ -26,12 +29,6 @@ _ELSEWHERE = {
     "block": (16, 256, 1024),
 }
 _TRAINING = ("block", "feed-forward")
-
-# Least and most rounds of calls that take turns.
-_ROUNDS = 3, 40
-
-# Long enough that the clock, and what starts a call, take less than 1%.
-_SAMPLE = 0.005
 
 
 class Row(NamedTuple):
@@ -66,19 +63,19 @@ def measure_speed(
     Args:
         kind: String, of the default devices.
         formats: List of strings, `"float32"` first.
-        quick: Boolean. Whether to take one size of each, and of the block its
-            feed-forward half: attention takes seconds to compile.
+        quick: Boolean. If `True`, it takes one size of each, and only the
+            feed-forward half of the block. Attention takes seconds to compile.
         say: Function that shows a line of progress.
     """
     slowest = dict.fromkeys(formats, 1.0)
     rows = []
     for operation, size, mode, workload in _plan(kind, quick):
         say(f"{operation} {size}, {mode}")
-        steps = {f: _Step(f, workload, mode) for f in formats}
+        steps = {f: _step(f, workload, mode) for f in formats}
         try:
             # After the first call has compiled: others may take longer.
             steps["float32"]()
-            seconds = _time(steps["float32"])
+            seconds = seconds_of(steps["float32"])
         except Exception as error:  # Such as too little memory.
             why = {"float32": one_line(error)}
             rows.append(Row(operation, size, mode, None, {}, why))
@@ -92,71 +89,12 @@ def measure_speed(
         found = compare(tried, 0.3 if quick else 1.2)
         why = {f: f"{1 / slowest[f]:.0f} times as slow before" for f in slow}
         left_out = why | found.errors
-        rows.append(Row(operation, size, mode, *found[:2], left_out))
+        rows.append(
+            Row(operation, size, mode, found.seconds, found.ratios, left_out)
+        )
         for format, ratio in found.ratios.items():
             slowest[format] = min(slowest[format], ratio)
     return rows
-
-
-class Timing(NamedTuple):
-    """How long functions take.
-
-    Attributes:
-        seconds: Float, of a call of the first: a median.
-        ratios: Dict from the name of each other to how many times as fast it
-            is as the first: the median of the ratios of neighbours.
-        errors: Dict from the name of each that failed to why.
-    """
-
-    seconds: float
-    ratios: dict[str, float]
-    errors: dict[str, str]
-
-
-def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
-    """Returns how long functions take, compared with the first.
-
-    They take turns, in an order that is reversed each time, so that a machine
-    that slows down slows all of them down; each round gives a ratio, and the
-    median of these is what counts. The first call of each, which compiles, is
-    left out.
-
-    Args:
-        functions: Dict from names to functions without arguments, each of
-            which waits for its result. The first must not fail.
-        seconds: Float. How long to go on; three rounds are taken anyway.
-    """
-    first = next(iter(functions))
-    calls, errors = {}, {}
-    for name, function in functions.items():
-        try:
-            function()
-            calls[name] = max(1, round(_SAMPLE / max(_time(function), 1e-6)))
-        except Exception as error:
-            if name == first:
-                raise
-            errors[name] = one_line(error)
-    samples: dict[str, list] = {name: [] for name in calls}
-    start = _clock.now()
-    for number in range(_ROUNDS[1]):
-        if number >= _ROUNDS[0] and _clock.now() - start >= seconds:
-            break
-        order = list(calls)
-        for name in reversed(order) if number % 2 else order:
-            samples[name].append(_time(functions[name], calls[name]))
-    base = samples.pop(first)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(base, own, strict=True))
-        for name, own in samples.items()
-    }
-    return Timing(statistics.median(base), ratios, errors)
-
-
-def _time(function, calls=1):
-    start = _clock.now()
-    for _ in range(calls):
-        function()
-    return (_clock.now() - start) / calls
 
 
 def training_speed(rows: list[Row]) -> dict[str, float]:
@@ -165,22 +103,16 @@ def training_speed(rows: list[Row]) -> dict[str, float]:
     return next(trained, {})
 
 
-class _Step:
-    """One training step in a format, made when it is first called."""
+def _step(format, workload, mode):
+    """Returns one training step in a format, made in the first call."""
+    dtype = "float32" if format == "tf32" else format
+    made = functools.cache(lambda: training_step(*workload, dtype, mode))
 
-    def __init__(self, format, workload, mode):
-        self._format = format
-        self._dtype = "float32" if format == "tf32" else format
-        self._workload, self._mode = workload, mode
-        self._run = None
+    def run():
+        with products_in(format):
+            return made()()
 
-    def __call__(self):
-        with workloads.products_in(self._format):
-            if self._run is None:
-                self._run = workloads.training_step(
-                    *self._workload, self._dtype, self._mode
-                )
-            return self._run()
+    return run
 
 
 def _plan(kind, quick):
@@ -189,12 +121,123 @@ def _plan(kind, quick):
     mode = active.runtime().MODES[0]  # What `fit` uses by default.
     some = slice(1, 2) if quick else slice(None)
     for n in sizes["matmul"][some]:
-        yield "matmul", f"{n} x {n}", mode, workloads.matmul(n)
+        yield "matmul", f"{n} x {n}", mode, matmul(n)
     count, height, channels = sizes["convolution"]
     for n in channels[some]:
         size = f"{count} x {height} x {height} x {n}"
-        given = workloads.convolution(count, height, n)
+        given = convolution(count, height, n)
         yield "convolution", size, mode, given
     batch, length, width = sizes["block"]
-    given = workloads.block(batch, length, width, attention=not quick)
+    given = block(batch, length, width, attention=not quick)
     yield _TRAINING[quick], f"{batch} x {length} x {width}", mode, given
+
+
+_HEADS = 8
+
+
+def matmul(size: int):
+    """Returns a product of square matrices, and what it is given."""
+    return _product, [_normal(size, size), _normal(size, size)]
+
+
+def convolution(count: int, height: int, channels: int):
+    """Returns a 3 x 3 convolution of square images, and what it is given."""
+    inputs = _normal(count, height, height, channels)
+    return _convolution, [inputs, _normal(3, 3, channels, channels)]
+
+
+def block(batch: int, length: int, width: int, attention: bool):
+    """Returns a transformer block, or its feed-forward half, and its weights.
+
+    In training these are float32 variables, which are updated in each step, as
+    under a mixed policy.
+    """
+    shapes = [(width, 4 * width), (4 * width, width)]
+    if attention:
+        shapes = [(width, 3 * width), (width, width), *shapes]
+    weights = [_normal(*shape) for shape in shapes]
+    return _block, [_normal(batch, length, width), *weights]
+
+
+def training_step(function, arrays: list, dtype: str, mode: str):
+    """Returns a function that runs it forward and backward, and waits.
+
+    Args:
+        function: Function of a list of tensors, as the ones of this module.
+        arrays: List of float32 arrays, what it is given.
+        dtype: String. What it computes in.
+        mode: String, one of the backend's `MODES`.
+    """
+    runtime, replay = active.runtime(), active.replay()
+    # The inputs of a Dense or convolutional layer have the dtype already. A
+    # step casts its variables.
+    own = "float32" if function is _block else dtype
+    tensors = [ops.convert_to_tensor(array, own) for array in arrays]
+
+    def step(tensors):
+        outputs, gradients = replay.vjp(
+            lambda tensors: [function(tensors, dtype)],
+            tensors,
+            # As large as what came out, and known only when it did.
+            lambda outputs: outputs,
+        )
+        if function is not _block:
+            return outputs + gradients
+        updated = zip(tensors, gradients, strict=True)
+        return [value - 0.001 * gradient for value, gradient in updated]
+
+    compiled = runtime.compiled(step, mode)
+
+    def run():
+        results = compiled(tensors)
+        runtime.wait(results)
+        return results
+
+    return run
+
+
+def products_in(format: str) -> AbstractContextManager:
+    """Context with float32 products in TF32 for `"tf32"`, else in float32.
+
+    Some backends use TF32 by default, and the reference must be float32.
+    """
+    return computed_in("tf32" if format == "tf32" else "float32")
+
+
+def _product(tensors, dtype):
+    return ops.matmul(*tensors)
+
+
+def _convolution(tensors, dtype):
+    return ops.conv(*tensors, padding="same", data_format="channels_last")
+
+
+def _block(tensors, dtype):
+    x, *attention, widening, narrowing = (ops.cast(t, dtype) for t in tensors)
+    if attention:
+        x = x + _attended(_normed(x), *attention)
+    hidden = ops.relu(ops.matmul(_normed(x), widening))
+    return x + ops.matmul(hidden, narrowing)
+
+
+def _attended(x, mixing, joining):
+    batch, length, width = x.shape
+    shape = batch, length, 3, _HEADS, width // _HEADS
+    mixed = ops.reshape(ops.matmul(x, mixing), shape)
+    q, k, v = ops.unstack(mixed, axis=2)
+    scores = ops.einsum("bqhd,bkhd->bhqk", q, k) * shape[-1] ** -0.5
+    attended = ops.einsum("bhqk,bkhd->bqhd", ops.softmax(scores), v)
+    return ops.matmul(ops.reshape(attended, x.shape), joining)
+
+
+def _normed(x):
+    # In float32, as Keras' LayerNormalization computes.
+    wide = ops.cast(x, "float32")
+    mean, variance = ops.moments(wide, axes=-1, keepdims=True)
+    return ops.cast((wide - mean) * ops.rsqrt(variance + 1e-3), x.dtype)
+
+
+def _normal(*shape):
+    # Small enough that products stay within float16's range.
+    random = np.random.default_rng(len(shape))
+    return random.standard_normal(shape, "float32") * 0.05

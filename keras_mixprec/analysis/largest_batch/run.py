@@ -16,8 +16,8 @@ from keras_mixprec.analysis.comparison.sources import (
     check_sendable,
     resolve,
 )
-from keras_mixprec.analysis.largest_batch.trainer import Job, first_batch
-from keras_mixprec.analysis.largest_batch.trials import Trials
+from keras_mixprec.analysis.isolated import EndedError, Isolated
+from keras_mixprec.analysis.largest_batch.trainer import Job, first_batch, serve
 from keras_mixprec.analysis.resume import ResumeFile, fingerprint
 from keras_mixprec.formats import format_bytes, format_count
 from keras_mixprec.policies.names import check_policy
@@ -25,8 +25,8 @@ from keras_mixprec.policies.plan import PrecisionPlan
 
 _MOST_BYTES = 2**62
 
-# Of what the system has left, the part that a process on a CPU may take: who
-# takes all of it slows everything down, or has other processes killed.
+# The share of the system's free memory that a process on a CPU may take. Taking
+# all of it slows everything down, or other processes are killed.
 _SHARE = 0.9
 
 # The answer is exact up to this many samples, and above to 3%: sizes tried are
@@ -36,7 +36,7 @@ _EXACT = 32
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was found for one policy.
+    """The result of the search for one policy.
 
     Attributes:
         policy: String, a policy's name or `"plan"`.
@@ -44,8 +44,8 @@ class Found:
             even the smallest did.
         fails_at: Int. Samples of the smallest batch that ran out of memory;
             `None` if none did.
-        trials: List of dicts, in the order in which they ran: `size`, `fits`,
-            and `peak_bytes` and `measured_by` if it did, `because` if not.
+        trials: List of dicts, in the order of the trials: `size`, `fits`, and
+            `peak_bytes` and `measured_by` if it did, `because` if not.
     """
 
     policy: str
@@ -127,13 +127,13 @@ def largest_batch(
     """Finds the largest batch that trains under a policy, by training.
 
     The batch is doubled until a train step runs out of memory, then the size
-    is searched between the last two. Trials run in new processes, which may
-    be killed: sizes that fit one after the other in one, and each that does
-    not fit once more in one that has trained nothing before.
+    is searched between the last two. Trials run in new processes, which may be
+    killed. A process trains on one size after the other. A size that does not
+    fit is tried once more in a new process.
 
-    What other processes hold of a GPU is not there for the trials: call this
-    where the backend has not used the GPU yet. On a CPU the process has its
-    libraries and the batch itself in the same memory.
+    Trials cannot use GPU memory that other processes hold. Call this before the
+    backend uses the GPU. On a CPU the process has its libraries and the batch
+    itself in the same memory.
 
     Args:
         build: Function without arguments that returns a compiled model, or
@@ -162,7 +162,7 @@ def largest_batch(
             a limit that the system has set already.
         resume: String or path. File to which each trial is written, and from
             which an interrupted search goes on. Defaults to `None`.
-        verbose: 0 or 1. Whether a line is printed for each trial.
+        verbose: 0 or 1. `1` prints a line for each trial.
 
     Returns:
         A `LargestBatch`: `.batch_size`, `.ratio`, `.found` and `.baseline`
@@ -174,7 +174,7 @@ def largest_batch(
             imported by another process, `resume` is of another search, or
             `memory_limit` is less than the libraries alone need.
         TimeoutError: If a trial takes too long.
-        Exception: What a trial raises, if it is not that memory has run out.
+        Exception: Any error of a trial other than out of memory.
 
     Example:
     >>> found = largest_batch(
@@ -235,7 +235,7 @@ def largest_batch(
 
 
 class _Tried:
-    """The trials under one policy, which the file has those of before of."""
+    """The trials under one policy, continued from the file."""
 
     def __init__(self, label, trials, file, verbose):
         self.rows = file.found.setdefault(label, [])
@@ -285,8 +285,8 @@ def search(
     Doubles until one does not, then halves the interval between them.
 
     Args:
-        fits: Function of a size. Of two sizes the larger does not fit if the
-            smaller does not.
+        fits: Function of a size. A size above one that does not fit must not
+            fit.
         low: Int. The first size.
         high: Int. The largest to try.
         step: Int. Sizes tried are `low` and multiples of it, and the two
@@ -344,3 +344,119 @@ def _available():
         line = next(x for x in lines if x.startswith("MemAvailable:"))
         return int(_SHARE * 1024 * int(line.split()[1]))
     return None
+
+
+# C++ and Python print these before a lack of memory ends the process. A thread
+# needs memory for its stack.
+_SCARCE = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "failed to allocate",
+    "memoryerror",
+    "out of memory",
+    "out_of_memory",
+    "resource_exhausted",
+    "oom when allocating",
+    "bad_alloc",
+    "pthread_create",
+)
+
+# The system ends a process with SIGKILL if memory runs out. Under a memory
+# limit, a library that does not check its allocations may crash, as oneDNN does
+# in TensorFlow.
+_KILLED = ("SIGKILL",)
+_KILLED_IF_LIMITED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT")
+
+
+class Trials:
+    """Tries sizes, each in a process without a failed trial.
+
+    A size that fits beside leftovers of earlier sizes also fits without them. A
+    size that fails is tried once more in a new process.
+
+    Args:
+        job: The `Job`.
+        timeout: Float. Seconds that a trial may take.
+    """
+
+    def __init__(self, job: Job, timeout: float):
+        self._job = job
+        self._timeout = timeout
+        self._process: Isolated | None = None
+        # `True` if the system limits the memory of a process. The caller asked
+        # for that, or a process that has trained reported it.
+        self._limited = job.memory_limit is not None
+
+    def run(self, size: int) -> dict:
+        """Returns what `Trainer.run` does, or why memory has run out.
+
+        Args:
+            size: Int. Samples of the batch.
+
+        Raises:
+            Exception: Any other error of the trial.
+            TimeoutError: If it takes too long.
+        """
+        used = self._process is not None
+        found = self._ask("run", size)
+        if found["fits"]:
+            self._limited = found.pop("limited")
+            return found
+        self.close()
+        return self.run(size) if used else found
+
+    def asked(self) -> dict[str, str]:
+        """Returns what `Trainer.asked` does.
+
+        Raises:
+            Exception: What the process raised.
+        """
+        return self._ask("asked")
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process is not None:
+            # It has nothing to save, and its own end takes seconds.
+            self._process.close()
+            self._process = None
+
+    def _ask(self, what, *size):
+        if self._process is None:
+            backend = keras.backend.backend()
+            self._process = Isolated(serve, (self._job,), KERAS_BACKEND=backend)
+        try:
+            answer = self._process.ask((what, *size), self._timeout)
+        except TimeoutError:
+            self.close()
+            raise TimeoutError(
+                f"A trial{_with(size)} takes longer than {self._timeout:g} "
+                "seconds: raise `timeout`, or lower `max_size`."
+            ) from None
+        except EndedError as ended:
+            answer = self._why_it_ended(ended, size)
+        if "error" in answer:
+            self.close()
+            answer["error"].add_note(answer["traceback"])
+            raise answer["error"]
+        return answer
+
+    def _why_it_ended(self, ended, size):
+        how, printed = str(ended), ended.printed
+        # C++ prints an uncaught exception, for example.
+        scarce = any(words in printed.lower() for words in _SCARCE)
+        kills = _KILLED_IF_LIMITED if self._limited else _KILLED
+        if scarce or ended.signal in kills:
+            return {"fits": False, "because": how}
+        # A script that the process imports, and that starts another one, is
+        # all that ends it before it prints.
+        if ended.status == 1 and not printed:
+            how += " before it was asked; call it below `if __name__ == "
+            how += "'__main__':`, since it imports the script once more"
+        error = RuntimeError(f"In a trial{_with(size)} {how}.")
+        last = f"It printed last:\n{printed or 'nothing'}"
+        return {"error": error, "traceback": last}
+
+
+def _with(size):
+    return f" with {size[0]} samples" if size else ""

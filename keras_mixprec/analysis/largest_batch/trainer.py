@@ -1,4 +1,4 @@
-"""What `trials.py` starts: a process that trains until its memory runs out."""
+"""The process of a search: it trains until its memory runs out."""
 
 import contextlib
 import dataclasses
@@ -12,8 +12,7 @@ import numpy as np
 from keras import tree
 
 from keras_mixprec._console import one_line
-from keras_mixprec.analysis.comparison.batches import read_batches
-from keras_mixprec.analysis.comparison.sources import build_model
+from keras_mixprec.analysis.comparison.sources import build_model, read_batches
 from keras_mixprec.analysis.resume import fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import is_out_of_memory
@@ -37,7 +36,7 @@ _ROWS = 256
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every trial of a search does.
+    """The job of every trial of a search.
 
     Attributes:
         build: Function without arguments that returns a compiled model, or
@@ -46,8 +45,8 @@ class Job:
         policy: String, the name of a policy, or a `PrecisionPlan`.
         steps: Int. Train steps of a trial.
         memory_limit: Int. Bytes that the process may allocate, or `None`.
-        available: Int. Bytes that it may take on a CPU beside what it has when
-            the backend is there, if nothing else limits it, or `None`.
+        available: Int. Bytes that it may take on a CPU after it has loaded the
+            backend, without another limit, or `None`.
     """
 
     build: Callable | str
@@ -59,7 +58,7 @@ class Job:
 
 
 def serve(connection: Any, job: Job) -> None:
-    """Answers until nobody asks any more.
+    """Answers until the connection is closed.
 
     Args:
         connection: Connection of a pipe. It is sent `"run"` and a size, or
@@ -98,7 +97,8 @@ def first_batch(data: Any) -> tuple:
 
     Raises:
         TypeError: If they are not arrays.
-        ValueError: If there are none, or not as many in each array.
+        ValueError: If there are no rows, or arrays have different numbers of
+            rows.
     """
     batch = read_batches("data", data, _ROWS, most=1).batches[0]
     leaves = tree.flatten(batch)

@@ -4,14 +4,16 @@ import numpy as np
 
 from keras_mixprec.analysis.lint.findings import Finding
 from keras_mixprec.analysis.lint.rule import rule, to_float32
+from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.diagnosis.examination import diagnose
+from keras_mixprec.diagnosis.task import inputs_not_normalized, task_faults
 from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import largest_magnitude
 from keras_mixprec.policies.graph import fed_by_inputs
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS
 
-# Of the data, of the weights, or of a loss scale that adapts.
+# These are about the data, the weights, or a loss scale that adapts.
 _NOT_OF_ITS_PRECISION = {
     "bad_data",
     "divergence",
@@ -29,7 +31,13 @@ _LOST = 0.05
 
 @rule("KMP101", "high")
 def wrong_on_the_data(view):
-    """On the samples given a step does something else than in float32."""
+    """On the samples given a step does something else than in float32.
+
+    Why: A layer that is right on everyday numbers may overflow on yours. Only a
+    step on samples shows it.
+    Example: a sum of squares of pixels from 0 to 255 overflows float16.
+    Fix: let the named layer compute in float32, or scale its input.
+    """
     if view.x is None:
         return
     for verdict in diagnose(view.model, *view.batch()):
@@ -53,7 +61,12 @@ def wrong_on_the_data(view):
 
 @rule("KMP104", "high")
 def targets_beyond_format(view):
-    """An output in float16 cannot reach targets above 65504."""
+    """An output in float16 cannot reach targets above 65504.
+
+    Why: The loss cannot fall where outputs end below the targets.
+    Example: prices of 150000, and a last layer in float16.
+    Fix: let the last layer compute in float32, or scale the targets.
+    """
     known = [a for a in view.targets.values() if a.dtype.kind in "fiu"]
     largest = max(map(largest_magnitude, known), default=0.0)
     for entry in view.low:
@@ -72,7 +85,12 @@ def targets_beyond_format(view):
 
 @rule("KMP105", "high")
 def rounded_inputs(view):
-    """A cast to 16 bits rounds by more than what the numbers differ by."""
+    """A cast to 16 bits rounds by more than what the numbers differ by.
+
+    Why: Differences between samples are lost in the cast, before any layer.
+    Example: timestamps near 1.7e9 are all equal in bfloat16.
+    Fix: subtract the mean in float32, or before training.
+    """
     dtype = _narrowest(view)
     for name, array in view.inputs.items() if dtype else ():
         if "float" not in str(array.dtype):
@@ -104,3 +122,38 @@ def _narrowest(view):
         if id(entry.layer) in fed and entry.layer.autocast
     }
     return max(dtypes, default=None)
+
+
+@rule("KMP106", "high")
+def task_cannot_be_learned(view):
+    """Outputs cannot reach the targets, or the loss takes something else.
+
+    Why: No precision helps if the model cannot reach its targets.
+    Example: a `relu` at the end, and negative targets.
+    Fix: change the last activation, the loss or the targets.
+    """
+    if view.y is not None and getattr(view.model, "compiled", False):
+        data = to_tensors((*view.batch(), None), view.model, as_in_fit=True)
+        build_for(view.model, data)
+        faults = task_faults(view.model, view.x, view.y)
+        yield from map(_finding, faults)
+
+
+@rule("KMP107", "low")
+def inputs_not_to_scale(view):
+    """Large inputs, or columns of unequal sizes, meet a kernel as they are.
+
+    Why: Large inputs make large products and gradients, in 16 bits most of all.
+    Example: one column from 0 to 1 beside one from 0 to 10000.
+    Fix: add `keras.layers.Normalization`, or scale the data.
+    """
+    fault = view.x is not None and inputs_not_normalized(view.model, view.x)
+    if fault:
+        yield _finding(fault)
+
+
+def _finding(fault):
+    verdict = fault.verdict(0)
+    clause = KINDS[fault.kind].clause.format(**fault.numbers)
+    reason = f"{clause[:1].upper()}{clause[1:]}."
+    return Finding(reason, verdict.advice, numbers=fault.numbers)

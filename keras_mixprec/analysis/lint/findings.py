@@ -1,4 +1,4 @@
-"""What lint finds in a model, and what repairs it."""
+"""The findings of lint, and their repairs."""
 
 import dataclasses
 import glob
@@ -22,7 +22,7 @@ from keras_mixprec.reporting.text_formats import plain, to_json
 # data. "low": it is slower or less exact than it could be.
 SEVERITIES = ("high", "medium", "low")
 
-# Of what `to_dict` returns and `keras-mixprec lint --json` prints.
+# The version of `to_dict` and of `keras-mixprec lint --json`.
 SCHEMA_VERSION = 1
 
 _INDENT = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
@@ -98,7 +98,7 @@ class Finding:
 
 
 class Findings(Sequence):
-    """What lint found, most severe first.
+    """The findings of lint, most severe first.
 
     `str()` gives text, a notebook shows a table, `to_dict()` and `to_json()`
     hold the same, and `apply()` repairs what can be repaired by a call.
@@ -134,8 +134,8 @@ class Findings(Sequence):
     def apply(self, severity: str = "low") -> PrecisionPlan:
         """Repairs the model by the rules and calls of its findings.
 
-        Of a model checked under another policy than its own, that policy is
-        applied first. Layers that no finding is about keep theirs.
+        If the model was checked under another policy, that policy is applied
+        first. Layers without a finding keep their policy.
 
         Args:
             severity: The lowest severity that is repaired. Defaults to
@@ -145,7 +145,7 @@ class Findings(Sequence):
             The `PrecisionPlan` that the model now follows.
 
         Raises:
-            ValueError: If `severity` is none of the three.
+            ValueError: If `severity` is another string.
         """
         found, model = self.at_least(severity), self._model
         if self._policy is not None:

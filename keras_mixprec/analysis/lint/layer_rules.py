@@ -34,7 +34,7 @@ from keras_mixprec.policies.names import is_fixed
 from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
 from keras_mixprec.policies.set_policies import reasons_of
 
-# Share of the spread of a feature by which its rounding may be off.
+# How far the rounding of a feature may be off, as a share of its spread.
 _OFF = 0.1
 
 # About each of these there is a rule that has numbers.
@@ -71,7 +71,13 @@ def _wide(entry, reason, why, **more):
 
 @rule("KMP201", "high")
 def argument_beyond_format(view):
-    """A number given to a layer becomes infinite or 0 in its compute dtype."""
+    """A number given to a layer becomes infinite or 0 in its compute dtype.
+
+    Why: The layer computes with the rounded number, so it returns 0 or
+    infinity.
+    Example: `Rescaling(1e-9)` in float16 returns zeros.
+    Fix: let this layer compute in float32.
+    """
     for entry in view.low:
         if not isinstance(entry.layer, layers.Rescaling):
             continue
@@ -91,7 +97,12 @@ def argument_beyond_format(view):
 
 @rule("KMP202", "high")
 def weights_beyond_format(view):
-    """Weights beyond the compute dtype become infinite, tiny ones 0."""
+    """Weights beyond the compute dtype become infinite, tiny ones 0.
+
+    Why: The layer casts its weights, so large ones are infinite in each call.
+    Example: an embedding with an entry of 100000 in float16.
+    Fix: let this layer compute in float32.
+    """
     for entry in view.low:
         form = get_format(entry.layer.compute_dtype)
         for variable in _cast_variables(entry.layer):
@@ -109,7 +120,12 @@ def weights_beyond_format(view):
 
 @rule("KMP203", "high")
 def normalization_statistics(view):
-    """`Normalization` casts features first: those far from 0 lose digits."""
+    """`Normalization` casts features first: those far from 0 lose digits.
+
+    Why: The digits are gone before the mean is subtracted.
+    Example: a feature of mean 100000 and deviation 1.
+    Fix: let this layer compute in float32.
+    """
     why = "features beyond 16 bits"
     for entry in view.low:
         if not cast_constants(entry.layer):
@@ -154,7 +170,12 @@ def _cast_variables(layer):
 
 @rule("KMP301", "medium")
 def sensitive_layer(view):
-    """Some layers overflow or lose digits in float16 on everyday data."""
+    """Some layers overflow or lose digits in float16 on everyday data.
+
+    Why: Sums of many terms, exponentials and divisions leave the range first.
+    Example: a softmax over long sequences, or a user-written normalization.
+    Fix: let this layer compute in float32, as `DEFAULT_RULES` do.
+    """
     rules = [r for r in DEFAULT_RULES if r.match not in _HAVE_THEIR_OWN]
     matcher = Matcher(PrecisionRules(rules), view.model)
     for entry in view.low:
@@ -168,7 +189,12 @@ def sensitive_layer(view):
 
 @rule("KMP302", "medium")
 def output_in_16_bits(view):
-    """Probabilities below 6e-8 vanish in float16, logits lose digits."""
+    """Probabilities below 6e-8 vanish in float16, logits lose digits.
+
+    Why: The loss takes a logarithm of 0, or of numbers with few digits.
+    Example: a `softmax` at the end of a model in mixed_float16.
+    Fix: let the last layer compute in float32.
+    """
     outputs = view.output_layers or _computes_last(view)
     for entry in view.low:
         if id(entry.layer) not in outputs:
@@ -202,7 +228,12 @@ def _computes_last(view):
 
 @rule("KMP501", "low")
 def no_16_bit_layers(view):
-    """Without a layer in 16 bits there is nothing to gain, nor to check."""
+    """Without a layer in 16 bits there is nothing to gain, nor to check.
+
+    Why: Lint judges the dtypes that layers have.
+    Example: a model built under the policy "float32".
+    Fix: pass `policy="mixed_float16"` to see what it would find.
+    """
     if not view.low:
         data = "" if view.x is None else ", so the data were only run through"
         yield Finding(
@@ -214,7 +245,12 @@ def no_16_bit_layers(view):
 
 @rule("KMP502", "low")
 def little_work_in_16_bits(view):
-    """Time is saved only in what computes in 16 bits."""
+    """Time is saved only in what computes in 16 bits.
+
+    Why: The largest layers decide the speed.
+    Example: a float32 convolution with 90% of the multiply-adds.
+    Fix: see `precision_summary(model)` for why they are in float32.
+    """
     share = sum(map(view.share, view.low))
     if view.low and view.in_float32 and share < _LITTLE:
         largest = max(view.in_float32, key=view.share)
@@ -232,7 +268,12 @@ def little_work_in_16_bits(view):
 
 @rule("KMP505", "medium")
 def wrapper_dtype_ignored(view):
-    """Setting the dtype of a layer does not reach the layers inside it."""
+    """Setting the dtype of a layer does not reach the layers inside it.
+
+    Why: The layers inside keep their own policies, and go on in 16 bits.
+    Example: `TimeDistributed(Dense(8), dtype="float32")` under mixed_float16.
+    Fix: use a `PrecisionRule`, which reaches the layers inside.
+    """
     for entry in view.in_float32:
         holder, inside = entry.layer, list(sublayers(entry.layer))
         # The own dtype of a model of layers means nothing.
@@ -257,12 +298,17 @@ def wrapper_dtype_ignored(view):
             )
 
 
-# What float32 products are computed in, and how large products are.
+# The precision of float32 products, and the size of products.
 
 
 @rule("KMP601", "medium")
 def products_below_float32(view):
-    """Where float32 has to be exact, TF32's 11 bits are as few as float16's."""
+    """TF32 keeps 11 bits like float16, too few for some float32 layers.
+
+    Why: A layer kept in float32 for its digits loses them again.
+    Example: `set_matmul_precision("tf32")` beside a demoted layer.
+    Fix: call `set_matmul_precision("float32")`.
+    """
     holds = in_force()
     if holds.products == "float32":
         return
@@ -280,7 +326,12 @@ def products_below_float32(view):
 
 @rule("KMP602", "low")
 def products_without_tf32(view):
-    """Float32 products take several times as long as they do in TF32."""
+    """Float32 products take several times as long as they do in TF32.
+
+    Why: GPUs with TF32 units leave them idle.
+    Example: a large float32 layer on an A100 with the default of torch.
+    Fix: call `set_matmul_precision("tf32")`.
+    """
     holds = in_force()
     if holds.products != "float32" or "tf32" not in holds.available:
         return
@@ -310,7 +361,12 @@ def _kept_for_digits(view):
 
 @rule("KMP603", "medium")
 def dimension_not_multiple_of_8(view):
-    """Tensor Cores take sides that are multiples of 8."""
+    """Tensor Cores take sides that are multiples of 8.
+
+    Why: Other sides are padded in each product, or run without Tensor Cores.
+    Example: `Dense(250)` on 30 features.
+    Fix: pad the sides as the finding says.
+    """
     for entry in view.low:
         sizes = {n for sides in _products(entry.layer) for n in sides}
         odd = sorted(n for n in sizes if n % _MULTIPLE)

@@ -7,9 +7,15 @@ from typing import Any
 
 import keras
 
+from keras_mixprec._checks import check_list
+from keras_mixprec.analysis.lint import (
+    data_rules,
+    layer_rules,
+    optimizer_rules,
+)
 from keras_mixprec.analysis.lint.findings import Findings
 from keras_mixprec.analysis.lint.model_view import ModelView
-from keras_mixprec.analysis.lint.table import chosen
+from keras_mixprec.analysis.lint.rule import Rule
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import check_model, walk
@@ -32,7 +38,7 @@ def lint(
     Rules look at the shapes, dtypes, arguments, weights and graph of its
     layers, at its optimizer and `train_step`. With `x` they look at the data
     as well, and `diagnose` takes a step on some samples, in float32 and in 16
-    bits: only that shows what layers compute. Nothing is changed in the model.
+    bits: only that shows what layers compute. The model is not changed.
 
     Args:
         model: A `keras.Model`, compiled or not. One that is not built is built
@@ -80,7 +86,7 @@ def lint(
 
 
 def _as_if(model, policy):
-    """Context in which layers follow what `apply_policy` would set."""
+    """Context with the policies that `apply_policy` would set."""
     if policy is None:
         return contextlib.nullcontext()
     matcher = matcher_of(model, policy, None)
@@ -91,3 +97,43 @@ def _as_if(model, policy):
         assignment[fitting_policy(entry.layer, wanted)].append(entry.layer)
     assignment[fitting_policy(model, policy)].append(model)
     return temporary_policies(assignment)
+
+
+_FILES = (data_rules, layer_rules, optimizer_rules)
+
+# Findings of one severity are listed in this order.
+RULES = sorted(
+    (x for file in _FILES for x in vars(file).values() if isinstance(x, Rule)),
+    key=lambda rule: rule.code,
+)
+
+
+def chosen(
+    select: Iterable[str] = ("KMP",), ignore: Iterable[str] = ()
+) -> list[Rule]:
+    """Returns the rules of some codes.
+
+    Args:
+        select: List of codes, or of what they start with, such as `"KMP4"`.
+        ignore: The same, of rules that are left out.
+
+    Raises:
+        TypeError: If one of them is no list.
+        ValueError: If no rule has such a code.
+    """
+    starts = []
+    for name, codes in (("select", select), ("ignore", ignore)):
+        codes = check_list(name, codes, str, "a list of codes")
+        for code in codes:
+            if not any(rule.code.startswith(code) for rule in RULES):
+                raise ValueError(
+                    f"`{name}` must have codes of rules, as 'KMP101', or what "
+                    f"they start with. Received: {name}={codes!r}"
+                )
+        starts.append(tuple(codes))
+    return [
+        rule
+        for rule in RULES
+        if rule.code.startswith(starts[0])
+        and not rule.code.startswith(starts[1])
+    ]

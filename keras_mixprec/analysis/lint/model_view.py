@@ -1,4 +1,4 @@
-"""What the rules of lint read of a model and its data."""
+"""The view of a model and its data that rules of lint read."""
 
 import functools
 
@@ -14,8 +14,8 @@ from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
 # A batch is run as it is, since a `train_step` may need so many samples: of
-# this size, or with this many numbers. Of more, the first ones are; for each
-# input those with the largest and the smallest number follow.
+# this size, or with this many numbers. A larger batch is cut to its first rows,
+# and the rows with each input's largest and smallest number.
 _BATCH, _NUMBERS, _ROWS = 128, 2**20, 32
 
 
@@ -24,15 +24,16 @@ class ModelView:
 
     Attributes:
         model: The `keras.Model`, with the policies that are checked.
-        x, y: What `lint` was given: arrays, dicts or tuples of them, or `None`.
+        x, y: The data given to `lint`: arrays, dicts or tuples of them, or
+            `None`.
         inputs, targets: Dicts of the NumPy arrays in them by name, such as
             `"x"` or `"x['ids']"`; empty without.
-        callbacks: List of `keras.callbacks.Callback`, those of `fit`.
-        supposed: Boolean. Whether the policies are another one than the model
-            was compiled under.
+        callbacks: List of `keras.callbacks.Callback` for `fit`.
+        supposed: Boolean. `True` if the model was compiled under another
+            policy.
         entries: List of `LayerEntry`: every layer, the model itself last.
-        low: Those of `entries` that compute in float16 or bfloat16.
-        in_float32: Those that compute in float32.
+        low: The `entries` that compute in float16 or bfloat16.
+        in_float32: The `entries` that compute in float32.
     """
 
     def __init__(

@@ -20,7 +20,12 @@ _Scaling = keras.optimizers.LossScaleOptimizer
 
 @rule("KMP401", "medium")
 def variables_in_16_bits(view):
-    """Updates below half a digit of a 16-bit variable are lost."""
+    """Updates below half a digit of a 16-bit variable are lost.
+
+    Why: Weights stop moving once updates are small. A mixed policy avoids that.
+    Example: a model built under the policy "float16".
+    Fix: build the model under "mixed_float16" or "mixed_bfloat16".
+    """
     variables = view.model.trainable_variables
     narrow = [v for v in variables if v.dtype in SIXTEEN_BITS]
     if narrow:
@@ -38,7 +43,12 @@ def variables_in_16_bits(view):
 
 @rule("KMP402", "high")
 def constant_of_the_optimizer(view):
-    """An epsilon that is 0 or a beta_2 that is 1 in 16 bits loses weights."""
+    """An epsilon that is 0 or a beta_2 that is 1 in 16 bits loses weights.
+
+    Why: Adam divides by 0, or its second moment never decays.
+    Example: `epsilon=1e-8` with variables in float16.
+    Fix: set the constant that the finding names, or use a mixed policy.
+    """
     for optimizer in _optimizers(view):
         lost = lost_constants(optimizer, view.model.trainable_variables)
         for name, value in lost.items():
@@ -54,7 +64,12 @@ def constant_of_the_optimizer(view):
 
 @rule("KMP404", "high")
 def no_loss_scaling(view):
-    """Without loss scaling gradients below 6e-8 vanish in float16."""
+    """Without loss scaling gradients below 6e-8 vanish in float16.
+
+    Why: Small gradients become 0, and their layers do not learn.
+    Example: `compile("adam", auto_scale_loss=False)` in mixed_float16.
+    Fix: call `ensure_loss_scaling(model)`.
+    """
     if not lacks_loss_scaling(view.model):
         return
     name = _name(view.model.optimizer)
@@ -85,7 +100,12 @@ def no_loss_scaling(view):
 
 @rule("KMP406", "medium")
 def constant_loss_scale(view):
-    """`loss_scale_factor` skips no step: an overflow reaches the weights."""
+    """`loss_scale_factor` skips no step: an overflow reaches the weights.
+
+    Why: One overflow makes all weights NaN.
+    Example: `Adam(loss_scale_factor=1024)`.
+    Fix: use `LossScaleOptimizer` with the same `loss_scale`.
+    """
     for optimizer in _optimizers(view):
         factor = optimizer.loss_scale_factor
         scaling = isinstance(optimizer, _Scaling)
@@ -101,7 +121,12 @@ def constant_loss_scale(view):
 
 @rule("KMP408", "low")
 def loss_scale_without_floor(view):
-    """The scale of Keras' own optimizer can reach 0, which loses weights."""
+    """The scale of Keras' own optimizer can reach 0, which loses weights.
+
+    Why: A run of failing batches halves the scale until it is 0.
+    Example: 142 batches with a NaN in a row.
+    Fix: use `keras_mixprec.LossScaleOptimizer`, which has a floor.
+    """
     for optimizer in _optimizers(view):
         if type(optimizer) is _Scaling:
             # Below 2**-126 float32 is flushed to 0.
@@ -118,7 +143,13 @@ def loss_scale_without_floor(view):
 
 @rule("KMP409", "medium")
 def callbacks_that_read_the_loss(view):
-    """A skipped step may have a loss of NaN, which some callbacks act on."""
+    """A skipped step may have a loss of NaN, which some callbacks act on.
+
+    Why: The callback ends training, or saves nothing, for one harmless skipped
+    step.
+    Example: `TerminateOnNaN()` beside a dynamic loss scale.
+    Fix: add `MixPrecMonitor()`, or let the callback monitor "val_loss".
+    """
     scaling = any(isinstance(o, _Scaling) for o in _optimizers(view))
     guarded = any(map(_is_ours, view.callbacks))
     for callback in view.callbacks if scaling and not guarded else ():
@@ -144,6 +175,6 @@ def _name(named):
 
 
 def _is_ours(callback):
-    """Whether it is a monitor or tuner, which keep metrics finite."""
+    """Returns `True` for a monitor or tuner, which keep metrics finite."""
     kinds = type(callback).__mro__
     return any(k.__module__.startswith("keras_mixprec.") for k in kinds)

@@ -16,7 +16,7 @@ class Rule:
 
     Attributes:
         code: String, such as `"KMP101"`; no other rule ever gets it.
-        severity: That of a finding which does not name its own.
+        severity: The default severity of its findings.
         check: Function of a `ModelView` that yields `Finding`s. Its first line
             of documentation is the reason, all of it the page.
     """

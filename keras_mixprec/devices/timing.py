@@ -1,0 +1,84 @@
+"""Functions timed against each other on a machine that may be busy."""
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from keras_mixprec import _clock
+from keras_mixprec._console import one_line
+
+# Least and most rounds of calls that take turns.
+_ROUNDS = 3, 40
+
+# Long enough that the clock, and what starts a call, take less than 1%.
+_SAMPLE = 0.005
+
+
+class Timing(NamedTuple):
+    """How long functions take.
+
+    Attributes:
+        seconds: Float. Median time of a call of the first function.
+        ratios: Dict from the name of each other function to how many times as
+            fast as the first one it is.
+        errors: Dict from the name of each function that failed to why.
+        rounds: Int. How often each function was timed.
+    """
+
+    seconds: float
+    ratios: dict[str, float]
+    errors: dict[str, str]
+    rounds: int
+
+
+def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
+    """Times functions and compares them with the first.
+
+    The functions take turns, and each round reverses their order. A machine
+    that slows down then slows down all of them. Each round gives a ratio, and
+    the median of the ratios counts. The first call of each function compiles
+    it, so it is left out.
+
+    Args:
+        functions: Dict from names to functions without arguments. Each waits
+            for its result. The first must not fail.
+        seconds: Float. How long to go on. There are at least three rounds.
+    """
+    first = next(iter(functions))
+    calls, errors = {}, {}
+    for name, function in functions.items():
+        try:
+            function()
+            taken = max(seconds_of(function), 1e-6)
+            calls[name] = max(1, round(_SAMPLE / taken))
+        except Exception as error:
+            if name == first:
+                raise
+            errors[name] = one_line(error)
+    samples: dict[str, list] = {name: [] for name in calls}
+    start = _clock.now()
+    for number in range(_ROUNDS[1]):
+        if number >= _ROUNDS[0] and _clock.now() - start >= seconds:
+            break
+        order = list(calls)
+        for name in reversed(order) if number % 2 else order:
+            samples[name].append(seconds_of(functions[name], calls[name]))
+    base = samples.pop(first)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(base, own, strict=True))
+        for name, own in samples.items()
+    }
+    return Timing(statistics.median(base), ratios, errors, len(base))
+
+
+def seconds_of(function: Callable, calls: int = 1) -> float:
+    """Returns the seconds of one call, as the mean of some.
+
+    Args:
+        function: Function without arguments.
+        calls: Int. How often to call it. Defaults to `1`.
+    """
+    start = _clock.now()
+    for _ in range(calls):
+        function()
+    return (_clock.now() - start) / calls
