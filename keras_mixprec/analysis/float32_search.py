@@ -19,13 +19,21 @@ from keras_mixprec.analysis.starting_point import StartingPoint
 from keras_mixprec.analysis.trade_off import TradeOff, Trial
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
+from keras_mixprec.diagnosis.criterion import (
+    Errors,
+    is_finite,
+    step_criterion,
+    worst_errors,
+)
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.smallest_set import instability, rank, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.numerics.layer_hooks import (
+    computing_in,
+    temporary_policies,
+)
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.summary import shares_in_16_bits
 
@@ -77,9 +85,13 @@ class Float32Search:
             for paths, *numbers in self._file.found.get("trials", [])
         }
         bits, instabilities = _examine(model, batches, start)
-        self._compared = EndToEnd(model, batches, bits)
-        if not self._compared.finite:
-            raise _not_finite()
+        self._scale = 2.0**bits
+        self._criteria = [
+            (batch, step_criterion(model, batch, loss=0.0, gradient=0.0))
+            for batch in batches
+        ]
+        for _, criterion in self._criteria:
+            criterion.noise  # noqa: B018  As the weights and dtypes are now.
         ranked = rank(start.candidates, instabilities)
         self._ranked = [entry.path for entry in ranked]
         self._reference = evaluation.reference() if evaluation else None
@@ -147,7 +159,8 @@ class Float32Search:
         """The errors with the layers at `paths` in float32."""
         paths = frozenset(paths)
         if paths not in self._trials:
-            errors = self._compared.errors({"float32": self._layers(paths)})
+            with computing_in("float32", self._layers(paths)):
+                errors = worst_errors(self._model, self._criteria, self._scale)
             self._done(Trial(paths, *map(float, errors)))
         return Errors(*self._trials[paths][1:3])
 
@@ -275,7 +288,7 @@ def _examine(model, batches, start):
     effective = effective_update(model)
     for batch in batches:
         exact = exact_step(model, batch)
-        if not math.isfinite(exact.loss):
+        if not is_finite(exact):
             raise _not_finite()
         bits = given
         if adapts:

@@ -9,7 +9,6 @@ from keras_mixprec.diagnosis.compare import (
     largest,
     nonfinite,
     relative_error,
-    resolved_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
@@ -24,8 +23,6 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
-
-_JITTERS = range(thresholds.MOST_TIE_JITTERS)
 
 # What is no small probability, and how many times as steep log(p) is at one.
 _COMMON_PROBABILITY, _STEEPER = 2.0**-4, 2.0**6
@@ -205,16 +202,7 @@ def check_backward(
     wide = replay.gradients(cotangents, "float32")
     low = replay.gradients(cotangents)
     error = relative_error(low, wide)
-    if error > thresholds.BACKWARD_ERROR and math.isfinite(error):
-        error = resolved_error(
-            low,
-            wide,
-            (replay.gradients(cotangents, "float32", s) for s in _JITTERS),
-            thresholds.BACKWARD_ERROR,
-        )
-    if error <= thresholds.BACKWARD_ERROR or (
-        math.isfinite(error) and replay.draws_by_itself()
-    ):
+    if error <= thresholds.BACKWARD_ERROR:
         return None
     numbers = {
         "error": error,

@@ -11,8 +11,8 @@ from keras.config import floatx
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import build_optimizer, variable_scope
+from keras_mixprec.diagnosis.criterion import step_criterion
 from keras_mixprec.diagnosis.culprit import low_layers
-from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
@@ -411,17 +411,17 @@ def _is_sound(model, data):
     # Precision is not the cause of what float32 cannot do.
     if not math.isfinite(exact.loss):
         return True
-    reference = Reference(model, data, exact)
+    criterion = step_criterion(model, data, exact)
     scale = scale_in_use(model)
     tries = _BELOW if scale.adapts else _BELOW[:1]
     return any(
-        _is_like(reference, model, data, scale.bits - below) for below in tries
+        _fits(criterion, model, data, scale.bits - below) for below in tries
     )
 
 
-def _is_like(reference, model, data, bits):
+def _fits(criterion, model, data, bits):
     try:
         step = single_step(model, data, 2.0**bits)
     except active.replay().REFUSALS:
         return False
-    return reference.is_like(step)
+    return criterion.fits(step)

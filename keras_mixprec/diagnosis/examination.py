@@ -28,8 +28,8 @@ from keras_mixprec.diagnosis.batch import (
 )
 from keras_mixprec.diagnosis.call_examination import examine_prediction
 from keras_mixprec.diagnosis.compare import effective_update
+from keras_mixprec.diagnosis.criterion import is_finite, not_finite_in
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
-from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
 from keras_mixprec.diagnosis.metric_check import wrong_metrics

@@ -24,7 +24,6 @@ from keras_mixprec.diagnosis.compare import (
     largest,
     nonfinite,
     relative_error,
-    resolved_error,
 )
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
@@ -224,24 +223,16 @@ class _Rescaling:
             )
         if not homogeneous:
             return False
-        return _is_within(
-            thresholds.FORWARD_ERROR,
-            self._forward(policy),
-            self._exact,
-            lambda jitter: self._replay.forward("float32", jitter=jitter),
-        ) and self._gradients_are_right(policy)
+        error = relative_error(self._forward(policy), self._exact)
+        return error <= thresholds.FORWARD_ERROR and (
+            self._gradient_error(policy) <= thresholds.BACKWARD_ERROR
+        )
 
-    def _gradients_are_right(self, policy):
-        def gradients(*arguments, **keywords):
-            return self._replay.gradients(
-                self._cotangents, *arguments, **keywords
-            )
-
-        return _is_within(
-            thresholds.BACKWARD_ERROR,
-            gradients(policy.name, layers=[self._layer]),
-            gradients("float32"),
-            lambda jitter: gradients("float32", jitter=jitter),
+    def _gradient_error(self, policy):
+        gradients = self._replay.gradients
+        return relative_error(
+            gradients(self._cotangents, policy.name, layers=[self._layer]),
+            gradients(self._cotangents, "float32"),
         )
 
     def _forward(self, policy):
@@ -250,23 +241,6 @@ class _Rescaling:
     def _in_float32(self, policy):
         with in_float32(self._layer):
             return self._forward(policy)
-
-
-def _is_within(tolerance, low, exact, jittered):
-    """Whether results are those of float32, but for what it does not resolve.
-
-    Args:
-        tolerance: Float.
-        low: List of arrays, in float16.
-        exact: List of arrays, in float32.
-        jittered: Function of a seed that returns `exact` of inputs and weights
-            that are off by half an ulp.
-    """
-    error = relative_error(low, exact)
-    if tolerance < error < math.inf:
-        others = map(jittered, range(thresholds.TIE_JITTERS))
-        error = resolved_error(low, exact, others, tolerance)
-    return error <= tolerance
 
 
 def _bits(array, other):

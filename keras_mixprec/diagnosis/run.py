@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.criterion import Criterion
 from keras_mixprec.diagnosis.culprit import Culprit, Fault, computes_low
 from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.numerics.layer_hooks import computing_in
@@ -15,6 +16,7 @@ class Run:
         model: A built `keras.Model`.
         exact: The run in float32, with its calls.
         compiled: Boolean. Whether XLA compiles it.
+        criterion: `Criterion` of it.
 
     Attributes:
         model: As given.
@@ -24,13 +26,14 @@ class Run:
             finite.
     """
 
-    def __init__(self, model, exact, compiled: bool):
+    def __init__(self, model, exact, compiled: bool, criterion: Criterion):
         self.model = model
-        self.demoted = []
+        self.demoted: list = []
         self.exact_calls = {call.name: call for call in exact.calls}
         self.error = 0.0
         self._exact = exact
         self._compiled = compiled
+        self._criterion = criterion
 
     def low(self, calls: list) -> list:
         """Returns the calls that compute in 16 bits, not demoted yet."""
@@ -40,6 +43,17 @@ class Run:
             for call in calls
             if id(call.layer) not in demoted and computes_low(call.layer)
         ]
+
+    def wrong(self, run) -> bool:
+        """Whether it is wrong, as XLA computes it too if that compiles it.
+
+        Args:
+            run: What it has given in 16 bits.
+        """
+        if self._criterion.fits(run):
+            return False
+        self._note_errors(run)
+        return not self._compiled or self.wrong_in_xla()
 
     def right(self, layers: list) -> bool:
         """Whether it runs with the layers in float32, and is as good as that.
@@ -53,6 +67,10 @@ class Run:
         # TensorFlow and torch refuse to mix some dtypes.
         except active.replay().REFUSALS:
             return False
+
+    def wrong_in_xla(self) -> bool:
+        """Whether it is wrong as XLA computes it."""
+        raise NotImplementedError
 
     def record(self, layers: list):
         """Returns the run with its calls, each free of what others do wrong.
@@ -69,7 +87,7 @@ class Run:
         Args:
             low: What `record` returned, with all other culprits repaired.
         """
-        yield lambda call: check_forward(call, None, self._compiled, True)
+        yield lambda call: check_forward(call, self._compiled)
 
     def located(self, culprit: Culprit, call) -> Culprit:
         """Returns the culprit with which call it is, where that counts."""
@@ -89,6 +107,9 @@ class Run:
 
     def numbers(self) -> dict:
         """Returns the evidence of what is wrong with the whole run."""
+        raise NotImplementedError
+
+    def _note_errors(self, run):
         raise NotImplementedError
 
     def _is_right(self):

@@ -10,9 +10,9 @@ from keras_mixprec.diagnosis.backward import (
     own_gradients,
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.criterion import is_finite
 from keras_mixprec.diagnosis.culprit import computes_low, layers_of
-from keras_mixprec.diagnosis.end_to_end import is_finite
-from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.diagnosis.forward import check_extreme_draws
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
@@ -128,8 +128,7 @@ class Search:
         known = {culprit.path for culprit in self.culprits}
         for call in run.low(calls):
             if call.path not in known and draws_narrow_uniform(call.draws):
-                exact = run.exact_calls.get(call.name)
-                found = check_forward(call, exact, self._compiled, False)
+                found = check_extreme_draws(call, self._compiled)
                 if found is not None:
                     known.add(call.path)
                     self._add(run, [found])
@@ -143,7 +142,7 @@ class Search:
             others = [c for c in self.culprits if c is not culprit]
             run.demoted = layers_of(others)
             if culprit.numbers.get("nonfinite_gradients") and not (
-                run.wrong_when_compiled()
+                run.wrong_in_xla()
             ):
                 self.culprits = others
         self._add(run, [])

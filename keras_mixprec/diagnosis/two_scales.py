@@ -18,7 +18,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.criterion import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.diagnosis.taken_steps import TakenSteps, can_take_steps
 from keras_mixprec.numerics.arrays import (

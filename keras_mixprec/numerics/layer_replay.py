@@ -23,11 +23,6 @@ from keras_mixprec.numerics.layer_hooks import (
     with_sublayers,
 )
 from keras_mixprec.numerics.random_numbers import Draws, without_draws
-from keras_mixprec.numerics.rounding import (
-    narrowed,
-    off_by_half_ulp,
-    widened_off_by_half_ulp,
-)
 
 
 class Cause(NamedTuple):
@@ -311,7 +306,6 @@ class LayerReplay:
         extremes: bool = False,
     ):
         self.call = call
-        self._dtype = call.layer.compute_dtype
         self._extremes = extremes
         self._compiled = compiled
         self._backend = active.replay()
@@ -331,48 +325,27 @@ class LayerReplay:
         inputs = self.inputs if self.call.layer.autocast else []
         return [to_array(x) for x in inputs]
 
-    def forward(
-        self, policy=None, layers=None, jitter=None
-    ) -> list[np.ndarray]:
+    def forward(self, policy=None, layers=None) -> list[np.ndarray]:
         """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
                 they compute in now.
             layers: List. Defaults to the layer and all inside it.
-            jitter: Int. If given, inputs and weights are off by half of a
-                16-bit ulp, in which of the many ways.
         """
-        return self._arrays(self._run, policy, layers, jitter)
-
-    def rounded_forward(self) -> list[np.ndarray]:
-        """Returns `forward("float32")` of what is off by half a float32 ulp.
-
-        Inputs as well as weights.
-        """
-        random = np.random.default_rng(0)
-
-        def moved(tensor):
-            wide = ops.cast(tensor, "float32")
-            return off_by_half_ulp(wide, "float32", random)
-
-        def run(primals):
-            return self._run([*map(moved, primals)])
-
-        return self._arrays(run, "float32")
+        return self._arrays(self._run, policy, layers)
 
     def gradients(
-        self, cotangents, policy=None, jitter=None, layers=None
+        self, cotangents, policy=None, layers=None
     ) -> list[np.ndarray]:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
             cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
-            jitter: Int, as for `forward`.
             layers: List, as for `forward`.
         """
-        return self._arrays(self._pullback(cotangents), policy, layers, jitter)
+        return self._arrays(self._pullback(cotangents), policy, layers)
 
     def largest_intermediate(self) -> float:
         """Returns the largest magnitude that float32 meets inside."""
@@ -428,22 +401,16 @@ class LayerReplay:
         with self._in(None, None), without_draws():
             return self._backend.draws(self._run, self._primals())
 
-    def _arrays(self, run, policy, layers=None, jitter=None):
+    def _arrays(self, run, policy, layers):
         # XLA draws other random numbers on TensorFlow, so both shall.
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):
-            return [to_array(x) for x in run(self._primals(jitter))]
+            return [to_array(x) for x in run(self._primals())]
 
-    def _primals(self, jitter=None):
-        inputs = self.inputs
+    def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
-        if jitter is not None:
-            random = np.random.default_rng(jitter)
-            inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
-            dtype = narrowed(self._dtype)
-            weights = [off_by_half_ulp(w, dtype, random) for w in weights]
-        return [*inputs, *map(self._backend.stop_gradient, weights)]
+        return [*self.inputs, *map(self._backend.stop_gradient, weights)]
 
     @contextlib.contextmanager
     def _in(self, policy, layers):
