@@ -153,9 +153,6 @@ class Replay(Protocol):
     def name_of_operation(self):
         """Returns what the backend calls the operation that is visited."""
 
-    def draws(self, function, tensors):
-        """Whether any operation of `function(tensors)` is random."""
-
     def train_step(self, model, data):
         """Runs one step of `model.train_step` operation by operation.
 

@@ -14,18 +14,13 @@ from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_gradients,
     kind_of_window,
-    limit_of,
 )
 from keras_mixprec.diagnosis.scales import ScaleWindow
-from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
-
-# What is no small probability, and how many times as steep log(p) is at one.
-_COMMON_PROBABILITY, _STEEPER = 2.0**-4, 2.0**6
 
 
 def own_gradients(call: LayerCall, exact: DryStep, effective) -> list:
@@ -64,32 +59,6 @@ def gradients_of_layers(calls: list, exact: DryStep, effective) -> dict:
             own = own_gradients(call, exact, effective)
             found.setdefault(call.path, []).extend(own)
     return found
-
-
-def output_gradients_overflow(calls: list, exact: DryStep) -> set:
-    """Returns float16 layers that are given a gradient beyond their format.
-
-    Without any loss scaling: above 65504 at a loss scale of 1, as that of
-    `log(p)` where p is nearly 0. None if a weight's gradient overflows as well,
-    since gradients are that large then.
-
-    Args:
-        calls: As for `gradients_of_layers`.
-        exact: As for `own_gradients`.
-
-    Returns:
-        Set of paths.
-    """
-    limit = get_format("float16").maximum
-    if largest([to_array(g) for g in exact.gradients.values()]) > limit:
-        return set()
-    return {
-        call.path
-        for call in calls
-        if call.layer.compute_dtype == "float16"
-        and largest([to_array(c) for c in call.cotangents if c is not None])
-        > limit
-    }
 
 
 def error_in_step(
@@ -148,30 +117,8 @@ def classify_window(
     # Gradients that are rounding errors need no scale at all.
     if math.isfinite(window.low):
         numbers["lowest_bits"] = window.low
-    if kind == "backward_overflow":
-        numbers |= _steepest_probability(call)
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "backward", numbers)
-
-
-def _steepest_probability(call):
-    """The probability near 0 that the largest gradient is of, if it is of one.
-
-    As `{"probability": ...}`. The gradient of log(p) is 1 / p: much smaller
-    where p is not small, in contrast to that of large targets.
-    """
-    for tensor, gradient in zip(
-        call.float_outputs, call.float_cotangents, strict=True
-    ):
-        if gradient is None:
-            continue
-        outputs, sizes = to_array(tensor), np.abs(to_array(gradient))
-        if not (outputs.size and ((outputs >= 0) & (outputs <= 1)).all()):
-            continue
-        common = sizes[outputs >= _COMMON_PROBABILITY]
-        if common.size and common.max() * _STEEPER < sizes.max():
-            return {"probability": float(outputs.flat[sizes.argmax()])}
-    return {}
 
 
 def check_backward(
@@ -211,11 +158,5 @@ def check_backward(
         "nonfinite_gradients": nonfinite(low),
     }
     layers = with_sublayers(call.layer)
-    largest_input = largest(replay.cast_inputs)
-    if nonfinite(low) and largest_input > limit_of(replay):
-        numbers["largest_input"] = largest_input
-        fault = "cast_overflow", "forward"
-    else:
-        kind = kind_of_gradients(replay, cotangents, low, numbers)
-        fault = kind, "backward"
-    return Culprit(call.path, layers, *fault, numbers)
+    kind = kind_of_gradients(replay, cotangents, low, numbers)
+    return Culprit(call.path, layers, kind, "backward", numbers)

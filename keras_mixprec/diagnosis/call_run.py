@@ -3,7 +3,7 @@
 import math
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import pass_error, relative_error
+from keras_mixprec.diagnosis.compare import pass_error
 from keras_mixprec.diagnosis.criterion import Criterion
 from keras_mixprec.diagnosis.culprit import Culprit, Fault, layers_of
 from keras_mixprec.diagnosis.forward import range_kind
@@ -71,15 +71,6 @@ class CallRun(Run):
             low = self._prediction.compiled()
         exact = self._prediction.compiled_exact()
         return pass_error(low, exact) > thresholds.LOSS_ERROR
-
-    def own_error(self, call):
-        """Returns the error on float32's inputs, per what it may be."""
-        exact = self.exact_calls.get(call.name)
-        if exact is None:
-            return 0.0
-        replay = LayerReplay(exact)
-        error = relative_error(replay.forward(), replay.forward("float32"))
-        return error / thresholds.FORWARD_ERROR
 
     def fault(self, layers):
         """Returns what makes the outputs wrong; see `Run`."""

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
@@ -43,11 +42,10 @@ from keras_mixprec.diagnosis.step_run import StepRun
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
-from keras_mixprec.diagnosis.weights import lost_constant, lost_weights
+from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import is_normalization, updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
-from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
@@ -58,7 +56,6 @@ from keras_mixprec.numerics.layer_hooks import others_in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import (
-    MODEL_PATH,
     check_model,
     has_own_step,
 )
@@ -360,9 +357,6 @@ class _Verdicts:
             exact, None if scale.adapts else scale.bits, effective
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
-        # A subclassed model is called around its layers.
-        own = [call.path for call in low if call.path != MODEL_PATH]
-        last = own[-1] if own else None
         culprits = [
             c
             for found in [*raising, *search.culprits]
@@ -372,11 +366,11 @@ class _Verdicts:
             search.windows.values(), [c.numbers for c in culprits]
         )
         findings = [
-            _finding(self._culprit(c, scale, last, common), c.layers)
+            _finding(self._culprit(c, scale, common), c.layers)
             for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
-        others += self._policy(entries, search.still)
+        others += self._policy(entries)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
@@ -425,8 +419,7 @@ class _Verdicts:
 
         A loss of torch refuses NaN.
         """
-        rows = self._bad_rows()
-        if rows and self._runs_on_finite():
+        if rows := self._bad_rows():
             return self._verdict("bad_data", numbers=rows)
         numbers = evidence(error)
         if "mixed_dtypes" not in numbers:
@@ -445,15 +438,6 @@ class _Verdicts:
         numbers["not_finite"] = "loss"
         return self._verdict("divergence", numbers=numbers)
 
-    def _runs_on_finite(self):
-        """Whether the step runs with 0 in the place of what is not finite."""
-        batch = tree.map_structure(_finite, self._batch)
-        try:
-            exact_step(self._model, batch, records=False)
-        except active.replay().REFUSALS:
-            return False
-        return True
-
     def _bad_rows(self):
         x, y, sample_weight = self._data
         return nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
@@ -461,9 +445,6 @@ class _Verdicts:
     def _not_precision(self):
         if rows := self._bad_rows():
             return self._verdict("bad_data", numbers=rows)
-        layer, numbers = lost_constant(self._model)
-        if layer:
-            return self._verdict("forward_overflow", layer, "forward", numbers)
         numbers = not_finite_in(self._model, self._exact)
         numbers |= origin_of_nonfinite(self._model, self._batch, self._exact)
         numbers |= large_inputs(self._data[0])
@@ -493,7 +474,7 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, last=None, common=None):
+    def _culprit(self, culprit, scale, common=None):
         culprit = with_advised_scale(culprit, scale, common or {})
         tried = culprit.numbers.get("loss_scale_bits", scale.bits)
         if tried != scale.bits:
@@ -506,7 +487,7 @@ class _Verdicts:
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, self._model, last),
+            advice_for(culprit, scale, self._model),
         )
 
     def _naming_input(self, culprit):
@@ -519,7 +500,7 @@ class _Verdicts:
             return culprit
         return culprit._replace(numbers=culprit.numbers | inputs)
 
-    def _policy(self, entries, still):
+    def _policy(self, entries):
         narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
         if not narrow:
             return []
@@ -529,16 +510,7 @@ class _Verdicts:
             "dtype": narrow[0].layer.variable_dtype,
         }
         numbers |= self._lost_constants()
-        first = still[0] if still else None
-        if first:
-            numbers |= {
-                "dtype": first.dtype,
-                "standing_still": len(still),
-                "variable": first.variable,
-                "error_of_change": first.error,
-            }
-        layer = first and first.layer
-        return [self._verdict("policy", layer, "update", numbers)]
+        return [self._verdict("policy", None, "update", numbers)]
 
     def _lost_constants(self):
         """The constants of the optimizers that some variable's dtype lacks."""
@@ -562,12 +534,6 @@ class _Verdicts:
             advice=sentence or advice(kind, layer, **numbers),
             **self._common,
         )
-
-
-def _finite(leaf):
-    if not is_float(leaf):
-        return leaf
-    return ops.where(ops.isfinite(leaf), leaf, ops.zeros_like(leaf))
 
 
 def _finding(verdict, layers):

@@ -35,30 +35,10 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
     if nonfinite([to_array(x) for x in replay.inputs]):
         return None
     exact = replay.forward("float32")
-    return _culprit(replay, low_outputs(replay, compiled), exact)
-
-
-def check_extreme_draws(call: LayerCall, compiled: bool) -> Culprit | None:
-    """Compares a layer with float32 on the extreme random numbers of 16 bits.
-
-    A small batch draws few of them, so only what is not finite counts.
-
-    Args:
-        call: As for `check_forward`.
-        compiled: As for `check_forward`.
-    """
-    replay = LayerReplay(call, compiled, extremes=True)
-    exact, low = replay.forward("float32"), replay.forward()
-    if nonfinite(low) <= nonfinite(exact):
-        return None
-    return _culprit(replay, low, exact)
-
-
-def _culprit(replay, low, exact):
+    low = low_outputs(replay, compiled)
     error = relative_error(low, exact)
     if error <= thresholds.FORWARD_ERROR:
         return None
-    call = replay.call
     numbers = _numbers(replay, error, low, exact)
     rows = _rows([to_array(x) for x in replay.inputs], low, exact)
     if rows:
@@ -66,8 +46,6 @@ def _culprit(replay, low, exact):
         if len(rows) > _ROWS_NAMED:
             numbers["batch_rows_in_all"] = len(rows)
     kind = kind_of_outputs(replay, low, exact, numbers)
-    if kind == "underflow":
-        numbers |= _vanishing_constant(call.layer)
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "forward", numbers)
 
@@ -153,13 +131,3 @@ def _rows(inputs, low, exact):
     ]
     found = np.flatnonzero(np.any(bad, axis=0)).tolist()
     return found if len(found) < len(low[0]) else []
-
-
-def _vanishing_constant(layer):
-    """An epsilon or the like of a layer that is 0 in its dtype, if any."""
-    smallest = get_format(layer.compute_dtype).smallest_subnormal / 2
-    for part in with_sublayers(layer):
-        for name, value in vars(part).items():
-            if isinstance(value, float) and 0 < value <= smallest:
-                return {"constant": f"{name}={value:g}"}
-    return {}

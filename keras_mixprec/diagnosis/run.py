@@ -6,6 +6,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.criterion import Criterion
 from keras_mixprec.diagnosis.culprit import Culprit, Fault, computes_low
 from keras_mixprec.diagnosis.forward import check_forward
+from keras_mixprec.diagnosis.smallest_set import instability
 from keras_mixprec.numerics.layer_hooks import computing_in
 
 
@@ -22,6 +23,7 @@ class Run:
         model: As given.
         demoted: List of the layers that are known to need float32.
         exact_calls: Dict from names to the `LayerCall`s of `exact`.
+        bits: Float. The loss scale as a power of two.
         error: Float. How far it is off as it is; infinite if something is not
             finite.
     """
@@ -30,7 +32,7 @@ class Run:
         self.model = model
         self.demoted: list = []
         self.exact_calls = {call.name: call for call in exact.calls}
-        self.error = 0.0
+        self.error, self.bits = 0.0, 0.0
         self._exact = exact
         self._compiled = compiled
         self._criterion = criterion
@@ -94,8 +96,12 @@ class Run:
         return culprit
 
     def own_error(self, call) -> float:
-        """Returns the error of a layer, as a multiple of what it may be."""
-        raise NotImplementedError
+        """Returns the error of a layer by itself, per what it may be."""
+        exact = self.exact_calls.get(call.name)
+        if exact is None:
+            return 0.0
+        with computing_in("float32", self.demoted):
+            return instability(exact, 2.0**self.bits)
 
     def fault(self, layers: list) -> Fault:
         """What is wrong without the layers."""

@@ -5,11 +5,10 @@ import math
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.backward import check_backward, classify_window
 from keras_mixprec.diagnosis.criterion import Errors, step_criterion
-from keras_mixprec.diagnosis.culprit import Fault, rounded_inputs
+from keras_mixprec.diagnosis.culprit import Fault
 from keras_mixprec.diagnosis.loss_fault import fault_behind, step_fault
 from keras_mixprec.diagnosis.run import Run
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import instability
 from keras_mixprec.numerics.dry_step import (
     DryStep,
     compiled_step,
@@ -34,7 +33,6 @@ class StepRun(Run):
         compiled: Boolean. Whether XLA compiles the model's step.
 
     Attributes:
-        bits: Float. The loss scale as a power of two.
         adapts: Boolean. Whether it may be another one.
         windows: Dict from the path of a float16 layer to its `ScaleWindow`.
     """
@@ -42,7 +40,7 @@ class StepRun(Run):
     def __init__(self, model, data, exact: DryStep, compiled: bool):
         criterion = step_criterion(model, data, exact)
         super().__init__(model, exact, compiled, criterion)
-        self.bits, self.adapts = 0.0, False
+        self.adapts = False
         self.windows = {}
         self._data = data
         self._errors, self._loss = Errors(0.0, 0.0), exact.loss
@@ -103,41 +101,19 @@ class StepRun(Run):
         possible = scale_in_use(self.model).possible
         overflows = math.isinf(self._errors_of(step).gradient)
         sign = -1 if overflows else 1
-        wrong = self.bits
         for distance in _OTHER_SCALES:
             bits = self.bits + sign * distance
             if not possible[0] <= bits <= possible[-1]:
                 break
             if self._is_right_at(bits):
-                return self._nearest(bits, wrong)
-            wrong = bits
+                return bits
         return None
-
-    def _nearest(self, right, wrong):
-        """The loss scale nearest to a wrong one that is right."""
-        while abs(wrong - right) > 1:
-            middle = (right + wrong) // 2
-            if self._is_right_at(middle):
-                right = middle
-            else:
-                wrong = middle
-        return right
 
     def _is_right_at(self, bits):
         step = dry_step(self.model, self._data, 2.0**bits, records=False)
         return self._criterion.fits(step)
 
     # What is wrong.
-
-    def own_error(self, call):
-        """Returns the error on float32's inputs, per what it may be."""
-        exact = self.exact_calls.get(call.name)
-        if exact is None:
-            return 0.0
-        if rounded_inputs(exact):
-            return 1.0
-        with computing_in("float32", self.demoted):
-            return instability(exact, 2.0**self.bits)
 
     def own_faults(self, low):
         """Yields what finds faults forward, then backward."""
@@ -167,9 +143,7 @@ class StepRun(Run):
         layers = [call.layer]
         if math.isfinite(self._errors.loss):
             found = step_fault(self.model, self._data, layers)
-            if found or not math.isinf(self.error):
-                return found or fault_of_errors(self._errors)
-            return Fault("backward_overflow", "backward")
+            return found or fault_of_errors(self._errors)
         replay = LayerReplay(call, self._compiled)
         known = self.exact_calls.get(call.name)
         return fault_behind(replay, known, self.model, self._data, layers)

@@ -50,11 +50,6 @@ KEPT_ENERGY = 0.99
 # get smaller as it learns.
 VANISHED = 0.1
 
-# Weights off by half a 16-bit ulp change a layer's gradients by more than this
-# share where they are rounding errors alone: by 1.4 where both are independent.
-# So do inputs off by half a float32 ulp with an output that float32 has not.
-NOISE = 0.5
-
 # Bits kept below the smallest entry that counts: three, so that it has more
 # than one digit. Bits kept above the largest: two, because the next batch has
 # larger gradients than this one.

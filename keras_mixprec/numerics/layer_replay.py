@@ -22,7 +22,7 @@ from keras_mixprec.numerics.layer_hooks import (
     in_float32,
     with_sublayers,
 )
-from keras_mixprec.numerics.random_numbers import Draws, without_draws
+from keras_mixprec.numerics.random_numbers import Draws
 
 
 class Cause(NamedTuple):
@@ -195,11 +195,6 @@ def _in_words(name, bad, operands):
     sign = next((s for s, names in _BINARY.items() if name in names), None)
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
-    # JAX has numbers that are no operands, and powers of -1 and -2.
-    if first == ["0"] and (sign == "/" or name == "integer_pow"):
-        return "x / 0"
-    if first and name == "sqrtgrad":
-        return f"the gradient of sqrt({first[0]})"
     if name.rstrip("_") in _UNARY and len(first) == 1:
         return f"{name.rstrip('_')}({first[0]})"
     return None
@@ -295,18 +290,10 @@ class LayerReplay:
         call: The `LayerCall`.
         compiled: Boolean. Whether XLA compiles what runs in the layer's own
             dtypes, as it does in the model's step.
-        extremes: Boolean. Whether it draws the smallest and the largest random
-            number that there is. Defaults to `False`.
     """
 
-    def __init__(
-        self,
-        call: LayerCall,
-        compiled: bool = False,
-        extremes: bool = False,
-    ):
+    def __init__(self, call: LayerCall, compiled: bool = False):
         self.call = call
-        self._extremes = extremes
         self._compiled = compiled
         self._backend = active.replay()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -396,11 +383,6 @@ class LayerReplay:
 
         return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
-    def draws_by_itself(self) -> bool:
-        """Whether it draws random numbers that are not Keras' own."""
-        with self._in(None, None), without_draws():
-            return self._backend.draws(self._run, self._primals())
-
     def _arrays(self, run, policy, layers):
         # XLA draws other random numbers on TensorFlow, so both shall.
         if self._compiled and (policy is None or self.call.draws):
@@ -414,7 +396,7 @@ class LayerReplay:
 
     @contextlib.contextmanager
     def _in(self, policy, layers):
-        drawing = Draws(self.call.draws, self._extremes)
+        drawing = Draws(self.call.draws)
         with (
             naming_exhaustion(),
             drawing.active(),

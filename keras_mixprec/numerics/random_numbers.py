@@ -19,7 +19,6 @@ from keras import ops, tree
 
 from keras_mixprec._patched import function_here, patched_here
 from keras_mixprec.backend import active
-from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
@@ -60,17 +59,14 @@ class Draws:
         known: List of `Draw`, in the order of the calls: the dtypes to draw
             in whatever is asked for. Defaults to `None`, what is known within
             `same_draws`.
-        extremes: Boolean. Whether the smallest and the largest number that
-            there is are among the uniform ones. Defaults to `False`.
 
     Attributes:
         made: List of `Draw`, as drawn.
     """
 
-    def __init__(self, known=None, extremes=False):
+    def __init__(self, known=None):
         self.made = []
         self._known = known_draws() if known is None else known
-        self._extremes = extremes
         self._inside = False
 
     @contextlib.contextmanager
@@ -111,8 +107,6 @@ class Draws:
                 numbers = draw(*args, dtype=own, **kwargs)
             finally:
                 self._inside = False
-            if name == "uniform" and self._extremes and own in SIXTEEN_BITS:
-                numbers = _with_extremes(numbers, *_limits(*args, **kwargs))
             return ops.cast(numbers, asked)
 
         return draw_as_known
@@ -209,40 +203,6 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
             return run(records=records)
 
 
-def draws_narrow_uniform(draws) -> bool:
-    """Whether uniform numbers of 16 bits are among them.
-
-    Of which a batch may be too small to have the extreme ones.
-
-    Args:
-        draws: List of `Draw`.
-    """
-    return any(d.name == "uniform" and d.dtype in SIXTEEN_BITS for d in draws)
-
-
-def without_draws():
-    """Returns a context in which Keras draws nothing: constants instead."""
-
-    def half(shape, *args, dtype=None, **kwargs):
-        return ops.full(shape, 0.5, dtype or keras.backend.floatx())
-
-    def lowest(shape, minval, maxval, dtype="int32", seed=None):
-        return ops.full(shape, minval, dtype)
-
-    def first(logits, num_samples, dtype="int32", seed=None):
-        return ops.zeros((logits.shape[0], num_samples), dtype)
-
-    def same(inputs, *args, **kwargs):
-        return inputs
-
-    return patched_here(
-        backend_random,
-        dict.fromkeys(_NAMES, half)
-        | {DROPOUT: same, "shuffle": same}
-        | {"randint": lowest, "categorical": first},
-    )
-
-
 def _from_float32(categorical):
     def draw_from_float32(logits, *args, **kwargs):
         return categorical(ops.cast(logits, "float32"), *args, **kwargs)
@@ -254,24 +214,6 @@ def _cast(structure, dtype):
     return tree.map_structure(
         lambda x: ops.cast(x, dtype) if is_float(x) else x, structure
     )
-
-
-def _limits(shape, minval=0.0, maxval=1.0, **kwargs):
-    return minval, maxval
-
-
-def _with_extremes(numbers, lowest, highest):
-    dtype = keras.backend.standardize_dtype(numbers.dtype)
-    # What each backend's generator can return: JAX and TensorFlow draw
-    # multiples of the format's epsilon, torch of half of it.
-    units = np.array([0.0, 1.0 - get_format(dtype).epsilon])
-    units = ops.convert_to_tensor(units, dtype)
-    first, last = ops.unstack(units * (highest - lowest) + lowest, 2)
-    flat = ops.reshape(numbers, (-1,))
-    place = ops.arange(ops.shape(flat)[0])
-    flat = ops.where(place == ops.shape(flat)[0] - 1, last, flat)
-    flat = ops.where(place == 0, first, flat)
-    return ops.reshape(ops.cast(flat, dtype), ops.shape(numbers))
 
 
 @contextlib.contextmanager

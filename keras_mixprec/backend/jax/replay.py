@@ -33,9 +33,6 @@ REFUSALS = (
     ValueError,
 )
 
-# Of keys with a type of their own, and of those that are plain integers.
-_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
-
 # The equation of the operation that is visited.
 _VISITED = contextvars.ContextVar("visited")
 
@@ -149,27 +146,6 @@ def line_of_operation():
 
 def name_of_operation():
     return _VISITED.get().primitive.name
-
-
-def draws(function, tensors):
-    return _any_draws(jax.make_jaxpr(function)(tensors).jaxpr)
-
-
-def _any_draws(jaxpr):
-    return any(
-        equation.primitive.name in _RANDOM
-        or any(map(_any_draws, _inner_jaxprs(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
-def _inner_jaxprs(params):
-    leaves = jax.tree.leaves([*params.values()], is_leaf=_is_jaxpr)
-    return [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
-
-
-def _is_jaxpr(value):
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def train_step(model, data):

@@ -152,21 +152,6 @@ def name_of_operation():
     return tf.compat.as_str(_VISITED.get())
 
 
-def draws(function, tensors):
-    kinds = set()
-
-    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        kinds.add(op_type)
-        return outputs
-
-    op_callbacks.add_op_callback(on_operation)
-    try:
-        function(tensors)
-    finally:
-        op_callbacks.remove_op_callback(on_operation)
-    return any("Random" in str(kind) for kind in kinds)
-
-
 def train_step(model, data):
     # A function that is traced now would be what training runs later.
     with step_by_step():

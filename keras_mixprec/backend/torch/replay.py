@@ -93,13 +93,6 @@ def name_of_operation():
     return _Operations.visited
 
 
-def draws(function, tensors):
-    drawing = _Drawing()
-    with drawing, torch.no_grad():
-        function(tensors)
-    return drawing.found
-
-
 def train_step(model, data):
     # A `train_step` of the user's own may add gradients up over several steps.
     # Not `model.zero_grad()`, which stumbles over integer variables that a
@@ -228,14 +221,6 @@ class _Operations(TorchDispatchMode):
             _Operations.visited = func._schema.name.partition("::")[2]
             self._visit(_tensors((args, kwargs)), _tensors(result))
         return result
-
-
-class _Drawing(TorchDispatchMode):
-    found = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.found |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
 
 
 def _tensors(structure):
