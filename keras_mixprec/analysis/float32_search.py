@@ -26,7 +26,7 @@ from keras_mixprec.diagnosis.criterion import (
     worst_errors,
 )
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import instability, rank, smallest_set
+from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.dry_step import exact_step
@@ -92,8 +92,8 @@ class Float32Search:
         ]
         for _, criterion in self._criteria:
             criterion.noise  # noqa: B018  As the weights and dtypes are now.
-        ranked = rank(start.candidates, instabilities)
-        self._ranked = [entry.path for entry in ranked]
+        paths = [entry.path for entry in start.candidates]
+        self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
         self._reference = evaluation.reference() if evaluation else None
         self._check_reference(resume)
         self._progress = verbose and keras.utils.Progbar(

@@ -151,11 +151,6 @@ _CASES = {
     "optimizer than the one that scaled the loss. Call `gradients = "
     "optimizer.unscale(gradients)` before that, and pass gradients to "
     "`optimizer.apply`.",
-    "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
-    "scale, but the optimizer divides them by it. Compute gradients of the "
-    "result of `optimizer.{scaling}`. A gradient of your own "
-    "(`custom_gradient`, `autograd.Function`, `custom_vjp`) must be multiplied "
-    "by the gradient that it is handed.",
     "part_of_loss": "{behind} sends back gradients that do not follow the loss "
     "scale. Add up all losses first and scale their sum last, by "
     "`optimizer.{scaling}`. A gradient of your own (`custom_gradient`, "

@@ -108,7 +108,6 @@ class _Verdicts:
             run,
             self._model,
             stop,
-            exact.calls,
             self._prediction.compiled if compiled else None,
         )
         return [*raising, *culprits]

@@ -403,7 +403,6 @@ class _Verdicts:
             run,
             self._model,
             stop,
-            exact.calls,
             compile_step if compiled else None,
         )
 

@@ -7,8 +7,6 @@ from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_replay import LayerReplay
-from keras_mixprec.policies.layers import LayerEntry
-from keras_mixprec.policies.multiply_adds import multiply_adds
 
 
 def smallest_set(
@@ -50,7 +48,7 @@ def _shortest_head(ranked, fits):
 
 
 def _without(paths, kept, fits):
-    """Takes paths out of `kept` that it fits without: all at once, or halves."""
+    """Takes the paths out of `kept` that can be spared, all or by halves."""
     rest = kept.difference(paths)
     if fits(rest):
         return rest
@@ -59,28 +57,6 @@ def _without(paths, kept, fits):
     middle = len(paths) // 2
     kept = _without(paths[:middle], kept, fits)
     return _without(paths[middle:], kept, fits)
-
-
-def rank(entries: list[LayerEntry], instabilities: dict) -> list[LayerEntry]:
-    """Returns the entries, the one first that float32 is best spent on.
-
-    That is the most unstable; then what lies in the most unstable
-    composite; then, below the thresholds of the diagnosis, the cheapest.
-
-    Args:
-        entries: List of `LayerEntry`.
-        instabilities: Dict of path to instability.
-    """
-
-    def key(entry):
-        # Below the threshold errors are just roundings, no ground to choose.
-        own, *outer = (
-            max(instabilities.get(holder.path, 0.0), 1.0)
-            for holder in entry.lineage()
-        )
-        return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
-
-    return sorted(entries, key=key)
 
 
 def instability(call: LayerCall, scale: float) -> float:

@@ -26,12 +26,12 @@ from keras_mixprec.diagnosis.culprit import (
     low_layers,
     rounded_integers,
 )
-from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
+from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.interruption import Interrupted
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
@@ -77,18 +77,11 @@ _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"
 
-# A model, and a layer that feeds what it computes itself.
-_PAIR = 2
-
-# How many layers are tried that were called before code outside of all raised.
-_LAST = 4
-
 
 def without_what_raises(
     search: Callable,
     model: keras.Model,
     interrupt: Callable,
-    calls: list,
     compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
     """Returns what a search finds, and the culprits without which it runs.
@@ -100,7 +93,6 @@ def without_what_raises(
         search: Function without arguments, which raises if a run does.
         model: As for `why_it_raises`.
         interrupt: As for `why_it_raises`.
-        calls: As for `why_it_raises`.
         compile_run: Function without arguments that compiles the run with XLA,
             as the model's own is compiled; `None` if that is not.
     """
@@ -113,7 +105,7 @@ def without_what_raises(
                 return search(), raising
             except active.replay().REFUSALS as error:
                 compiled = compile_run is not None
-                culprit = why_it_raises(model, interrupt, calls, compiled)
+                culprit = why_it_raises(model, interrupt, compiled)
                 found = [culprit] if culprit else []
                 if compiled and not found:
                     found = _refused_by_xla(model, error, compile_run)
@@ -135,7 +127,7 @@ def _compiles(compile_run, layers):
 
 
 def why_it_raises(
-    model: keras.Model, interrupt: Callable, calls: list, compiled: bool
+    model: keras.Model, interrupt: Callable, compiled: bool
 ) -> Culprit | None:
     """Returns a layer without which a run of a model gets further.
 
@@ -143,7 +135,6 @@ def why_it_raises(
         model: A built `keras.Model`.
         interrupt: Function without arguments that runs it, and returns what
             `interruption` does.
-        calls: List of the `LayerCall`s of the run in float32.
         compiled: Boolean. Whether XLA compiles the run.
 
     Returns:
@@ -152,12 +143,11 @@ def why_it_raises(
     stop = interrupt()
     if stop is None:
         return None
-    known = {call.name: call for call in calls}
-    culprit = _wrong_before(stop, known, compiled)
+    culprit = _wrong_before(stop, compiled)
     return culprit or _mended(model, interrupt, stop)
 
 
-def _wrong_before(stop, known, compiled):
+def _wrong_before(stop, compiled):
     """The layer that has returned what the step then stumbles over."""
     suspects = [
         c for c in stop.calls if computes_low(c.layer) and not _is_finite(c)
@@ -166,20 +156,7 @@ def _wrong_before(stop, known, compiled):
         culprit = check_forward(call, compiled)
         if culprit is not None:
             return culprit
-    return _cast_before(stop, known)
-
-
-def _cast_before(stop, known):
-    """The first layer to go wrong, if what it is in has cast its input."""
-    call = next((c for c in stop.calls if not _is_finite(c)), None)
-    if call is None or not computes_low(call.layer):
-        return None
-    exact = known.get(call.name)
-    if not is_cast_before(call, exact):
-        return None
-    inputs = [to_array(x) for x in LayerReplay(exact).inputs]
-    numbers = {"largest_input": largest(inputs)}
-    return Culprit(call.path, [call.layer], "cast_overflow", "forward", numbers)
+    return None
 
 
 def _is_finite(call):
@@ -188,47 +165,37 @@ def _is_finite(call):
 
 
 def _mended(model, interrupt, stop):
-    """The layer in which it raises, or that feeds the code that does."""
+    """The fewest layers that let the run get further in float32."""
 
     def is_further(layers):
         with computing_in("float32", layers):
             after = interrupt()
         return after is None or after.progress() > stop.progress()
 
-    suspects = _suspects(stop)
-    for path, call in {**suspects, MODEL_PATH: None}.items():
-        fed_by = [] if call else [c.layer for c in suspects.values()]
-        for layers in _choices(call.layer if call else model, fed_by):
-            if is_further(layers):
-                if call is None and len(layers) > _PAIR:
-                    layers = [*_together(model, is_further)] or layers
-                return Culprit(path, layers, *_fault(stop, call))
-    return None
+    calls = _suspects(stop)
+    ranks = {path: rank for rank, path in enumerate(calls)}
+    found = _fewest(model, is_further, lambda e: ranks.get(e.path, len(ranks)))
+    if not found:
+        return None
+    inner = stop.open[-1].path if stop.open else None
+    if inner and all(f"{path}/".startswith(f"{inner}/") for path in found):
+        path = inner
+    else:
+        path = MODEL_PATH if len(found) > 1 else next(iter(found))
+    return Culprit(path, [*found.values()], *_fault(stop, calls.get(path)))
 
 
-def _fewest(model, is_further, is_unlikely):
-    """The fewest layers of a model that together let it get further.
+def _fewest(model, fits, rank):
+    """The fewest layers in float32 that a function of a list of them needs.
 
     A dict from their paths; empty if none do.
     """
-    layers = {e.path: e.layer for e in low_layers(model)}
-    layers.pop(MODEL_PATH, None)
-    ranked = sorted(layers, key=lambda path: is_unlikely(layers[path]))
+    entries = sorted(low_layers(model), key=rank)
+    layers = {entry.path: entry.layer for entry in entries}
     found = smallest_set(
-        ranked, lambda paths: is_further([layers[p] for p in paths])
+        [*layers], lambda paths: fits([layers[p] for p in paths])
     )
     return {path: x for path, x in layers.items() if path in (found or ())}
-
-
-def _together(model, is_further):
-    """Such as two with an `activity_regularizer`.
-
-    TensorFlow does not add up losses of several dtypes.
-    """
-    found = _fewest(
-        model, is_further, lambda layer: not layer.activity_regularizer
-    )
-    return found.values()
 
 
 def _refused_by_xla(model, error, compile_run):
@@ -243,7 +210,7 @@ def _refused_by_xla(model, error, compile_run):
         return _compiles(compile_run, layers)
 
     # Products of weights are what XLA is made for.
-    layers = _fewest(model, compiles, lambda layer: bool(layer.weights))
+    layers = _fewest(model, compiles, lambda e: bool(e.layer.weights))
     numbers = evidence(error)
     return [
         Culprit(path, [layer], "unsupported", None, numbers)
@@ -253,29 +220,14 @@ def _refused_by_xla(model, error, compile_run):
 
 def _suspects(stop: Interrupted):
     """Dict of paths and calls, the likely ones first."""
-    likely = stop.open[::-1]
-    if not likely:
-        # A backward pass ends in the earliest layer that it has come to.
-        backward = [c for c in stop.calls if c.received and not c.nested]
-        last = sorted(stop.calls[: -_LAST - 1 : -1], key=lambda c: c.nested)
-        likely = [*backward[:_LAST], *_ends(stop.calls), *last]
-    likely = [call for call in likely if computes_low(call.layer)]
-    return {call.path: call for call in likely}
-
-
-def _ends(calls):
-    """The last layer within each model or composite, the last first."""
-    pairs = zip(calls, calls[1:], strict=False)
-    return [call for call, outer in pairs if outer.nested][::-1]
-
-
-def _choices(layer, fed_by):
-    """What to demote, the least first: code of its own with what feeds it."""
-    inside = with_sublayers(layer)
-    if not any(map(computes_low, inside)):
-        return []
-    choices = [[layer], *([layer, other] for other in fed_by), inside]
-    return choices if len(inside) > 1 else [inside]
+    # A backward pass ends in the earliest layer that it has come to, and code
+    # outside of layers computes with the results of the last ones.
+    backward = [c for c in stop.calls if c.received and not c.nested]
+    likely = stop.open[::-1] or [*backward, *stop.calls[::-1]]
+    found: dict = {}
+    for call in likely:
+        found.setdefault(call.path, call)
+    return found
 
 
 def _fault(stop, call):

@@ -332,7 +332,7 @@ class _HeldSteps:
         elif constant and not self._exact.scales:
             case = "never_scaled"
         elif behind:
-            case = "gradient_in_loss" if constant else "part_of_loss"
+            case = "part_of_loss"
         else:
             # Gradients that do not depend on the scale at all are divided.
             added = not constant and self._is_added()

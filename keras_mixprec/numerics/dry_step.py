@@ -18,7 +18,7 @@ from keras_mixprec.numerics.held_optimizers import Held
 from keras_mixprec.numerics.interruption import Interrupted, interruption
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.numerics.untouched import untouched
-from keras_mixprec.policies.layers import has_own_step, walk_with_model
+from keras_mixprec.policies.layers import walk_with_model
 
 _BY_HAND = contextvars.ContextVar("by_hand", default=False)
 
@@ -55,7 +55,6 @@ def dry_step(
     model: keras.Model,
     data,
     scale: float,
-    known=(),
     *,
     records: bool = True,
     how: str = "again",
@@ -69,9 +68,6 @@ def dry_step(
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
-        known: Dict from names to `LayerCall`s of the exact step, as for
-            `CallRecorder`; a `train_step` of the user's own, the loss of which
-            may contain gradients, gets those that are. Defaults to none.
         records: Boolean. Whether to record the calls of layers, which hold all
             activations. Defaults to `True`.
         how: String. Without a record, `"again"` costs least if the step is
@@ -80,10 +76,8 @@ def dry_step(
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
     """
-    if has_own_step(model):
-        known = ()
     entries = walk_with_model(model)
-    recorder = CallRecorder(entries if records else [], known, scale)
+    recorder = CallRecorder(entries if records else [])
     taken: Any = None
     tensors: Any = None
     drawing = drawing or Draws()
