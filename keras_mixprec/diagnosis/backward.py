@@ -77,7 +77,7 @@ def error_in_step(
         reference: `LayerCall`, the same one in float32.
         step: `DryStep` of the model in 16 bits.
         exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean. Whether a layer before it has weights: else
+        fed_by_weights: Boolean, whether a layer before it has weights: else
             nobody asks for the gradients of its inputs, which are data.
     """
     weights = [id(v) for v in call.layer.trainable_variables]
@@ -129,7 +129,7 @@ def check_backward(
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
         reference: `LayerCall`, the same one in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
         bits: Float. The loss scale, as a power of two.
 
     Returns:

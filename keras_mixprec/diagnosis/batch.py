@@ -54,7 +54,7 @@ def build_for(model, data: tuple):
 
 
 def trains_without_targets(model: keras.Model, x) -> bool:
-    """Whether `fit(x)`, without `y`, would train a model.
+    """Returns whether `fit(x)`, without `y`, would train a model.
 
     A model whose loss is its own, in `train_step`, `compute_loss` or by
     `add_loss`, as that of an autoencoder, may need no targets: whether it takes
@@ -149,7 +149,7 @@ def _not_built(model, why):
 
 
 def _needs_no_call(model):
-    """Whether a model has only a `train_step`, of layers that are built."""
+    """Returns whether a model has only a `train_step`, of layers that are built."""
     no_call = type(model).call is keras.Model.call
     return no_call and _all_built(model)
 
@@ -236,7 +236,7 @@ def to_tensors(
         model: The `keras.Model` that they are for: with a `train_step` of its
             own, which may take anything, they need not have the same number of
             samples, nor if those of the inputs differ. Defaults to `None`.
-        as_in_fit: Boolean. Whether floats get the dtype `floatx`, as `fit`
+        as_in_fit: Boolean, whether floats get the dtype `floatx`, as `fit`
             casts the arrays that it is given. Defaults to `False`.
 
     Raises:

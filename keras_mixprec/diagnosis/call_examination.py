@@ -61,7 +61,7 @@ def examine_calls(
         prediction: `Prediction` or `RecordedCalls`.
         run_class: The class of the run of it.
         given: Dict from names to the structures that it was given.
-        compiled: Boolean. Whether XLA compiles the calls.
+        compiled: Boolean, whether XLA compiles the calls.
         step: As for `diagnose`.
     """
     common = {"compiled": compiled, "step": step}

@@ -25,7 +25,7 @@ class CallRun(Run):
     Args:
         prediction: `Prediction`.
         exact: `ForwardPass` of it in float32.
-        compiled: Boolean. Whether XLA compiles the call.
+        compiled: Boolean, whether XLA compiles the call.
     """
 
     def __init__(self, prediction, exact, compiled: bool):
@@ -66,7 +66,7 @@ class CallRun(Run):
         return self._criterion.fits(self._prediction.run(records=False))
 
     def wrong_in_xla(self) -> bool:
-        """Whether it is wrong as XLA computes it."""
+        """Returns whether it is wrong as XLA computes it."""
         with computing_in("float32", self.demoted):
             low = self._prediction.compiled()
         exact = self._prediction.compiled_exact()
@@ -116,7 +116,7 @@ class LoopRun(CallRun):
         return culprit._replace(numbers=numbers)
 
     def wrong_in_xla(self) -> bool:
-        """Whether it surely is: a loop is not compiled for that."""
+        """Returns whether it surely is: a loop is not compiled for that."""
         return not math.isfinite(self.error)
 
     def _cause(self, layers):

@@ -108,7 +108,7 @@ class _Search:
         self._loss = math.nan
 
     def fails(self):
-        """Whether training fails in the steps from here."""
+        """Returns whether training fails in the steps from here."""
         usual = self._rehearse(_Trial(self._batches))
         self._loss = usual.first[0]
         grows = usual.growth > _FAILED or usual.peak > thresholds.DIVERGED

@@ -28,7 +28,7 @@ class Course(NamedTuple):
         return cls(loss, largest, rate)
 
     def left(self, start: "Course") -> bool:
-        """Whether training that began there has diverged.
+        """Returns whether training that began there has diverged.
 
         Args:
             start: `Course` of the same model before.

@@ -49,7 +49,7 @@ class Errors(NamedTuple):
         return cls(errors[_LOSS], max(others, default=0.0))
 
     def within(self, loss: float, gradient: float) -> bool:
-        """Whether the step runs and neither error exceeds its tolerance."""
+        """Returns whether the step runs and neither error exceeds its tolerance."""
         return self.loss <= loss and self.gradient <= gradient
 
 
@@ -96,7 +96,7 @@ class Criterion:
         return {part: self._counted(part, e) for part, e in found.items()}
 
     def fits(self, run) -> bool:
-        """Whether a run is as good as in float32."""
+        """Returns whether a run is as good as in float32."""
         found = self.errors(run).items()
         return all(error <= self._limit_of(part) for part, error in found)
 
@@ -218,6 +218,6 @@ def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
 
 
 def is_finite(exact: DryStep) -> bool:
-    """Whether the loss and all gradients of a step are."""
+    """Returns whether the loss and all gradients of a step are."""
     gradients = [to_array(g) for g in exact.gradients.values()]
     return math.isfinite(exact.loss) and not nonfinite(gradients)

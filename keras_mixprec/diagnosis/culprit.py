@@ -91,7 +91,7 @@ def layers_of(culprits: list[Culprit]) -> list:
 
 
 def computes_low(layer) -> bool:
-    """Whether a layer itself computes something in a 16-bit float."""
+    """Returns whether a layer itself computes something in a 16-bit float."""
     return (
         layer.compute_dtype in SIXTEEN_BITS
         and not is_fixed(layer)

@@ -140,7 +140,7 @@ def diagnose(
 
 
 def _is_a_batch(x, model):
-    """Whether inputs are several for a model that takes one."""
+    """Returns whether inputs are several for a model that takes one."""
     several = isinstance(x, tuple) and len(x) in (2, 3)
     one = len(getattr(model, "inputs", None) or ()) == 1
     # A `train_step` of the user's own may take anything.
@@ -207,7 +207,7 @@ def examine(
         y: As for `diagnose`.
         sample_weight: As for `diagnose`.
         step: As for `diagnose`.
-        raised: Boolean. Whether the model's step raises, so that it is asked
+        raised: Boolean, whether the model's step raises, so that it is asked
             as well which layers XLA refuses to compile, which compiles the
             step several times. Defaults to `False`.
         like: As for `packed`. Defaults to `()`.

@@ -25,7 +25,7 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
 
     Returns:
         The `Culprit` if the relative error is too large. `None` if it is not,
@@ -104,7 +104,7 @@ def range_kind(replay: LayerReplay, reference: LayerCall | None = None) -> str:
 
 
 def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
-    """Whether an input overflows in a cast before the layer is called.
+    """Returns whether an input overflows in a cast before the layer is called.
 
     As a `Sequential` without a `keras.Input` casts what it is given.
 

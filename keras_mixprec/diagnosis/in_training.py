@@ -208,7 +208,7 @@ def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
 
 
 def _is_outlier(model, now, start, first):
-    """Whether the loss is large of this batch, but not of the first one.
+    """Returns whether the loss is large of this batch, but not of the first one.
 
     It is if that one explains less than half of the growth, in bits.
     """

@@ -20,7 +20,7 @@ def other_layers_at_fault(
     Args:
         run: `StepRun`, with all layers of the model demoted that need be.
         others: List of such layers and losses. In float32 the step is right.
-        adapts: Boolean. Whether the loss scale adapts itself.
+        adapts: Boolean, whether the loss scale adapts itself.
     """
     numbers = _what(others[0])
     try:

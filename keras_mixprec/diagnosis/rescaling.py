@@ -113,7 +113,7 @@ def _policy_of(calls, scale_bits):
 
 
 def _is_bound(call):
-    """Whether more depends on a layer's inputs than its outputs.
+    """Returns whether more depends on a layer's inputs than its outputs.
 
     Or what it is given comes from layers inside of it, which follow policies of
     their own.
@@ -154,7 +154,7 @@ class _Rescaling:
         scale_bits: Float. The loss scale in use, as a power of two.
 
     Attributes:
-        is_large: Boolean. Whether its outputs do not fit its dtype, or the
+        is_large: Boolean, whether its outputs do not fit its dtype, or the
             next batch's may not.
     """
 
@@ -214,7 +214,7 @@ class _Rescaling:
         return relative_error(self._forward(policy), self._exact)
 
     def is_right(self, policy: RescaledPolicy) -> bool:
-        """Whether results and gradients are those of float32."""
+        """Returns whether results and gradients are those of float32."""
         own = policy.get_config()
         wide = RescaledPolicy(**own | {"source_name": "float32"})
         with _other_weights(self._layer, largest(self._exact)):

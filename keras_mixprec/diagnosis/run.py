@@ -16,7 +16,7 @@ class Run:
     Args:
         model: A built `keras.Model`.
         exact: The run in float32, with its calls.
-        compiled: Boolean. Whether XLA compiles it.
+        compiled: Boolean, whether XLA compiles it.
         criterion: `Criterion` of it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Run:
         ]
 
     def wrong(self, run) -> bool:
-        """Whether it is wrong, as XLA computes it too if that compiles it.
+        """Returns whether it is wrong, as XLA computes it too if that compiles it.
 
         Args:
             run: What it has given in 16 bits.
@@ -58,7 +58,7 @@ class Run:
         return not self._compiled or self.wrong_in_xla()
 
     def right(self, layers: list) -> bool:
-        """Whether it runs with the layers in float32, and is as good as that.
+        """Returns whether it runs with the layers in float32, and is as good as that.
 
         Args:
             layers: List of layers, besides those of `demoted`.
@@ -71,7 +71,7 @@ class Run:
             return False
 
     def wrong_in_xla(self) -> bool:
-        """Whether it is wrong as XLA computes it."""
+        """Returns whether it is wrong as XLA computes it."""
         raise NotImplementedError
 
     def record(self, layers: list):

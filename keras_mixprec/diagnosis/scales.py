@@ -21,9 +21,9 @@ class ScaleInUse(NamedTuple):
 
     Attributes:
         bits: Float. The scale as a power of two.
-        adapts: Boolean. Whether it adapts itself to the gradients.
+        adapts: Boolean, whether it adapts itself to the gradients.
         possible: Range of the powers of two that it could take.
-        scales: Boolean. Whether anything scales the loss.
+        scales: Boolean, whether anything scales the loss.
         steps_per_bit: Float. Finite steps that it takes to double, `None` if
             it does not grow by a factor.
         first_bits: Float. What it started from, as a power of two.
@@ -102,7 +102,7 @@ class ScaleWindow(NamedTuple):
     high: float
 
     def holds(self, bits: float) -> bool:
-        """Whether a loss scale of `2**bits` lies in the window."""
+        """Returns whether a loss scale of `2**bits` lies in the window."""
         return self.low <= bits <= self.high
 
 
@@ -162,7 +162,7 @@ def scale_window(
 
 
 def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
-    """Whether too much of gradients underflows in float16.
+    """Returns whether too much of gradients underflows in float16.
 
     Args:
         gradients: Arrays, computed in float32, of the unscaled loss.

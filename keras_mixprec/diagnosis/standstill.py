@@ -51,7 +51,7 @@ def why_it_stands_still(
     Args:
         model: A built and compiled `keras.Model`.
         batch: As `train_step` takes it, one that it was trained on.
-        has_fallen: Boolean. Whether its loss has fallen at first: only outputs
+        has_fallen: Boolean, whether its loss has fallen at first: only outputs
             that are the same for all rows are a reason then.
     """
     batch = head(model, batch)
@@ -148,13 +148,13 @@ def _by_depth(step):
 
 
 def _any(cotangents):
-    """Whether any is not 0; `None` if none is known."""
+    """Returns whether any is not 0; `None` if none is known."""
     known = [to_array(c) for c in cotangents if c is not None]
     return any(c.any() for c in known) if known else None
 
 
 def _varies(structure):
-    """Whether something differs from row to row, as far as there are rows."""
+    """Returns whether something differs from row to row, as far as there are rows."""
     leaves = [*filter(ops.is_tensor, tree.flatten(structure))]
     rows = [len(x.shape) > 0 and x.shape[0] > 1 for x in leaves]
     kept = [x for x, has_rows in zip(leaves, rows, strict=True) if has_rows]

@@ -80,7 +80,7 @@ class StateCheck:
         return Culprit(entry.path, layers, *fault, numbers)
 
     def _rounds(self, variable, step):
-        """Whether a variable is set to what was rounded to 16 bits, or not set.
+        """Returns whether a variable is set to what was rounded to 16 bits, or not set.
 
         What a float16 layer assigns to a variable that Keras casts, torch
         writes to the copy and loses.
@@ -93,7 +93,7 @@ class StateCheck:
         return _is_16_bit(low) or (low == now).all()
 
     def _changes(self, variable, step):
-        """Whether float32 changes it, and 16 bits leave it finite."""
+        """Returns whether float32 changes it, and 16 bits leave it finite."""
         is_float = "float" in variable.dtype
         if not is_float or id(variable) not in self._exact.state:
             return False

@@ -117,7 +117,7 @@ def without_what_raises(
 
 
 def _compiles(compile_run, layers):
-    """Whether XLA compiles a run with some layers in float32."""
+    """Returns whether XLA compiles a run with some layers in float32."""
     try:
         with computing_in("float32", layers):
             compile_run()
@@ -135,7 +135,7 @@ def why_it_raises(
         model: A built `keras.Model`.
         interrupt: Function without arguments that runs it, and returns what
             `interruption` does.
-        compiled: Boolean. Whether XLA compiles the run.
+        compiled: Boolean, whether XLA compiles the run.
 
     Returns:
         A `Culprit`, `None` if the run does not raise or no layer is found.

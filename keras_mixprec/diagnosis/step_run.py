@@ -30,10 +30,10 @@ class StepRun(Run):
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         exact: `DryStep` of it in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
 
     Attributes:
-        adapts: Boolean. Whether it may be another one.
+        adapts: Boolean, whether it may be another one.
         windows: Dict from the path of a float16 layer to its `ScaleWindow`.
     """
 
@@ -49,7 +49,7 @@ class StepRun(Run):
         """Runs the step as it is, with errors of all layers.
 
         Args:
-            records: Boolean. Whether to record the layers' calls.
+            records: Boolean, whether to record the layers' calls.
         """
         with computing_in("float32", self.demoted):
             return self._step(records=records)
@@ -79,7 +79,7 @@ class StepRun(Run):
         self.error = max(self._errors)
 
     def wrong_in_xla(self) -> bool:
-        """Whether it is wrong as XLA computes it."""
+        """Returns whether it is wrong as XLA computes it."""
         with computing_in("float32", self.demoted):
             step = compiled_step(self.model, self._data, 2.0**self.bits)
         return not self._criterion.fits(step)
@@ -88,7 +88,7 @@ class StepRun(Run):
         """Takes the nearest loss scale at which the step is right, if any.
 
         Returns:
-            Boolean. Whether there is one.
+            Boolean, whether there is one.
         """
         with computing_in("float32", self.demoted):
             found = self._other_scale(self._step())

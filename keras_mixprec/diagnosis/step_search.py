@@ -31,7 +31,7 @@ class Search:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         exact: `DryStep` of the whole model in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
 
     Attributes:
         culprits: List of the `Culprit`s found.

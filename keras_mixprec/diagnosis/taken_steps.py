@@ -43,7 +43,7 @@ _WRAPPER = keras.optimizers.LossScaleOptimizer
 
 
 def can_take_steps(model: keras.Model) -> bool:
-    """Whether `TakenSteps` can take steps of a model.
+    """Returns whether `TakenSteps` can take steps of a model.
 
     Optimizers that are not built yet would be in the step, and replicas would
     wait for each other. TensorFlow's know no variables that are widened.
@@ -80,7 +80,7 @@ class TakenSteps:
             move.
         count: Int. How many steps to take. Defaults to `None`: until weights
             have been updated twice, if they are soon.
-        goes_on: Boolean. Whether training goes on from steps before: each
+        goes_on: Boolean, whether training goes on from steps before: each
             optimizer is applied once at the scale that it has. Defaults to
             `False`.
 
@@ -95,7 +95,7 @@ class TakenSteps:
             variable when it was applied last.
         overflows: Dict from such an `id` to how often variables overflowed.
         rescaled: Set of such `id`s whose scale was set.
-        raised: Boolean. Whether the code has raised an exception.
+        raised: Boolean, whether the code has raised an exception.
     """
 
     def __init__(self, model, data, bits, count=None, goes_on=False):

@@ -443,7 +443,7 @@ def _last_function(tensor):
 
 
 def _meets_kernel(graph, tensor) -> bool:
-    """Whether all layers that an input of a graph is given to multiply it."""
+    """Returns whether all layers that an input of a graph is given to multiply it."""
     found = consumers(graph, tensor)
     recurrent = keras.layers.RNN, keras.layers.Bidirectional
     return bool(found) and all(

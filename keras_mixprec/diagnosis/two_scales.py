@@ -52,7 +52,7 @@ class ScaleUse(NamedTuple):
     """How a step uses the loss scale.
 
     Attributes:
-        by_hand: Boolean. Whether it multiplies the loss without `scale_loss`.
+        by_hand: Boolean, whether it multiplies the loss without `scale_loss`.
         case: String. The sentence of the advice, `None` if all is well.
         numbers: Dict. The evidence.
     """
@@ -88,7 +88,7 @@ def scale_use(
 
 
 def _handles_gradients(model):
-    """Whether the user's own code does, in a train step or an optimizer."""
+    """Returns whether the user's own code does, in a train step or an optimizer."""
     classes = map(type, optimizers_of(model).values())
     tops = {cls.__module__.partition(".")[0] for cls in classes}
     return has_own_step(model) or not tops <= {"keras", "keras_mixprec"}
@@ -102,7 +102,7 @@ class _Comparison:
         data: As for `scale_use`.
         exact: As for `scale_use`.
         bits: Int. The larger scale, as a power of two. The other one is 1.
-        adapts: Boolean. Whether the loss scale adapts itself to gradients.
+        adapts: Boolean, whether the loss scale adapts itself to gradients.
     """
 
     def __init__(self, model, data, exact, bits, adapts):
@@ -141,14 +141,14 @@ class _Comparison:
         return None
 
     def _is_certain(self, off, held):
-        """Whether nothing but the loss scale makes the difference."""
+        """Returns whether nothing but the loss scale makes the difference."""
         if not self._differs():
             return False
         is_seen = _is_beyond_float16(held.off or off, held.first)
         return is_seen or not held.have_float16()
 
     def _differs(self):
-        """Whether runs differ by more than those at the same scale do."""
+        """Returns whether runs differ by more than those at the same scale do."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -293,7 +293,7 @@ class _HeldSteps:
         return exact_step(self._model, self._data, scale, records=records)
 
     def have_float16(self):
-        """Whether the code has float16 of its own on the way of gradients.
+        """Returns whether the code has float16 of its own on the way of gradients.
 
         Which small ones survive at one scale and not at another.
         """
@@ -340,7 +340,7 @@ class _HeldSteps:
         return case, numbers
 
     def _is_added(self):
-        """Whether a part that is not scaled is added to one that is."""
+        """Returns whether a part that is not scaled is added to one that is."""
         bits = int(self._bits / 2)
         step = self._step(bits, records=False)
         third, s2, s3 = {}, 2.0**-self._bits, 2.0**-bits
@@ -407,7 +407,7 @@ def _off(one, other):
 
 
 def _is_beyond_float16(off, first):
-    """Whether rounding to float16 at scale 1 makes no such difference."""
+    """Returns whether rounding to float16 at scale 1 makes no such difference."""
     sizes = [largest_magnitude(first.get(key, np.zeros(1))) for key in off]
     return min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED
 

@@ -37,7 +37,7 @@ class Verdict:
             from 1; or `None`.
         failing_since: Int. The first of the steps in a row that were skipped
             until then, where these are several; or `None`.
-        compiled: Boolean. Whether the step was compiled by XLA, which changes
+        compiled: Boolean, whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.
         advice: String. What to do, in two or three sentences.

@@ -13,7 +13,7 @@ _NOT_DENSE = ("dense_shape", "row_splits", "todense")
 
 
 def is_float(leaf) -> bool:
-    """Whether a leaf is a dense tensor of floating-point numbers."""
+    """Returns whether a leaf is a dense tensor of floating-point numbers."""
     # Not by Keras' name for the dtype: JAX' random keys have none.
     return (
         ops.is_tensor(leaf)

@@ -36,7 +36,7 @@ class LayerCall:
         outputs: What it returned.
         losses: List of the losses that it added, and what is inside it; empty
             where the step has no use for them.
-        collects_losses: Boolean. Whether it has.
+        collects_losses: Boolean, whether it has.
         loss_cotangents: List, their gradients of the scaled loss, or `None`.
         cotangents: List, for each tensor in `outputs` the gradient of the
             scaled loss, or `None` where none came by.
@@ -44,7 +44,7 @@ class LayerCall:
         training: Boolean or `None`. The value in force.
         seeds: List of `(variable, value)` of the random state before.
         draws: List of `Draw`, the random numbers that it drew.
-        nested: Boolean. Whether other recorded calls happened inside.
+        nested: Boolean, whether other recorded calls happened inside.
         around: List of the `LayerCall`s that it is inside of.
         received: Int. How many cotangents of its outputs came by.
     """
@@ -293,7 +293,7 @@ def added_losses() -> list:
 
 
 def collects_losses() -> bool:
-    """Whether what layers add to the losses is part of the step."""
+    """Returns whether what layers add to the losses is part of the step."""
     scope = get_stateless_scope()
     return scope is not None and scope.collect_losses
 

@@ -36,7 +36,7 @@ class DryStep(NamedTuple):
         calls: List of `LayerCall`, innermost first, in the order they ended.
         scale: Float. The loss scale; 1 if a `train_step` of the user's own
             does not multiply the loss by it.
-        scales: Boolean. Whether it does.
+        scales: Boolean, whether it does.
         state: Dict from `id(variable)` to what the step has set a variable to
             that is not trained, such as a moving average.
         draws: List of `Draw`, the random numbers in the order drawn.
@@ -68,7 +68,7 @@ def dry_step(
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
-        records: Boolean. Whether to record the calls of layers, which hold all
+        records: Boolean, whether to record the calls of layers, which hold all
             activations. Defaults to `True`.
         how: String. Without a record, `"again"` costs least if the step is
             repeated in other dtypes, `"once"` if it is not; `"xla"` computes

@@ -55,7 +55,7 @@ class Prediction:
         """Runs the model's `predict_step`, as the layers compute now.
 
         Args:
-            records: Boolean. Whether to record the calls, which hold all
+            records: Boolean, whether to record the calls, which hold all
                 activations. Defaults to `True`.
             drawing: `Draws`, which keeps a record of the random numbers.
                 Defaults to `None`, a new one.

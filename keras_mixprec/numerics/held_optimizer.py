@@ -25,7 +25,7 @@ def overflowing():
 
 
 def is_scaling(optimizer) -> bool:
-    """Whether an optimizer scales the loss, or wraps one that does."""
+    """Returns whether an optimizer scales the loss, or wraps one that does."""
     return (
         isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         or optimizer.loss_scale_factor is not None

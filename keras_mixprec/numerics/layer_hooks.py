@@ -125,7 +125,7 @@ class CallHook:
 
 
 def _is_called_directly(entry):
-    """Whether `train_step` runs the model's `call`, around `__call__`.
+    """Returns whether `train_step` runs the model's `call`, around `__call__`.
 
     As Keras' own does on JAX, which casts no inputs then. Of a functional or
     sequential model that is nothing but the calls of its layers.

@@ -119,7 +119,7 @@ def cause_of_nonfinite(
         harmless: Set of `nonfinite_places` in float32. Non-finite numbers
             there do no harm: `where` or a mask discards them. Zeros there are
             right. Defaults to none.
-        of_loss: Boolean. Whether to return what the first scalar comes from,
+        of_loss: Boolean, whether to return what the first scalar comes from,
             if one is not finite: the loss of a step, not what its gradients do
             behind that. Defaults to `False`.
 
@@ -245,7 +245,7 @@ def _zero_place(zero):
 
 
 def _is_of_zeros(bad, operands, dtypes):
-    """Whether wherever a result is bad some operand is zero, and all finite.
+    """Returns whether wherever a result is bad some operand is zero, and all finite.
 
     Vectorized code may take a subnormal divisor for zero, as XLA's on a CPU:
     one that gives no number beyond the format.
@@ -264,7 +264,7 @@ def _is_of_zeros(bad, operands, dtypes):
 
 
 def _is_of_infinities(zero, operands):
-    """Whether wherever a result is zero some operand is not finite."""
+    """Returns whether wherever a result is zero some operand is not finite."""
     given = [~np.isfinite(x[zero]) for x in _aligned(operands, zero.shape)]
     return bool(given) and bool(np.any(given, axis=0).all())
 
@@ -288,7 +288,7 @@ class LayerReplay:
 
     Args:
         call: The `LayerCall`.
-        compiled: Boolean. Whether XLA compiles what runs in the layer's own
+        compiled: Boolean, whether XLA compiles what runs in the layer's own
             dtypes, as it does in the model's step.
     """
 

@@ -74,7 +74,7 @@ class Ranges(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all outputs of layers are finite."""
+        """Returns whether all outputs of layers are finite."""
         parts = [reading.parts.get("activation") for reading in self.readings]
         return not any(part.nonfinite for part in parts if part)
 
@@ -284,7 +284,7 @@ def output_dtype(layer) -> str:
 
 
 def _updates_next(optimizer):
-    """Whether its next step is to change variables, unless it is skipped."""
+    """Returns whether its next step is to change variables, unless it is skipped."""
     steps = micro_batches(optimizer)
     if (int(to_array(steps)) + 1) % accumulation_steps(optimizer):
         return False

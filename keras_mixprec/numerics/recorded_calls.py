@@ -56,7 +56,7 @@ class RecordedCalls:
         """Calls the function, with layers that compute as they do now.
 
         Args:
-            records: Boolean. Whether to keep the calls. Defaults to `True`.
+            records: Boolean, whether to keep the calls. Defaults to `True`.
             drawing: `Draws`, which keeps a record of the random numbers.
                 Defaults to `None`, a new one.
         """

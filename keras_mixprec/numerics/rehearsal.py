@@ -48,7 +48,7 @@ class State(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all numbers in it are."""
+        """Returns whether all numbers in it are."""
         floats = (x for x in self.values if x.dtype.kind not in "iub")
         return all(np.isfinite(x.astype("float32")).all() for x in floats)
 
@@ -99,7 +99,7 @@ class Rehearsal(NamedTuple):
     Attributes:
         first: List of floats. The loss of each batch before any step.
         losses: List of floats. The loss of each step.
-        is_finite: Boolean. Whether all losses and gradients were.
+        is_finite: Boolean, whether all losses and gradients were.
     """
 
     first: list
