@@ -1,4 +1,4 @@
-"""What a person would do about each kind of fault, in one sentence."""
+"""The advice for each kind of fault, in one sentence."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from keras_mixprec.policies.layers import (
 )
 from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32, place_of
 
-# Of an optimizer, added to what is lost by it.
+# Added where a constant of the optimizer loses weights.
 _EPSILON = (
     " The optimizer's `{name}` of {value:g} is 0 in the variables' dtype, "
     "so it divides 0 by 0 and weights become NaN. Set it to 1e-4 or keep "
@@ -25,7 +25,7 @@ _BETA = (
     "variables in float32."
 )
 
-# Where nothing is trained, and float32 gives NaN.
+# Used if nothing is trained and float32 gives NaN.
 FLOAT32_FAILS_TOO = (
     "float32 gives NaN on this batch too, so precision is not the cause. Check "
     "the inputs, the weights and the masks."
@@ -36,7 +36,7 @@ _OURS = (
     "`keras_mixprec.LossScaleOptimizer` has it."
 )
 
-# Where the evidence says more than the kind does.
+# Used if the evidence says more than the kind does.
 _CASES = {
     "diverged": "{evidence}, so precision is not the cause. Lower the learning "
     "rate{rate}, or clip gradients.",
@@ -137,14 +137,14 @@ _CASES = {
     "optimizer.unscale(gradients)` before that, or in place of your own "
     "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
     "`clipvalue` of the inner optimizer.",
-    "hides_overflow": "Where gradients overflow, your code makes them finite "
-    "(as `nan_to_num` or clipping by value does) or leaves them out, so that "
-    "no step is skipped and the loss scale never falls. Pass gradients to "
-    "`optimizer.apply` as they are.",
-    "writes_overflow": "Where gradients overflow, your code writes them into "
-    "the weights itself, which become NaN. `optimizer.apply` skips such a "
-    "step: pass gradients to it. Weights that you move for a while, as "
-    "sharpness-aware minimization does, put back from a copy.",
+    "hides_overflow": "Your code makes gradients that overflow finite (as "
+    "`nan_to_num` or clipping by value does) or leaves them out, so that no "
+    "step is skipped and the loss scale never falls. Pass all gradients to "
+    "`optimizer.apply` unchanged.",
+    "writes_overflow": "Your code writes gradients that overflow into the "
+    "weights itself, which become NaN. `optimizer.apply` skips such a step: "
+    "pass gradients to it. If you move weights for a while, as sharpness-aware "
+    "minimization does, put them back from a copy.",
     "over_steps": "Over several steps the update depends on the loss scale: "
     "your code computes it, a limit, a learning rate or an average from "
     "gradients that are multiplied by the loss scale, or applies another "
@@ -205,7 +205,7 @@ def _rate(learning_rate=None, learning_rate_at_first=None, **_):
     return f" ({before}now {learning_rate:.6g})"
 
 
-# What helps where an operation has no finite result, by how it is written.
+# Remedies for operations without a finite result, by how these are written.
 _HINTS = {
     "log": "Add a small number inside, as in keras.ops.log(x + 1e-7), or "
     "compute the loss from logits.",
@@ -399,7 +399,7 @@ def _training_case(culprit, scale):
 
 
 def _scale_case(kind, numbers, scale):
-    """Of gradients that a loss scale other than the one in use would hold."""
+    """Returns the case of gradients that another loss scale would hold."""
     if kind == "underflow":
         if not scale.scales:
             return "unscaled"

@@ -1,4 +1,4 @@
-"""Whether a layer's gradients are right in 16 bits, and what is wrong."""
+"""Checks a layer's gradients in 16 bits."""
 
 import math
 
@@ -77,8 +77,9 @@ def error_in_step(
         reference: `LayerCall`, the same one in float32.
         step: `DryStep` of the model in 16 bits.
         exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean, whether a layer before it has weights: else
-            nobody asks for the gradients of its inputs, which are data.
+        fed_by_weights: Boolean, whether a layer before it has weights. If not,
+            the gradients of its inputs are not compared, because nothing uses
+            them.
     """
     weights = [id(v) for v in call.layer.trainable_variables]
     low, wide = (
@@ -90,7 +91,7 @@ def error_in_step(
         return np.inf
     present = [x for x in low if x is not None]
     if not present:
-        # Nothing that anybody asks for, or weights that a step treats by hand.
+        # Nothing uses its gradients, or the step handles its weights by hand.
         return np.inf if weights else 0.0
     return relative_error(
         [to_array(x) / np.float32(step.scale) for x in present],
@@ -124,7 +125,7 @@ def classify_window(
 def check_backward(
     call: LayerCall, reference: LayerCall, compiled: bool, bits: float
 ) -> Culprit | None:
-    """Compares the gradients of a layer with those of the layer in float32.
+    """Compares the gradients of a layer with float32's.
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.

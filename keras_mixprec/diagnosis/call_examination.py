@@ -32,7 +32,7 @@ def examine_prediction(
         step: As for `diagnose`.
     """
     compiled = is_compiled(model)
-    # Constants that overflow float16 are what is looked for.
+    # Constants that overflow float16 are expected here.
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
         prediction = Prediction(model, x)

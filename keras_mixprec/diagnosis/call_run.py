@@ -20,7 +20,7 @@ from keras_mixprec.numerics.rounding import jittered
 
 
 class CallRun(Run):
-    """What `predict` does with one batch.
+    """Runs `predict` on one batch, again and again.
 
     Args:
         prediction: `Prediction`.
@@ -47,8 +47,8 @@ class CallRun(Run):
         """Returns what is to blame if the outputs are wrong.
 
         Args:
-            known: List of `Culprit`, those that are known before, with which
-                the list begins.
+            known: List of `Culprit`s that are known already. The list begins
+                with these.
         """
         self.demoted = layers_of(known)
         low = self.record([])
@@ -91,7 +91,7 @@ class CallRun(Run):
         return Fault(cause.kind, "forward", cause.evidence)
 
     def _cause(self, layers):
-        """What the first operation that is not finite comes from."""
+        """Returns the cause of the first operation that is not finite."""
         with computing_in("float32", layers):
             harmless = nonfinite_places(self._prediction.tensors, [])
         return cause_of_nonfinite(self._prediction.tensors, [], harmless)

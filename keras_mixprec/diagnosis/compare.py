@@ -95,7 +95,7 @@ def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
 
 
 def largest(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the largest finite magnitude, 0 if there is none."""
+    """Returns the largest finite magnitude, or 0."""
     return max(map(largest_magnitude, arrays), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Where training is, and whether it has diverged since it began."""
+"""The course of training, and whether it has diverged since it began."""
 
 import math
 from typing import NamedTuple

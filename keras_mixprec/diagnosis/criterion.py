@@ -49,7 +49,7 @@ class Errors(NamedTuple):
         return cls(errors[_LOSS], max(others, default=0.0))
 
     def within(self, loss: float, gradient: float) -> bool:
-        """Returns whether the step runs and neither error exceeds its tolerance."""
+        """Returns whether the step runs and both errors are small enough."""
         return self.loss <= loss and self.gradient <= gradient
 
 

@@ -71,23 +71,19 @@ def diagnose(
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a model on one batch.
 
-    Of training, if `model.fit(x, y)` could take a step on the batch: of a
-    compiled model, with `y`, or with a loss that needs none, such as that of an
-    autoencoder with a `train_step` of its own or `add_loss`. Else of
-    `model.predict(x)`, forward only; for a model that is not compiled, too. Of
-    `predict` of any model: `diagnose_call(model, model.predict, x)`.
+    It checks a train step if `model.fit(x, y)` could take one on the batch. The
+    model must be compiled, and there must be a `y`, or a loss that needs none,
+    such as an autoencoder's in its own `train_step` or `add_loss`. Otherwise it
+    checks `model.predict(x)`, forward only. `diagnose_call(model,
+    model.predict, x)` checks `predict` of any model.
 
-    The model's own `train_step` runs with its optimizers held, once in float32
-    and once as it is, while every layer is recorded. Layers whose results or
-    gradients are off by more than a rounding run once more in float32 on the
-    very inputs they saw, forward and backward. Layers that are found are
-    demoted for the rest of the search, so that those which would cast the
-    repaired result back are found too. What is wrong in the step as a whole
-    then, its loss, a gradient or a variable that a layer writes itself, is
-    sought until a layer is found, or the code outside of layers: the layer
-    `"<model>"`. Of `predict` it is the same with `predict_step`, without
-    gradients: what is compared as a whole are its outputs. Nothing is changed
-    in the model.
+    The model's own `train_step` runs with its optimizers held, in float32 and
+    in 16 bits. If the loss, a gradient or a variable that a layer writes is
+    wrong, the smallest set of layers is found that must run in float32 for the
+    step to be right. Each of these layers runs once more in both dtypes, with
+    the others repaired, to find out what is wrong with it. The layer
+    `"<model>"` stands for code outside of layers. For `predict` the outputs are
+    compared. The model does not change.
 
     Args:
         model: A `keras.Model`; with `y`, a compiled one.
@@ -155,11 +151,10 @@ class Examination(NamedTuple):
         scale_bits: Float. The power of two that suits the gradients of the
             layers that are left in float16, `None` if none was sought.
         exact_loss: Float. The loss in float32, `None` if it was not computed.
-        errors: Dict from the names of layer calls to the relative errors of
-            what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
-            against the float32 step, so that a forward one includes those of
-            the layers before, a backward one those of the layers after; where
-            that is doubtful, by itself.
+        errors: Dict from the names of layer calls to the relative errors in 16
+            bits, `{"forward": ..., "backward": ...}`. The reference is the
+            float32 step, so a forward error includes those of the layers
+            before, and a backward error those of the layers after.
         headroom: Dict from the paths of the layers in 16 bits to how far their
             numbers are from overflowing, in bits.
     """
@@ -234,7 +229,7 @@ def examine_scale_use(
 
 @contextlib.contextmanager
 def _prepared(model, data):
-    # Constants that overflow float16 are what is looked for.
+    # Constants that overflow float16 are expected here.
     with np.errstate(all="ignore"):
         build_for(model, data)
         with (
@@ -248,7 +243,7 @@ def _prepared(model, data):
 def metric_findings(
     model: keras.Model, data: tuple, predictions: Any, step: int | None = None
 ) -> list[Finding]:
-    """Returns a finding for each metric that float32 computes otherwise.
+    """Returns a finding for each metric that float32 computes differently.
 
     Args:
         model: As for `wrong_metrics`.
@@ -335,7 +330,7 @@ class _Verdicts:
         )
 
     def of_scale_use(self):
-        """What is wrong with the use of the loss scale."""
+        """Returns verdicts about the use of the loss scale."""
         use = scale_use(self._model, self._batch)
         return [self._ignored(use)] if use.case else []
 
@@ -414,7 +409,7 @@ class _Verdicts:
         return self._verdict("weights_lost", numbers=numbers)
 
     def _refused_in_float32(self, error):
-        """What a step that raises in float32 is given, or what it mixes.
+        """Says why a step raises in float32: its data, or mixed dtypes.
 
         A loss of torch refuses NaN.
         """
@@ -427,7 +422,7 @@ class _Verdicts:
         return self._verdict("unsupported", numbers=numbers, sentence=sentence)
 
     def _raised_in_float32(self, error):
-        """What a loss refuses that operations before it have made."""
+        """Says which operation makes the number that a loss refuses."""
         try:
             numbers = origin_of_nonfinite(self._model, self._batch)
         except active.replay().REFUSALS:
@@ -490,7 +485,7 @@ class _Verdicts:
         )
 
     def _naming_input(self, culprit):
-        """With the model's input, if that is what the layer is given."""
+        """Names the model's input if the layer gets it directly."""
         inputs = large_inputs(self._data[0])
         given = culprit.numbers.get("largest_input")
         extremes = [abs(inputs[k]) for k in inputs if k != "input"]

@@ -49,7 +49,7 @@ class Trend:
 def _line(points):
     """The first step as seen from the last, and the line of least squares.
 
-    Of eight points, as here, in a tenth of the time that `np.polyfit` takes.
+    For eight points this takes a tenth of the time of `np.polyfit`.
     """
     count, (last, _) = len(points), points[-1]
     center = sum(step for step, _ in points) / count
@@ -94,12 +94,13 @@ class AuditForecast:
     def steps_left(self) -> dict:
         """Returns a dict from the path of each layer that will overflow soon.
 
-        To a pair: the steps until then, and the headroom in bits that is left.
+        Each value is a pair: the steps until then, and the headroom left in
+            bits.
         """
         return self._left
 
     def about_to_overflow(self) -> dict:
-        """Returns those of `steps_left` that the next batch could overflow."""
+        """Returns the layers that the next batch could overflow, like above."""
         return {
             path: (steps, bits)
             for path, (steps, bits) in self._left.items()

@@ -1,4 +1,4 @@
-"""Whether a layer's outputs are right in 16 bits, and what is wrong."""
+"""Checks a layer's outputs in 16 bits."""
 
 import numpy as np
 

@@ -19,7 +19,8 @@ from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 from keras_mixprec.numerics.rounding import widened_off_by_half_ulp
 
-# Ways to round the predictions otherwise, between which float32 itself moves.
+# How often the predictions are rounded differently. float32's metric moves
+# between these.
 _WAYS = 2
 
 
@@ -29,7 +30,7 @@ class WrongMetric(NamedTuple):
     Attributes:
         name: String, as in the logs of `fit`.
         value: Float. What it is.
-        exact: Float. What it is of the same predictions in float32.
+        exact: Float. The value for the same predictions in float32.
         dtype: String. The dtype of the predictions.
     """
 
@@ -49,12 +50,12 @@ class WrongMetric(NamedTuple):
 
 
 def wrong_metrics(model: keras.Model, batch: tuple, predictions: Any) -> list:
-    """Returns the metrics that float32 computes otherwise on a batch.
+    """Returns the metrics that float32 computes differently on a batch.
 
     Args:
         model: A built and compiled `keras.Model`.
         batch: Tuple `(x, y, sample_weight)` of tensors.
-        predictions: What the model predicts for `x`.
+        predictions: The model's predictions for `x`.
 
     Returns:
         List of `WrongMetric`, the loss last.
@@ -86,7 +87,7 @@ def wrong_metrics(model: keras.Model, batch: tuple, predictions: Any) -> list:
 
 
 def _allowed(name, exact, moved):
-    """How far it may be off. What float32 does not settle is no fault."""
+    """How far it may be off. It is no fault if float32 varies as much."""
     noise = max(abs(values[name] - exact) for values in moved)
     least = thresholds.METRIC_ERROR * abs(exact)
     return max(least, thresholds.BEYOND_NOISE * noise)
@@ -95,7 +96,7 @@ def _allowed(name, exact, moved):
 def _values(model, batch, predictions):
     x, y, sample_weight = batch
     with np.errstate(all="ignore"), leaving_no_trace(model):
-        # Of the class: the one of a guarded model ends an epoch.
+        # The class' method, because a guarded model's own ends an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
         # The running mean of the losses: there was no step.

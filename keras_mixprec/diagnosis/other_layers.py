@@ -15,7 +15,7 @@ from keras_mixprec.diagnosis.step_run import StepRun
 def other_layers_at_fault(
     run: StepRun, others: list, adapts: bool
 ) -> Culprit | None:
-    """Returns what is wrong with a step in which they compute in 16 bits.
+    """Returns the fault of a step in which these layers compute in 16 bits.
 
     Args:
         run: `StepRun`, with all layers of the model demoted that need be.

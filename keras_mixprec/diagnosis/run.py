@@ -1,4 +1,4 @@
-"""What the search for culprits asks of a run: a train step, or calls."""
+"""A run that the search for culprits repeats: a train step, or calls."""
 
 from collections.abc import Callable, Iterator
 
@@ -47,10 +47,10 @@ class Run:
         ]
 
     def wrong(self, run) -> bool:
-        """Returns whether it is wrong, as XLA computes it too if that compiles it.
+        """Returns whether a run is wrong, under XLA too if that compiles it.
 
         Args:
-            run: What it has given in 16 bits.
+            run: Its results in 16 bits.
         """
         if self._criterion.fits(run):
             return False
@@ -58,10 +58,10 @@ class Run:
         return not self._compiled or self.wrong_in_xla()
 
     def right(self, layers: list) -> bool:
-        """Returns whether it runs with the layers in float32, and is as good as that.
+        """Returns whether a run with the layers in float32 is right.
 
         Args:
-            layers: List of layers, besides those of `demoted`.
+            layers: List of layers, in addition to `demoted`.
         """
         try:
             with computing_in("float32", [*self.demoted, *layers]):
@@ -87,16 +87,16 @@ class Run:
         """Yields functions of a call to what its layer does wrong, if it does.
 
         Args:
-            low: What `record` returned, with all other culprits repaired.
+            low: The result of `record`, with all other culprits repaired.
         """
         yield lambda call: check_forward(call, self._compiled)
 
     def located(self, culprit: Culprit, call) -> Culprit:
-        """Returns the culprit with which call it is, where that counts."""
+        """Returns the culprit, with the number of the call if that counts."""
         return culprit
 
     def own_error(self, call) -> float:
-        """Returns the error of a layer by itself, per what it may be."""
+        """Returns a layer's own error, as a multiple of its limit."""
         exact = self.exact_calls.get(call.name)
         if exact is None:
             return 0.0
@@ -104,7 +104,7 @@ class Run:
             return instability(exact, 2.0**self.bits)
 
     def fault(self, layers: list) -> Fault:
-        """What is wrong without the layers."""
+        """Returns the fault of the run without the layers."""
         raise NotImplementedError
 
     def fault_behind(self, call) -> Fault:

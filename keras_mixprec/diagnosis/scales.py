@@ -26,7 +26,7 @@ class ScaleInUse(NamedTuple):
         scales: Boolean, whether anything scales the loss.
         steps_per_bit: Float. Finite steps that it takes to double, `None` if
             it does not grow by a factor.
-        first_bits: Float. What it started from, as a power of two.
+        first_bits: Float. The initial scale, as a power of two.
     """
 
     bits: float
@@ -91,7 +91,7 @@ def _possible(rule):
 
 
 class ScaleWindow(NamedTuple):
-    """The loss scales, as powers of two, at which gradients survive.
+    """The loss scales that keep gradients, as powers of two.
 
     Attributes:
         low: Float. Below it more than 1% of their energy underflows.
@@ -116,8 +116,8 @@ def common_bits(
 
     Args:
         windows: `ScaleWindow`s.
-        numbers: Dicts, those of culprits, which have the ends of a window if
-            their gradients need another loss scale.
+        numbers: Dicts of culprits. They have the ends of a window if gradients
+            need another loss scale.
 
     Returns:
         Dict of `"lowest_bits"` and `"highest_bits"`, without one that is
@@ -189,8 +189,8 @@ def best_scale_bits(
 ) -> int:
     """Returns the power of two that suits the costliest set of layers.
 
-    Of equally good ones that which suits the most layers, and of those that
-    nearest to where Keras starts.
+    Ties go to the scale that suits the most layers, then to the one nearest to
+    Keras' initial scale.
 
     Args:
         windows: Dict from the path of a layer to its `ScaleWindow`.

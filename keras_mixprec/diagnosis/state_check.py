@@ -1,8 +1,8 @@
-"""Whether moving averages stop moving because of 16-bit rounding.
+"""Finds moving averages that stop moving because of 16-bit rounding.
 
-What a moving average lacks soon is less than half of its last 16-bit digit,
-and it moves no more. That is seen where it is now, and, before it is there,
-where it is on its way to.
+The change of a moving average soon becomes less than half of its last 16-bit
+digit, and it stops. This shows where it is now, or near the value that it
+approaches.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class StateCheck:
     def _lost(self, variables):
         """The errors of what loses its change, by id."""
         places, lost = self._places(variables), {}
-        # Where it is now, and where it goes to.
+        # The value now, and one near the value that it approaches.
         for place in zip(*places, strict=True):
             there = [
                 (v, _as_stored(v, x))
@@ -80,10 +80,10 @@ class StateCheck:
         return Culprit(entry.path, layers, *fault, numbers)
 
     def _rounds(self, variable, step):
-        """Returns whether a variable is set to what was rounded to 16 bits, or not set.
+        """Returns whether a step rounds a variable to 16 bits, or leaves it.
 
-        What a float16 layer assigns to a variable that Keras casts, torch
-        writes to the copy and loses.
+        On torch, a float16 layer assigns to the cast copy of a variable, which
+        is lost.
         """
         # No policy of a layer adds digits to what is stored in 16 bits.
         if variable.dtype in SIXTEEN_BITS or not self._changes(variable, step):
@@ -105,7 +105,7 @@ class StateCheck:
         """For each variable the values to see a step at, as for `_places`."""
         begins = [to_array(v.value) for v in variables]
         firsts = [to_array(self._exact.state[id(v)]) for v in variables]
-        # What is stored in 16 bits would lose the first step here, too.
+        # A variable stored in 16 bits would lose the first step here, too.
         with (
             widened(variables, SIXTEEN_BITS),
             _set_to(zip(variables, firsts, strict=True)),
@@ -137,7 +137,7 @@ def _as_stored(variable, value):
 
 
 def _after(step, variable, now):
-    """What a variable is after a step, which may not have written it."""
+    """Returns a variable's value after a step, which may not have set it."""
     state = step.state.get(id(variable))
     return now if state is None else to_array(state)
 
@@ -153,7 +153,7 @@ def _is_16_bit(array):
 
 
 def _places(begin, first, second):
-    """Where to see a step: at `begin`, and close to where it resolves.
+    """Returns the values to check a step at: now, and close to the limit.
 
     As an average that goes the same share of its way at each step. `None` in
     place of the first if it is there but for roundings, in place of the second
@@ -174,7 +174,7 @@ def _places(begin, first, second):
 
 @contextlib.contextmanager
 def _set_to(pairs):
-    """Context in which variables have other values."""
+    """Context that gives variables other values."""
     pairs = list(pairs)
     with restoring([variable for variable, _ in pairs]):
         for variable, value in pairs:

@@ -35,7 +35,7 @@ from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
-# Where no line is the user's: Keras, the backends beside it, this package.
+# Lines of Keras, the backends and this package are not the user's.
 _OTHERS = (
     str(pathlib.Path(keras.__file__).parents[1]),
     str(pathlib.Path(keras_mixprec.__file__).parent),
@@ -50,8 +50,8 @@ def user_line(error: Exception) -> dict:
         error: The exception.
 
     Returns:
-        `{"line": "model.py:31", "code": "return mean + noise"}` of the
-        innermost line of the user's own, an empty dict if there is none.
+        `{"line": "model.py:31", "code": "return mean + noise"}` for the
+        innermost line of the user's own, or an empty dict.
     """
     for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
         name = frame.f_code.co_filename
@@ -72,7 +72,7 @@ _DTYPES = {
     "float64": "float64",
 }
 
-# Of an error's message, which may be a page.
+# A message may be a page long.
 _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"
@@ -97,7 +97,7 @@ def without_what_raises(
             as the model's own is compiled; `None` if that is not.
     """
     raising: list[Culprit] = []
-    # What runs in XLA alone is left in float32 meanwhile, and not at fault.
+    # Layers that run only in XLA compute in float32 here, without blame.
     spared: list[Culprit] = []
     while True:
         with computing_in("float32", layers_of([*raising, *spared])):
@@ -209,7 +209,7 @@ def _refused_by_xla(model, error, compile_run):
     def compiles(layers):
         return _compiles(compile_run, layers)
 
-    # Products of weights are what XLA is made for.
+    # Layers with weights come last, because XLA is made for their products.
     layers = _fewest(model, compiles, lambda e: bool(e.layer.weights))
     numbers = evidence(error)
     return [
@@ -250,7 +250,7 @@ def evidence(error: Exception) -> dict:
     """
     lines = [line.strip() for line in without_colours(str(error)).split("\n")]
     lines = [line for line in lines if line]
-    # What Keras puts before the message of an error in a layer's call.
+    # Keras' words before the message of an error in a layer's call.
     if len(lines) > 1 and lines[0].startswith(_WRAPPED):
         lines = lines[1:]
     said = "".join(lines[:1])

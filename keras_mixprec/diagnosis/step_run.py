@@ -17,9 +17,8 @@ from keras_mixprec.numerics.dry_step import (
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
-# Powers of two by which another loss scale is tried, before a layer is blamed
-# for what a scale that adapts itself would find by itself: float16's gradients
-# span 40 of them.
+# Powers of two by which the search moves a loss scale that adapts, before it
+# blames a layer. The gradients of float16 span 40 of them.
 _OTHER_SCALES = (2, 4, 8, 16)
 
 
@@ -85,7 +84,7 @@ class StepRun(Run):
         return not self._criterion.fits(step)
 
     def find_other_scale(self) -> bool:
-        """Takes the nearest loss scale at which the step is right, if any.
+        """Takes the nearest loss scale that makes the step right, if any.
 
         Returns:
             Boolean, whether there is one.

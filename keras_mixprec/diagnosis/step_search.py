@@ -111,7 +111,7 @@ class Search:
     def _spare_what_xla_ignores(self, run):
         """Drops those whose non-finite gradients a compiled step ignores.
 
-        As that of a ReLU does, which op by op multiplies them by 0.
+        The gradient of a ReLU does, which op by op multiplies them by 0.
         """
         for culprit in [*self.culprits]:
             others = [c for c in self.culprits if c is not culprit]

@@ -32,7 +32,7 @@ from keras_mixprec.numerics.held_optimizer import (
 from keras_mixprec.numerics.held_optimizers import instead_of_optimizers
 from keras_mixprec.numerics.untouched import PythonState
 
-# By what powers of two a scale moves in turn from where it starts. First up and
+# The powers of two by which a scale moves in turn from its start. First up and
 # then down: an average of scaled norms lags behind both.
 _MOVES = (4, -5, 2)
 
@@ -68,7 +68,7 @@ def _is_wrapper(optimizer):
 
 
 class TakenSteps:
-    """What consecutive steps of a model on one batch have done.
+    """The changes that consecutive steps of a model on one batch make.
 
     Nothing is changed afterwards.
 
@@ -204,7 +204,7 @@ class TakenSteps:
 
     @contextlib.contextmanager
     def _dividing(self):
-        """Context in which no optimizer asks whether the loss was scaled."""
+        """Context in which optimizers take the loss for scaled."""
         with contextlib.ExitStack() as stack:
             for optimizer in self._ours.values():
                 own = {"scaling": True}

@@ -1,10 +1,10 @@
-"""Whether an update depends on the loss scale, which it must not.
+"""Checks that an update does not depend on the loss scale.
 
 In float32, with the same draws, two loss scales give the same updates unless
-the code around the optimizer is at fault. Both scales are powers of two, by
-which float32 multiplies without rounding. Where Keras' own code handles the
-gradients, those of one step are compared; where the user's does, what several
-steps change.
+the code around the optimizer is at fault. Both scales are powers of two, so
+float32 multiplies without rounding. If Keras' own code handles the gradients,
+one step is enough to compare. If the user's code does, several steps are
+compared.
 """
 
 import functools
@@ -38,13 +38,14 @@ from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
-# The order of runs at the first and at the second scale: whatever the code does
-# otherwise every second, third or fourth time shows as a difference of runs
-# at the same scale.
+# The order of runs at the first and at the second scale. Code that acts every
+# second, third or fourth time then shows as a difference between runs at the
+# same scale.
 _ORDER = (0, 1, 1, 0, 0)
 
-# Of gradients whose largest is this, float16 at scale 1 rounds all but those
-# below a 2**14th of it. A few such roundings are no difference of this size.
+# If the largest gradient is this large, float16 at scale 1 rounds only
+# gradients below a 2**14th of it. A few such roundings make no difference of
+# this size.
 _NORMAL, _ROUNDED = 2.0**-10, 0.05
 
 
@@ -88,14 +89,14 @@ def scale_use(
 
 
 def _handles_gradients(model):
-    """Returns whether the user's own code does, in a train step or an optimizer."""
+    """Returns whether the user's own code handles gradients."""
     classes = map(type, optimizers_of(model).values())
     tops = {cls.__module__.partition(".")[0] for cls in classes}
     return has_own_step(model) or not tops <= {"keras", "keras_mixprec"}
 
 
 class _Comparison:
-    """What training gives at two loss scales.
+    """The results of training at two loss scales.
 
     Args:
         model: As for `scale_use`.
@@ -130,7 +131,7 @@ class _Comparison:
         return ScaleUse(False, case, numbers)
 
     def _fitting(self):
-        """What the other scale gives, or a smaller one if that overflows."""
+        """Returns the results at the other scale, or at a smaller one."""
         while self._bits:
             other = self._at_other()
             if other and all(
@@ -141,14 +142,14 @@ class _Comparison:
         return None
 
     def _is_certain(self, off, held):
-        """Returns whether nothing but the loss scale makes the difference."""
+        """Returns whether the loss scale alone makes the difference."""
         if not self._differs():
             return False
         is_seen = _is_beyond_float16(held.off or off, held.first)
         return is_seen or not held.have_float16()
 
     def _differs(self):
-        """Returns whether runs differ by more than those at the same scale do."""
+        """Returns whether runs differ by more than runs at one scale do."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -184,7 +185,7 @@ class _OneStep(_Comparison):
         return held.fault()
 
     def _at_overflow(self):
-        """What is wrong where the loss is infinite, of how many variables."""
+        """Returns the case at an infinite loss, and the number of variables."""
         with in_float32(self._model), overflowing():
             step = single_step(self._model, self._data, 1.0)
         moving = [k for k, g in self.one.items() if largest_magnitude(g)]
@@ -293,7 +294,7 @@ class _HeldSteps:
         return exact_step(self._model, self._data, scale, records=records)
 
     def have_float16(self):
-        """Returns whether the code has float16 of its own on the way of gradients.
+        """Returns whether the code computes gradients in float16 of its own.
 
         Which small ones survive at one scale and not at another.
         """
@@ -352,7 +353,8 @@ class _HeldSteps:
     def _behind(self):
         """The layer behind which gradients do not follow the scale any more.
 
-        The model if that is the last one, `None` if those of all outputs do.
+        The model if it is the last one, `None` if the gradients of all outputs
+        do.
         """
         follow = {}
         for call in self._exact.calls:
@@ -407,7 +409,7 @@ def _off(one, other):
 
 
 def _is_beyond_float16(off, first):
-    """Returns whether rounding to float16 at scale 1 makes no such difference."""
+    """Returns whether rounding to float16 cannot make this difference."""
     sizes = [largest_magnitude(first.get(key, np.zeros(1))) for key in off]
     return min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED
 

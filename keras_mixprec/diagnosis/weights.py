@@ -38,7 +38,7 @@ def lost_weights(model: keras.Model) -> dict:
 def weight_overflows(model: keras.Model) -> list[Culprit]:
     """Returns the layers that have weights beyond what they compute in.
 
-    Whatever the model is given.
+    They are at fault for every input.
 
     Args:
         model: A built `keras.Model`.

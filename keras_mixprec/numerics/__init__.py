@@ -1,13 +1,12 @@
 """Measuring: what layers see, compute, and would compute in float32.
 
 Nothing here decides whether a layer is good enough. A dry step runs
-`train_step` and updates nothing; on the way every layer call is recorded, so
-that one layer can be replayed in another dtype: called again, or compiled first
-where the model's step is. Two things differ by backend
-(`backend/<name>/replay.py`). What each operation inside of a layer makes,
-TensorFlow and torch report while they run it; JAX evaluates its trace
-(`each_operation`). A whole step is run operation by operation, but on JAX,
-which compiles each, layer by layer (`run_once` and `backend/jax/pieces.py`).
+`train_step` and updates nothing. It records every layer call, so that one layer
+can be replayed in another dtype. Two things differ by backend
+(`backend/<name>/replay.py`). TensorFlow and torch report what each operation
+inside of a layer makes while they run it; JAX evaluates its trace
+(`each_operation`). A whole step runs operation by operation, except on JAX,
+which compiles it layer by layer (`run_once` and `backend/jax/pieces.py`).
 
 Random numbers are drawn as the model would draw them, and given back: a float32
 reference with other dropout masks would say nothing about dtypes.

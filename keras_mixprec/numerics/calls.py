@@ -34,8 +34,8 @@ class LayerCall:
         run: Function of `args` and `kwargs` that makes the call again.
         args, kwargs: As the layer was given them, before it casts them.
         outputs: What it returned.
-        losses: List of the losses that it added, and what is inside it; empty
-            where the step has no use for them.
+        losses: List of the losses that the layer added, and the layers inside
+            it. Empty if the step does not use them.
         collects_losses: Boolean, whether it has.
         loss_cotangents: List, their gradients of the scaled loss, or `None`.
         cotangents: List, for each tensor in `outputs` the gradient of the
@@ -95,7 +95,7 @@ class LayerCall:
                 `None` if that is not known.
 
         Returns:
-            Whether all that the layer was given and returned is known.
+            True if all that the layer was given and returned is known.
         """
 
         def value_of(leaf):
@@ -191,7 +191,7 @@ class CallRecorder:
         try:
             outputs = run(*args, **kwargs)
         except Exception:
-            # That of the innermost comes first.
+            # The innermost layer comes first.
             self.interrupted = self.interrupted or list(self._open)
             raise
         finally:
@@ -212,7 +212,7 @@ class CallRecorder:
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
         scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
-        # By which a layer knows the losses that are its own.
+        # A layer knows its own losses by these ids.
         for part in flat_layers(call.layer):
             known_ids = loss_ids(part)
             own = [x for x in new if id(x) in known_ids]
@@ -268,7 +268,7 @@ def ending_pieces(entries):
 
 
 def _ignored(value):
-    """What a tensor is, is not kept."""
+    """Keeps no value."""
 
 
 def seed_states(layer) -> list:
@@ -314,8 +314,9 @@ def observe_outputs(layer, outputs, observe):
             shown what it returns.
         outputs: What it returned.
         observe: Function of the position of a tensor, the tensor, and whether
-            it is an output, that returns the tensor to go on with. If not, it
-            is the logits of that output, by which its gradient comes.
+            it is an output. It returns the tensor to go on with. If the tensor
+            is no output, it holds the logits of that output, which get its
+            gradient.
     """
     if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs

@@ -28,7 +28,7 @@ class NotBuiltError(ValueError):
 
 
 class DryStep(NamedTuple):
-    """What a train step would have done.
+    """The results of a train step that updated nothing.
 
     Attributes:
         loss: Float. The sum of all losses, unscaled.
@@ -106,7 +106,7 @@ def dry_step(
             found = replay.compiled(lambda _: run((data, scale)))([])
         else:
             found = replay.run_once(model, run, given)
-    # Those of a traced step had no values.
+    # Tensors of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
     losses, gradients, _, scales, state = taken
@@ -140,7 +140,8 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
 
 
-# At which no gradient overflows in 16 bits. Not 0, which is divided by.
+# No gradient overflows in 16 bits at this scale. It is not 0, because code
+# divides by it.
 _LEAST_SCALE = 2.0**-100
 
 
@@ -148,12 +149,13 @@ _LEAST_SCALE = 2.0**-100
 def step_held_at(model: keras.Model, data, scale: float = _LEAST_SCALE):
     """Context with a function that runs the step, for `each_operation`.
 
-    Of an ignored list, to losses and gradients.
+    It maps an ignored list to losses and gradients.
 
     Args:
         model: As for `dry_step`.
         data: As for `dry_step`.
-        scale: As for `dry_step`. Defaults to one at which cotangents vanish.
+        scale: As for `dry_step`. Defaults to a scale that makes cotangents
+            vanish.
     """
 
     def run(_):
@@ -176,8 +178,8 @@ def run_held(
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        scale_of: Function of an optimizer that returns its loss scale. It is
-            what the step reads from the optimizer's variable as well.
+        scale_of: Function of an optimizer that returns its loss scale. The step
+            also reads this scale from the optimizer's variable.
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
 
@@ -200,8 +202,8 @@ def run_held(
             scope.state_mapping |= {
                 id(v): scale for v in scale_variables(optimizer)
             }
-        # A regularizer is given what the scope knows of its variable. As it
-        # is, not as a tensor, which no gradient would lead back from.
+        # The scope gives a regularizer its variable. It must be the stored
+        # value: no gradient leads back from a tensor made of it.
         scope.state_mapping |= {
             id(v): stored_value(v)
             for v in model.trainable_variables

@@ -26,7 +26,7 @@ from keras_mixprec.numerics.random_numbers import Draws
 
 
 class Cause(NamedTuple):
-    """What non-finite numbers come from.
+    """The origin of non-finite numbers.
 
     Attributes:
         kind: String. `"underflow"` for an operand of zero, as in 0 / 0,
@@ -35,8 +35,8 @@ class Cause(NamedTuple):
             `"forward_overflow"`, as for a sum or product.
         code: String. The line of the user's code that runs the operation, as
             `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
-        operation: String. What it computes first that is not finite, as
-            `"log(0)"` or `"1 / 0"`; `None` if it has no one operand.
+        operation: String. The first operation that is not finite, as `"log(0)"`
+            or `"1 / 0"`; `None` if it has no one operand.
     """
 
     kind: str
@@ -124,7 +124,7 @@ def cause_of_nonfinite(
             behind that. Defaults to `False`.
 
     Returns:
-        `Cause`, `None` if there are none.
+        `Cause`, or `None` if all numbers are finite.
     """
     seen, replay = _Origins(harmless), active.replay()
     try:
@@ -137,7 +137,7 @@ def cause_of_nonfinite(
 
 
 class _Origins:
-    """Where the non-finite numbers of operations come from."""
+    """Traces non-finite numbers back to the operations that made them."""
 
     def __init__(self, harmless):
         self.last = self.of_first_scalar = None
@@ -152,7 +152,7 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            # A constant is handed on, such as that of a mask.
+            # An operation hands a constant on, such as a mask.
             is_constant = inherited is None and place in before
             if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)
@@ -177,7 +177,7 @@ class _Origins:
         return cause or Cause(kind, replay.line_of_operation(), operation)
 
 
-# What backends call operations, in lower case, and how they are written.
+# The backends' names of operations, in lower case, and their signs.
 _BINARY = {
     "/": ("div", "div_", "true_divide", "truediv", "realdiv"),
     "*": ("mul", "mul_"),
@@ -189,7 +189,7 @@ _UNARY = ("log", "log1p", "log2", "sqrt", "rsqrt", "exp", "expm1", "reciprocal")
 
 
 def _in_words(name, bad, operands):
-    """What an operation computes at the first place that is bad."""
+    """Writes out the operation at the first place that is bad."""
     name, aligned = name.lower(), _aligned(operands, bad.shape)
     first = [f"{x[bad].flat[0]:.4g}" for x in aligned]
     sign = next((s for s, names in _BINARY.items() if name in names), None)
@@ -226,7 +226,7 @@ def _zero(arrays):
 
 
 def _origin_of_zeros(zeros, operands, where):
-    """What the zeros come from that make some results, `None` if not known."""
+    """Returns the cause of the zeros that make some results, if it is known."""
     for operand in operands if zeros else ():
         zero = operand == 0
         if kind := zeros.get(_zero_place(zero)):
@@ -245,7 +245,7 @@ def _zero_place(zero):
 
 
 def _is_of_zeros(bad, operands, dtypes):
-    """Returns whether wherever a result is bad some operand is zero, and all finite.
+    """Returns whether each bad result comes from a zero and finite operands.
 
     Vectorized code may take a subnormal divisor for zero, as XLA's on a CPU:
     one that gives no number beyond the format.
@@ -284,7 +284,7 @@ def _float_arrays(tensors):
 class LayerReplay:
     """Runs a recorded call again, forward and backward.
 
-    Nothing is changed: variables, random state and losses are as before.
+    Nothing changes: variables, random state and losses stay the same.
 
     Args:
         call: The `LayerCall`.
@@ -308,7 +308,7 @@ class LayerReplay:
 
     @property
     def cast_inputs(self) -> list[np.ndarray]:
-        """Those that the layer casts to its own dtype, as float32 arrays."""
+        """The inputs that the layer casts to its dtype, as float32 arrays."""
         inputs = self.inputs if self.call.layer.autocast else []
         return [to_array(x) for x in inputs]
 
@@ -357,8 +357,8 @@ class LayerReplay:
             cotangents: As for `smallest_intermediate`.
 
         Returns:
-            As the function of this name. `None` if there are none: only
-            compiled code makes them.
+            As the function of this name. `None` if all numbers are finite: then
+            only compiled code makes them.
         """
         run = self._way(cotangents)
         with self._in("float32", None):
@@ -371,8 +371,8 @@ class LayerReplay:
 
     def _pullback(self, cotangents):
         """Function of inputs and weights that returns their gradients."""
-        # Not in `pull`: they would be constants of the program, and that of
-        # each layer another.
+        # In `pull` they would be constants of the program, and each layer would
+        # have another one.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):

@@ -1,9 +1,9 @@
 """The random numbers of a model as it is, for a float32 reference of it.
 
-From the same seed a backend's generator draws other numbers for float16 than
-for float32, and numbers that float32 has not: a uniform one is 0 once in 1,024
-or 2,048, and never rounds to 1. So each is drawn in the dtype that the model
-draws it in, and widened for the reference.
+A backend's generator draws other numbers for float16 than for float32 from the
+same seed. It also draws numbers that float32 does not contain: a uniform number
+is 0 once in 1,024 or 2,048, and never rounds to 1. So each number is drawn in
+the dtype that the model draws it in, and cast to float32 for the reference.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
 
-# What it drops is the same whatever it is given.
+# Dropout drops the same units in every dtype.
 DROPOUT = "dropout"
 
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
@@ -39,7 +39,7 @@ _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 )
 
 
-# In a thread of its own nobody draws for a diagnosis.
+# In a new thread nothing draws for a diagnosis.
 _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
     "active", default=None
 )
@@ -56,9 +56,8 @@ class Draws:
     """Draws within a context, and keeps a record of it.
 
     Args:
-        known: List of `Draw`, in the order of the calls: the dtypes to draw
-            in whatever is asked for. Defaults to `None`, what is known within
-            `same_draws`.
+        known: List of `Draw`, in the order of the calls. They set the dtypes to
+            draw in. Defaults to `None`, the draws known within `same_draws`.
 
     Attributes:
         made: List of `Draw`, as drawn.
@@ -159,8 +158,8 @@ def same_draws():
 def repeated_draws():
     """Within the context each step draws the same numbers.
 
-    Those as well that a layer draws by other means than Keras'; the kernels of
-    TensorFlow count by themselves how often they have drawn.
+    This includes numbers that a layer draws without Keras. The kernels of
+    TensorFlow count their draws themselves.
     """
     token = _OWN.set(None)
     try:
@@ -218,7 +217,7 @@ def _cast(structure, dtype):
 
 @contextlib.contextmanager
 def own_random_numbers():
-    """Context in which this thread draws what it is going to draw after it.
+    """Context in which this thread draws the numbers that follow it.
 
     From NumPy and Python. Other threads, such as those that load data, draw
     what they would have drawn.

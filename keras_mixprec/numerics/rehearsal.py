@@ -30,7 +30,7 @@ class State(NamedTuple):
 
     Attributes:
         variables: List of variables: the model's, and those of the optimizers
-            that update it. What loss scaling counts is none of them.
+            that update it. The counters of loss scaling are not among them.
         values: List of arrays, their values.
     """
 
@@ -59,7 +59,7 @@ class State(NamedTuple):
 
     @contextlib.contextmanager
     def in_place(self):
-        """Context in which the variables have these values."""
+        """Context that gives the variables these values."""
         with restoring(self.variables):
             self.put_back()
             yield
@@ -78,10 +78,10 @@ def _written(model):
 
 
 class Change(NamedTuple):
-    """What a rehearsal does otherwise.
+    """The difference of a rehearsal from the usual steps.
 
     Attributes:
-        rate: Float. What learning rates are multiplied by.
+        rate: Float. The factor of all learning rates.
         clip: Float. The norm that gradients are clipped to, together, or
             `None`.
     """
@@ -94,7 +94,7 @@ NO_CHANGE = Change()
 
 
 class Rehearsal(NamedTuple):
-    """What steps that were taken for trial have shown.
+    """The results of steps that were taken and undone.
 
     Attributes:
         first: List of floats. The loss of each batch before any step.
@@ -108,7 +108,7 @@ class Rehearsal(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """By how much the loss of all batches together has grown.
+        """The growth of the loss of all batches together.
 
         As a share of what it was at first, infinite if a loss or a gradient is
         not finite.
@@ -117,7 +117,7 @@ class Rehearsal(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """By how much the loss of a batch has grown at the most, as `growth`.
+        """The largest growth of the loss of one batch, as `growth`.
 
         It may have come back since.
         """
@@ -210,7 +210,7 @@ def _take(model, step, norm, clip):
 
 
 def _at(model, rates, factor) -> contextlib.ExitStack:
-    """Context in which optimizers have these learning rates, all the time."""
+    """Context that fixes the learning rates of optimizers."""
     with contextlib.ExitStack() as stack:
         for optimizer in updating(model):
             rate = keras.ops.convert_to_tensor(rates[id(optimizer)] * factor)
