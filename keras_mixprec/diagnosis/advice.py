@@ -254,7 +254,7 @@ def _advice_on_cause(numbers):
     text = _CASES[numbers["cause"]].format(**numbers)
     if "learning_rate_before" in numbers and "holds" in numbers:
         before = numbers["learning_rate_before"]
-        text += f" At that step it was {before:g}."
+        text += f" It was {before:g} at that step."
     if numbers["cause"] == "learning_rate" and "clip" in numbers:
         text += " Clipping gradients to a norm of {clip:g} helps, too.".format(
             **numbers
@@ -342,7 +342,7 @@ def advice_of_mixed_code(numbers: dict) -> str:
     dtypes = " and ".join(numbers["mixed_dtypes"])
     return (
         f"The code at {numbers.get('line', 'an unknown line')} mixes {dtypes}, "
-        "whatever the layers compute in. Cast one of the two there, as in "
+        "even if all layers compute in float32. Cast one of the two there, as in "
         "keras.ops.cast(b, a.dtype)."
     )
 
