@@ -342,8 +342,8 @@ def advice_of_mixed_code(numbers: dict) -> str:
     dtypes = " and ".join(numbers["mixed_dtypes"])
     return (
         f"The code at {numbers.get('line', 'an unknown line')} mixes {dtypes}, "
-        "even if all layers compute in float32. Cast one of the two there, as in "
-        "keras.ops.cast(b, a.dtype)."
+        "even if all layers compute in float32. Cast one of the two there, as "
+        "in keras.ops.cast(b, a.dtype)."
     )
 
 

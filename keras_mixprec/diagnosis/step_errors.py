@@ -156,7 +156,12 @@ def _wrong_before(stop, compiled):
         culprit = check_forward(call, compiled)
         if culprit is not None:
             return culprit
-    return None
+    first = next((c for c in stop.calls if not _is_finite(c)), None)
+    if first not in suspects:
+        return None
+    # A model has cast its input before, such as a `Sequential`.
+    fault = "cast_overflow", "forward", {}
+    return Culprit(first.path, [first.layer], *fault)
 
 
 def _is_finite(call):
@@ -177,12 +182,15 @@ def _mended(model, interrupt, stop):
     found = _fewest(model, is_further, lambda e: ranks.get(e.path, len(ranks)))
     if not found:
         return None
-    inner = stop.open[-1].path if stop.open else None
-    if inner and all(f"{path}/".startswith(f"{inner}/") for path in found):
-        path = inner
-    else:
-        path = MODEL_PATH if len(found) > 1 else next(iter(found))
+    # The innermost layer that was called, or else the smallest that holds all.
+    holders = sorted([*calls, *found], key=len, reverse=True)
+    holders = [call.path for call in stop.open[-1:]] + holders
+    path = next((p for p in holders if _holds(p, found)), MODEL_PATH)
     return Culprit(path, [*found.values()], *_fault(stop, calls.get(path)))
+
+
+def _holds(path, others):
+    return all(f"{other}/".startswith(f"{path}/") for other in others)
 
 
 def _fewest(model, fits, rank):

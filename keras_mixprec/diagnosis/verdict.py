@@ -27,8 +27,7 @@ class Verdict:
             (the update depends on the loss scale), `"metric_error"` (float32
             computes a metric otherwise from the same predictions),
             `"scale_too_low"` (gradients vanish until the loss scale has
-            grown), `"policy"` (of a layer where a variable that it writes
-            stands still) and, normal,
+            grown), `"policy"` (16-bit variables) and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
