@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
     largest,
@@ -59,48 +57,6 @@ def gradients_of_layers(calls: list, exact: DryStep, effective) -> dict:
             own = own_gradients(call, exact, effective)
             found.setdefault(call.path, []).extend(own)
     return found
-
-
-def error_in_step(
-    call: LayerCall,
-    reference: LayerCall,
-    step: DryStep,
-    exact: DryStep,
-    fed_by_weights: bool,
-) -> float:
-    """Returns how far a layer's gradients are from those in the float32 step.
-
-    Infinite where there are not the same ones in both.
-
-    Args:
-        call: `LayerCall` of `step`.
-        reference: `LayerCall`, the same one in float32.
-        step: `DryStep` of the model in 16 bits.
-        exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean, whether a layer before it has weights. If not,
-            the gradients of its inputs are not compared, because nothing uses
-            them.
-    """
-    weights = [id(v) for v in call.layer.trainable_variables]
-    low, wide = (
-        [s.gradients.get(key) for key in weights]
-        + [*c.input_cotangents] * fed_by_weights
-        for s, c in ((step, call), (exact, reference))
-    )
-    if [_shape(x) for x in low] != [_shape(x) for x in wide]:
-        return np.inf
-    present = [x for x in low if x is not None]
-    if not present:
-        # Nothing uses its gradients, or the step handles its weights by hand.
-        return np.inf if weights else 0.0
-    return relative_error(
-        [to_array(x) / np.float32(step.scale) for x in present],
-        [to_array(x) for x in wide if x is not None],
-    )
-
-
-def _shape(tensor):
-    return None if tensor is None else tuple(tensor.shape)
 
 
 def classify_window(

@@ -2,8 +2,9 @@
 
 import math
 
+import numpy as np
+
 from keras_mixprec.diagnosis.backward import (
-    error_in_step,
     gradients_of_layers,
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
@@ -170,27 +171,29 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
 
     Returns:
         Dict from the names of calls to dicts from `"forward"` and
-        `"backward"` to shares; without those that were given what is not
-        finite.
+        `"backward"` to relative errors. The backward error is that of the
+        gradients of the weights. Calls with inputs that are not finite are
+        left out.
     """
     known = {call.name: call for call in exact.calls}
-    low_ones, errors, fed_by_weights = set(map(id, low)), {}, False
-    for call in step.calls:
+    errors: dict = {}
+    for call in low:
         reference = known.get(call.name)
-        if (
-            id(call) in low_ones
-            and reference
-            and not nonfinite(_arrays(LayerReplay(call).inputs))
-        ):
-            own = errors[call.name] = {}
-            back = error_in_step(call, reference, step, exact, fed_by_weights)
-            if math.isfinite(back) and not call.nested:
-                own["backward"] = back
-            forward = _arrays(call.float_outputs)
-            wide = _arrays(reference.float_outputs)
-            if [a.shape for a in forward] == [a.shape for a in wide]:
-                own["forward"] = relative_error(forward, wide)
-        fed_by_weights |= bool(call.layer.trainable_variables)
+        if reference is None or nonfinite(_arrays(LayerReplay(call).inputs)):
+            continue
+        own = errors[call.name] = {}
+        forward = _arrays(call.float_outputs)
+        wide = _arrays(reference.float_outputs)
+        if [a.shape for a in forward] == [a.shape for a in wide]:
+            own["forward"] = relative_error(forward, wide)
+        weights = [id(v) for v in call.layer.trainable_variables]
+        weights = [w for w in weights if w in step.gradients]
+        if weights and not call.nested:
+            wide = [to_array(exact.gradients[w]) for w in weights]
+            scaled = [to_array(step.gradients[w]) for w in weights]
+            scale = np.float32(step.scale)
+            back = relative_error([g / scale for g in scaled], wide)
+            own |= {"backward": back} if math.isfinite(back) else {}
     return errors
 
 
