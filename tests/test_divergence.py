@@ -13,7 +13,7 @@ from zoo.parts import dense
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.forecasts import Trend
+from keras_mixprec.monitoring.forecasts import Trend
 
 FEATURES, ROWS, STEPS = 8, 16, 12
 BOTH = pytest.mark.parametrize("tuned", [False, True], ids=["alone", "tuned"])

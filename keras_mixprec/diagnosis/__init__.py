@@ -31,7 +31,6 @@ Files:
   predictions.
 - `weights.py`: weights that are not finite, or are not in their cast.
 - `state_check.py`: moving averages that 16-bit rounding stops.
-- `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `other_layers.py`: layers that a step calls and the model does not hold.
 - `two_scales.py`: whether the update depends on the loss scale.
@@ -39,8 +38,7 @@ Files:
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.
-- `ranges.py`: headroom, zeros and subnormals of each layer, from a reading;
-  `headroom.py`: headroom at an audit; `forecasts.py`: overflows to come.
+- `headroom.py`: how far layers are from overflowing at an audit.
 - `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
   that failed, with all that made it fail.
 - `culprit.py`, `verdict.py`, `advice.py`: the result of a search, its words,

@@ -23,7 +23,8 @@ Files:
 - `loss_curve.py`: the mean loss since the last reading, or of an epoch.
 - `low_scale.py`: a loss scale that fell far below what gradients need.
 - `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
-  them.
+  them; `ranges.py`: headroom, zeros and subnormals of each layer.
+- `forecasts.py`: overflows to come.
 - `audit_schedule.py`: when a model is due for an audit.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which

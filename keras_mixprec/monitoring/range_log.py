@@ -3,10 +3,10 @@
 from collections import defaultdict
 
 from keras_mixprec._console import print_message
-from keras_mixprec.diagnosis import ranges
-from keras_mixprec.diagnosis.forecasts import Trend
 from keras_mixprec.metrics import PROBED
+from keras_mixprec.monitoring import ranges
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
+from keras_mixprec.monitoring.forecasts import Trend
 from keras_mixprec.numerics.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 

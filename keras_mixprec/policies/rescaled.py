@@ -9,7 +9,7 @@ normalization, 1 of a product or a sum, 2 of a sum of squares. Its outputs times
 That is exact: a product with a power of two changes the exponent of a floating-
 point number and none of its digits, unless the result is beyond the format or
 below its smallest normal number. The same is true of the gradients, which are
-multiplied by the same powers on their way back. `diagnosis/rescaling.py` finds
+multiplied by the same powers on their way back. `tuning/rescaling.py` finds
 `k` and `d` and checks both claims for a layer.
 """
 
