@@ -166,8 +166,8 @@ class Replay(Protocol):
         is given have the values of the pairs `traced`, those of its trace.
 
         Returns:
-            List of pairs of variables and the values that the step gives them,
-            unless it has written these itself.
+            Its logs, and a list of pairs of variables and the values that the
+            step gives them, unless it has written these itself.
         """
 
     def predict_step(self, model, data):

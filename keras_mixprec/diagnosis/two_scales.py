@@ -14,14 +14,16 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.criterion import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.taken_steps import TakenSteps, can_take_steps
+from keras_mixprec.diagnosis.taken_steps import TakenSteps
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
+    is_float,
     largest_magnitude,
     to_array,
 )
@@ -29,10 +31,12 @@ from keras_mixprec.numerics.dry_step import (
     DryStep,
     exact_step,
     single_step,
+    step_held_at,
 )
 from keras_mixprec.numerics.held_optimizer import is_scaling, overflowing
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
+from keras_mixprec.numerics.taken_steps import StepTaker
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
 # The order of runs at the first and at the second scale. Code that acts every
@@ -79,7 +83,7 @@ def scale_use(
         return ScaleUse()  # It scales by 1 at all steps.
     if bits <= 0:  # A scale below 1 would take small gradients to zero.
         bits = thresholds.USUAL_SCALE_BITS
-    own = _handles_gradients(model) and can_take_steps(model)
+    own = _handles_gradients(model) and StepTaker(model).can_take()
     with repeated_draws():
         kind = _ManySteps if own else _OneStep
         return kind(model, data, exact, bits, scale.adapts).use()
@@ -142,7 +146,8 @@ class _Comparison:
         """Returns whether the loss scale alone makes the difference."""
         if not self._differs():
             return False
-        return _is_beyond_float16(held.off or off, held.first)
+        is_seen = _is_beyond_float16(held.off or off, held.first)
+        return is_seen or not held.have_float16()
 
     def _differs(self):
         """Returns whether runs differ by more than runs at one scale do."""
@@ -289,6 +294,22 @@ class _HeldSteps:
         scale = 2.0**bits
         return exact_step(self._model, self._data, scale, records=records)
 
+    def have_float16(self):
+        """Returns whether the code computes gradients in float16 of its own.
+
+        Which small ones survive at one scale and not at another.
+        """
+        one, other = [], []
+        for bits, seen in ((0, one), (self._bits, other)):
+            with (
+                in_float32(self._model),
+                step_held_at(self._model, self._data, 2.0**bits) as run,
+            ):
+                visit = functools.partial(_narrow, seen)
+                active.replay().each_operation(run, [], visit)
+        same = map(np.array_equal, one, other)
+        return len(one) != len(other) or not all(same)
+
     def fault(self):
         """The case, and the evidence."""
         if not self.off:  # The given step had drawn other numbers.
@@ -397,3 +418,9 @@ def _is_beyond_float16(off, first):
 def _fits(array, exact):
     wide = exact is not None and np.isfinite(exact).all()
     return np.isfinite(array).all() or not wide
+
+
+def _narrow(seen, inputs, outputs):
+    floats = filter(is_float, outputs)
+    standard = keras.backend.standardize_dtype
+    seen += [to_array(x) for x in floats if standard(x.dtype) == "float16"]

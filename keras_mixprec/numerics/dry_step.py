@@ -218,7 +218,7 @@ def run_held(
             returned = active.replay().train_step(model, data)
     losses, gradients, scales = held.taken()
     scaled = bool(losses) or _BY_HAND.get()
-    losses = losses or _logged_losses(returned)
+    losses = losses or logged_losses(returned)
     return losses, gradients, scales, scaled, _written(model, scope)
 
 
@@ -242,7 +242,8 @@ class _AsInFit(keras.StatelessScope):
         super().__exit__(*args, **kwargs)
 
 
-def _logged_losses(logs):
+def logged_losses(logs) -> list:
+    """Returns the losses among what a `train_step` returns."""
     if not isinstance(logs, dict):
         return []
     own = {name: x for name, x in logs.items() if name.endswith("loss")}

@@ -10,7 +10,6 @@ import numpy as np
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
-    all_variables,
     build_optimizer,
     optimizers_of,
 )
@@ -18,11 +17,16 @@ from keras_mixprec.keras_internals import (
     at_learning_rate,
     innermost,
     parts_of,
-    updated_variables,
 )
-from keras_mixprec.numerics.arrays import restoring, to_array
-from keras_mixprec.numerics.dry_step import DryStep, exact_step
+from keras_mixprec.numerics.arrays import (
+    count_nonfinite,
+    restoring,
+    to_array,
+)
+from keras_mixprec.numerics.dry_step import single_step
+from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.numerics.taken_steps import StepTaker
 
 
 class State(NamedTuple):
@@ -161,62 +165,52 @@ def rehearse(
         rates: Dict of learning rates, as from `rates_of`.
         change: `Change`. Defaults to none.
     """
-    first, losses = [], []
+    taker, losses = StepTaker(model), []
+    if not taker.can_take():
+        return Rehearsal([math.nan], [math.nan], False)
+    scales = dict.fromkeys(taker.scaling, 1.0)
     with (
         active.processes().single_process(model),
         same_draws(),
         np.errstate(all="ignore"),
-        restoring(all_variables(model)),
-        _at(model, rates, change.rate),
+        in_float32(model),
+        _at(model, rates, change),
+        taker.undone(),
     ):
-        for batch in batches[1:]:
-            first.append(_step(model, batch).loss)
+        first = [_loss(model, batch) for batch in batches[1:]]
         for batch in batches * steps:
-            step = _step(model, batch)
-            norms = [_norm(to_array(x)) for x in step.gradients.values()]
-            losses.append(step.loss)
-            if not np.isfinite([step.loss, *norms]).all():
+            taker.set_scales(scales)
+            overflows = _overflows(taker)
+            try:
+                losses.append(taker.take(batch))
+            except active.replay().REFUSALS:  # A loss of torch refuses NaN.
+                losses.append(math.nan)
+            if not math.isfinite(losses[-1]) or _overflows(taker) > overflows:
                 return Rehearsal([losses[0], *first], losses, False)
-            _take(model, step, math.hypot(*norms), change.clip)
-    return Rehearsal([losses[0], *first], losses, True)
+        weights = [to_array(v.value) for v in model.trainable_variables]
+    is_finite = not any(map(count_nonfinite, weights))
+    return Rehearsal([losses[0], *first], losses, is_finite)
 
 
-def _step(model, batch):
-    try:
-        return exact_step(model, batch, records=False)
-    except active.replay().REFUSALS:  # A loss of torch refuses NaN.
-        return DryStep(math.nan, {}, [], 1.0)
+def _loss(model, batch):
+    return single_step(model, batch, 1.0).loss
 
 
-def _take(model, step, norm, clip):
-    """Lets the optimizers update; layers have written their own variables."""
-    for variable in model.non_trainable_variables:
-        if id(variable) in step.state:
-            variable.assign(step.state[id(variable)])
-    factor = 1.0
-    if clip is not None:
-        factor = min(1.0, clip / max(norm, 1e-30))
-    for optimizer in optimizers_of(model).values():
-        inner = innermost(optimizer)
-        own = updated_variables(inner) if inner.built else []
-        own = [v for v in own if id(v) in step.gradients]
-        if not own:
-            continue
-        gradients = [step.gradients[id(v)] for v in own]
-        keep = [False] * len(own)
-        gradients = active.step().unscale(gradients, factor / step.scale, keep)
-        with patched(inner, {"loss_scale_factor": None}):
-            inner.apply(gradients, own)
+def _overflows(taker):
+    """How often optimizers have skipped a step, or lowered their scale of 1."""
+    own = taker.read("overflows").values()
+    scales = [to_array(v.value) for v in taker.scale_variables().values()]
+    return sum(x.sum() for x in own) + sum(x < 1 for x in scales)
 
 
-def _at(model, rates, factor) -> contextlib.ExitStack:
-    """Context that fixes the learning rates of optimizers."""
+def _at(model, rates, change) -> contextlib.ExitStack:
+    """Context that fixes the learning rates of optimizers, and may clip."""
     with contextlib.ExitStack() as stack:
         for optimizer in updating(model):
-            rate = keras.ops.convert_to_tensor(rates[id(optimizer)] * factor)
+            rate = rates[id(optimizer)] * change.rate
+            rate = keras.ops.convert_to_tensor(rate)
             stack.enter_context(at_learning_rate(optimizer, rate))
+            if change.clip is not None:
+                own = {"global_clipnorm": change.clip}
+                stack.enter_context(patched(optimizer, own))
         return stack.pop_all()
-
-
-def _norm(gradient):
-    return math.sqrt(np.square(gradient, dtype="float64").sum())

@@ -162,14 +162,14 @@ def take_step(model, data, traced):
     variables = [variable for variable, _ in traced]
     values = [value for _, value in traced]
     with keras.StatelessScope(), holding(variables, values):
-        _, state = model.train_step(state, data)
+        logs, state = model.train_step(state, data)
     parts = (
         model.trainable_variables,
         model.non_trainable_variables,
         model.optimizer.variables,
         model.metrics_variables,
     )
-    return [
+    return logs, [
         pair
         for variables, values in zip(parts, state, strict=True)
         for pair in zip(variables, values, strict=True)

@@ -109,8 +109,7 @@ def train_step(model, data):
 
 def take_step(model, data, traced):
     with torch.enable_grad():
-        model.train_step(data)
-    return []
+        return model.train_step(data), []
 
 
 def predict_step(model, data):
