@@ -23,7 +23,11 @@ Files:
 - `loss_curve.py`: the mean loss since the last reading, or of an epoch.
 - `low_scale.py`: a loss scale that fell far below what gradients need.
 - `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
-  them; `ranges.py`: headroom, zeros and subnormals of each layer.
+  them.
+- `range_reading.py`: the ranges of every layer on one batch, and the share of
+  updates that are lost, without a step; `statistics.py`: the range of a tensor;
+  `attention_logits.py`: the logits of attention layers.
+- `ranges.py`: headroom, zeros and subnormals of each layer, from a reading.
 - `forecasts.py`: overflows to come.
 - `audit_schedule.py`: when a model is due for an audit.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.

@@ -7,7 +7,7 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring import ranges
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.forecasts import Trend
-from keras_mixprec.numerics.range_reading import Ranges
+from keras_mixprec.monitoring.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")

@@ -6,8 +6,8 @@ import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.numerics.range_reading import LayerReading
-from keras_mixprec.numerics.statistics import Statistics
+from keras_mixprec.monitoring.range_reading import LayerReading
+from keras_mixprec.monitoring.statistics import Statistics
 
 # A column of `PROBED` is named after the part and one of these.
 _MEASURES = {

@@ -13,12 +13,10 @@ reference with other dropout masks would say nothing about dtypes.
 
 Files:
 
-- `statistics.py`: the range of a tensor: how many elements have each exponent.
-- `attention_logits.py`: what the softmax inside of attention layers is given.
-- `range_reading.py`: the ranges of every layer on one batch, and the share of
-  updates that are lost, without a step.
 - `held_optimizer.py`: an optimizer that takes losses and gradients, no more.
 - `held_optimizers.py`: holds every optimizer that a step turns to.
+- `taken_steps.py`: steps that a model takes as in training, undone;
+  `rehearsal.py`: whether the loss falls in such steps, with one thing changed.
 - `untouched.py`: after which nothing that a step changes is another one.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
