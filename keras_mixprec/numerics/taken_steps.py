@@ -10,7 +10,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import all_variables
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import holding, set_value, stored_value
-from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import logged_losses, restored
 from keras_mixprec.numerics.held_optimizer import is_scaling, scale_variables
@@ -59,11 +58,11 @@ class StepTaker:
 
     @property
     def ours(self) -> dict:
-        """The optimizers that are this package's, as `scaling`."""
+        """Those of `scaling` that record a history, as this package's do."""
         return {
             key: optimizer
             for key, optimizer in self.scaling.items()
-            if isinstance(optimizer, LossScaleOptimizer)
+            if hasattr(optimizer, "history")
         }
 
     @contextlib.contextmanager
