@@ -31,7 +31,6 @@ from keras_mixprec.diagnosis.criterion import is_finite, not_finite_in
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
-from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
 from keras_mixprec.diagnosis.step_errors import (
@@ -238,32 +237,6 @@ def _prepared(model, data):
             untouched(model),
         ):
             yield
-
-
-def metric_findings(
-    model: keras.Model, data: tuple, predictions: Any, step: int | None = None
-) -> list[Finding]:
-    """Returns a finding for each metric that float32 computes differently.
-
-    Args:
-        model: As for `wrong_metrics`.
-        data: As for `wrong_metrics`.
-        predictions: As for `wrong_metrics`.
-        step: As for `diagnose`.
-    """
-    kind = "metric_error"
-    return [
-        Finding(
-            Verdict(
-                kind,
-                step=step,
-                numbers=wrong.numbers(),
-                advice=advice(kind, **wrong.numbers()),
-            ),
-            [],
-        )
-        for wrong in wrong_metrics(model, data, predictions)
-    ]
 
 
 class _Verdicts:

@@ -177,7 +177,7 @@ def rehearse(
         _at(model, rates, change),
         taker.undone(),
     ):
-        first = [_loss(model, batch) for batch in batches[1:]]
+        first = [single_step(model, b, 1.0).loss for b in batches[1:]]
         for batch in batches * steps:
             taker.set_scales(scales)
             overflows = _overflows(taker)
@@ -190,10 +190,6 @@ def rehearse(
         weights = [to_array(v.value) for v in model.trainable_variables]
     is_finite = not any(map(count_nonfinite, weights))
     return Rehearsal([losses[0], *first], losses, is_finite)
-
-
-def _loss(model, batch):
-    return single_step(model, batch, 1.0).loss
 
 
 def _overflows(taker):
