@@ -247,6 +247,8 @@ OFTEN = "gaussian", "native normal"
     [
         pytest.param(name, marks=[] if name in OFTEN else one_backend)
         for name in DRAWN
+        # JAX draws other numbers in float16 from the same key.
+        if name != "native normal" or BACKEND != "jax"
     ],
 )
 def test_random_numbers_that_float16_spoils_are_found(name):
