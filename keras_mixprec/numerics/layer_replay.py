@@ -195,6 +195,9 @@ def _in_words(name, bad, operands):
     sign = next((s for s, names in _BINARY.items() if name in names), None)
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
+    # JAX divides by powers of -1 and -2, and by numbers that are no operands.
+    if first == ["0"] and (sign == "/" or name == "integer_pow"):
+        return "x / 0"
     if name.rstrip("_") in _UNARY and len(first) == 1:
         return f"{name.rstrip('_')}({first[0]})"
     return None
