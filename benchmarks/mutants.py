@@ -38,8 +38,8 @@ SAMPLE, CPU_SECONDS = 300, 40
 MODULES = """formats
     loss_scaling.rules
     diagnosis.advice diagnosis.compare diagnosis.course diagnosis.culprit
-    diagnosis.fault_kind diagnosis.forecasts diagnosis.headroom
-    diagnosis.ranges diagnosis.scales
+    diagnosis.fault_kind monitoring.forecasts diagnosis.headroom
+    monitoring.ranges diagnosis.scales
     diagnosis.smallest_set diagnosis.thresholds diagnosis.verdict
     reporting.bad_input reporting.cards reporting.facts reporting.fixes
     reporting.flat_loss reporting.format_limits reporting.headline

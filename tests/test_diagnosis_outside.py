@@ -297,14 +297,13 @@ def test_a_sound_added_loss_is_nobodys_fault():
 
 @pytest.mark.long
 @pytest.mark.parametrize("factor", [1, 1000])
-def test_a_regularizer_that_overflows_is_told_from_its_layer(factor):
+def test_a_regularizer_that_overflows_is_found(factor):
     large = dense(64, kernel_initializer="ones", activity_regularizer="l2")
     model = compiled(model_of(large, HEAD))
     x = np.full((8, 8), 100.0 * factor, "float32")
     verdict = kmp.diagnose(model, x, np.ones((8, 3)))[0]
     assert verdict.kind in ("forward_overflow", "cast_overflow")
     assert verdict.layer == "dense"
-    assert ("`activity_regularizer`" in verdict.advice) == (factor == 1)
 
 
 # Statistics that layers keep.

@@ -125,22 +125,11 @@ def test_the_decoder_of_an_autoencoder():
     assert dict(found(model, X)) == expected
 
 
-# Constants that a layer made in its compute dtype when it was built.
+# Statistics beyond float16.
 
 METRES = np.random.default_rng(0).uniform(1e3, 6e3, size=(64, 1))
 METRES = METRES.astype("float32")
 FAR = METRES, (METRES - 3e3) / 1e3
-
-
-class PerUnit(layers.Layer):
-    """Divides by a constant of its compute dtype."""
-
-    def build(self, shape):
-        self.unit = ops.cast(ops.convert_to_tensor(1e5), self.compute_dtype)
-
-    def call(self, x):
-        unit = ops.cast(self.unit, x.dtype)
-        return x / unit - unit / unit
 
 
 def given():
@@ -182,12 +171,6 @@ def test_statistics_follow_the_policy(layer):
     exact = (METRES.astype("float64") - mean) / np.sqrt(variance)
     # A few roundings of float32, of numbers up to 6e3 before the division.
     np.testing.assert_allclose(normalized(), exact, atol=1e-5)
-
-
-def test_a_constant_that_is_lost_for_good_is_named():
-    (verdict,) = kmp.diagnose(trained_by(PerUnit), *FAR)
-    assert (verdict.kind, verdict.layer) == ("forward_overflow", "per_unit")
-    assert verdict.numbers["lost_constant"] == "unit"
 
 
 # Random numbers.
@@ -253,12 +236,10 @@ DRAWN = {
         lambda n, dtype, seed: ops.cast(gaussian(n, "float32", seed), dtype),
         None,
     ),
-    # Once in 1,024 or 2,048 numbers: of this batch's 128 hardly ever.
-    "log of 0": (lambda *drawn: -ops.log(uniform(*drawn) + 1e-20), "underflow"),
     "native normal": (lambda *drawn: 5 * native("normal")(*drawn), None),
     "overflow beside": (large, "forward_overflow"),
 }
-OFTEN = "gaussian", "log of 0", "native normal"
+OFTEN = "gaussian", "native normal"
 
 
 @pytest.mark.parametrize(
@@ -266,6 +247,8 @@ OFTEN = "gaussian", "log of 0", "native normal"
     [
         pytest.param(name, marks=[] if name in OFTEN else one_backend)
         for name in DRAWN
+        # JAX draws other numbers in float16 from the same key.
+        if name != "native normal" or BACKEND != "jax"
     ],
 )
 def test_random_numbers_that_float16_spoils_are_found(name):

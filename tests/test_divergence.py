@@ -13,7 +13,7 @@ from zoo.parts import dense
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.forecasts import ProbeForecast
+from keras_mixprec.monitoring.forecasts import Trend
 
 FEATURES, ROWS, STEPS = 8, 16, 12
 BOTH = pytest.mark.parametrize("tuned", [False, True], ids=["alone", "tuned"])
@@ -202,7 +202,7 @@ def test_a_loss_that_nothing_logs_leaves_the_weights_to_tell(
 
 
 def forecasts(headrooms):
-    trend = ProbeForecast()
+    trend = Trend()
     return [trend.add(100 * n, bits) for n, bits in enumerate(headrooms)]
 
 

@@ -199,5 +199,5 @@ def test_well_ranked_culprits_take_few_trials_and_badly_ranked_not_all():
 
     assert trials(0, 1) <= 8
     assert trials(100, 200) <= 48
-    # Each layer that has to stay takes two trials; one of them is a check.
-    assert trials(*range(100)) <= 230
+    # About three for each that has to stay.
+    assert trials(*range(100)) <= 330

@@ -21,8 +21,7 @@ from reporting_readers import read_heat, read_tag
 from tuner_models import chain, tuner
 
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring import audits, range_schedule
-from keras_mixprec.numerics import range_reading
+from keras_mixprec.monitoring import audits, range_reading, range_schedule
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 

@@ -17,9 +17,14 @@ from keras_mixprec.analysis.resume import (
 )
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.end_to_end import EndToEnd, Errors
+from keras_mixprec.diagnosis.criterion import (
+    Errors,
+    is_finite,
+    step_criterion,
+    worst_errors,
+)
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import instability, rank, smallest_set
+from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.formats import (
     format_names,
@@ -29,7 +34,10 @@ from keras_mixprec.formats import (
 )
 from keras_mixprec.keras_internals import flat_layers, only_runs_graph
 from keras_mixprec.numerics.dry_step import exact_step
-from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.numerics.layer_hooks import (
+    computing_in,
+    temporary_policies,
+)
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.rules import Matcher
@@ -230,11 +238,15 @@ class Float32Search:
             for paths, *numbers in self._file.found.get("trials", [])
         }
         bits, instabilities = _examine(model, batches, start)
-        self._compared = EndToEnd(model, batches, bits)
-        if not self._compared.finite:
-            raise _not_finite()
-        ranked = rank(start.candidates, instabilities)
-        self._ranked = [entry.path for entry in ranked]
+        self._scale = 2.0**bits
+        self._criteria = [
+            (batch, step_criterion(model, batch, loss=0.0, gradient=0.0))
+            for batch in batches
+        ]
+        for _, criterion in self._criteria:
+            criterion.noise  # noqa: B018  As the weights and dtypes are now.
+        paths = [entry.path for entry in start.candidates]
+        self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
         self._reference = evaluation.reference() if evaluation else None
         self._check_reference(resume)
         self._progress = verbose and keras.utils.Progbar(
@@ -300,7 +312,8 @@ class Float32Search:
         """The errors with the layers at `paths` in float32."""
         paths = frozenset(paths)
         if paths not in self._trials:
-            errors = self._compared.errors({"float32": self._layers(paths)})
+            with computing_in("float32", self._layers(paths)):
+                errors = worst_errors(self._model, self._criteria, self._scale)
             self._done(Trial(paths, *map(float, errors)))
         return Errors(*self._trials[paths][1:3])
 
@@ -428,7 +441,7 @@ def _examine(model, batches, start):
     effective = effective_update(model)
     for batch in batches:
         exact = exact_step(model, batch)
-        if not math.isfinite(exact.loss):
+        if not is_finite(exact):
             raise _not_finite()
         bits = given
         if adapts:

@@ -150,9 +150,6 @@ class Replay(Protocol):
     def name_of_operation(self):
         """Returns the backend's name for the operation that is visited."""
 
-    def draws(self, function, tensors):
-        """Returns whether any operation of `function(tensors)` is random."""
-
     def train_step(self, model, data):
         """Runs one step of `model.train_step` operation by operation.
 
@@ -166,8 +163,8 @@ class Replay(Protocol):
         They have the values of their trace, the pairs `traced`.
 
         Returns:
-            List of pairs of variables and the values that the step gives them,
-            unless it has written these itself.
+            Its logs, and a list of pairs of variables and the values that the
+            step gives them, unless it has written these itself.
         """
 
     def predict_step(self, model, data):

@@ -2,11 +2,11 @@
 
 An examination takes one batch, and a train step or, without a loss, what
 `predict` does with it. Are the data finite, is float32 finite, has
-training diverged? If it is precision, the smallest set of layers is searched
-that make the run right in float32. What is wrong with each of them is asked
-last, with the others repaired. Nothing is changed in the model.
+training diverged? If precision is at fault, the smallest set of layers is found
+that makes the run right in float32. Then each of them is examined, with the
+others repaired. The model does not change.
 
-Where each kind of verdict is decided: see the table in docs/architecture.md.
+The table in docs/architecture.md says where each kind of verdict is decided.
 
 Files:
 
@@ -15,8 +15,8 @@ Files:
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
 - `course.py`: where training is, and whether it has diverged.
 - `call_examination.py`: the same of what `predict` does, without a loss.
-- `search.py`: the search, and the order in which layers are tried;
-  `smallest_set.py`: the smallest set that is enough.
+- `search.py`: the search, and the order of its trials; `smallest_set.py`: the
+  smallest set that is enough.
 - `run.py`: what the search asks of a run. `step_run.py`: a train step, and
   whether it is as good as in float32; `call_run.py`: the outputs of `predict`.
 - `step_search.py`: the loss scale of a step, its search, and what else a step
@@ -26,12 +26,11 @@ Files:
   outputs or gradients are wrong.
 - `forward.py`: whether a layer's outputs are right in 16 bits.
 - `backward.py`: the same of its gradients.
-- `end_to_end.py`: how far the loss and all gradients are from float32's.
-- `metric_check.py`: metrics that float32 computes otherwise from the same
+- `criterion.py`: how far a run is from float32, and whether that counts.
+- `metric_check.py`: metrics that float32 computes differently from the same
   predictions.
 - `weights.py`: weights that are not finite, or are not in their cast.
 - `state_check.py`: moving averages that 16-bit rounding stops.
-- `rescaling.py`: whether a layer may stay in float16 on rescaled inputs.
 - `step_errors.py`: steps that raise in 16 bits and run in float32.
 - `other_layers.py`: layers that a step calls and the model does not hold.
 - `two_scales.py`: whether the update depends on the loss scale.
@@ -39,11 +38,10 @@ Files:
 - `scales.py`: the loss scales that a layer's gradients fit into.
 - `compare.py`: how far a 16-bit result is from float32's, and whether that
   matters.
-- `ranges.py`: headroom, zeros and subnormals of each layer, from a reading;
-  `headroom.py`: headroom at an audit; `forecasts.py`: overflows to come.
+- `headroom.py`: how far layers are from overflowing at an audit.
 - `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
   that failed, with all that made it fail.
-- `culprit.py`, `verdict.py`, `advice.py`: what a search finds, what is said of
-  it, and what to do about it.
+- `culprit.py`, `verdict.py`, `advice.py`: the result of a search, its words,
+  and what to do about it.
 - `thresholds.py`: every threshold, with its reason.
 """

@@ -1,4 +1,4 @@
-"""What a person would do about each kind of fault, in one sentence."""
+"""The advice for each kind of fault, in one sentence."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from keras_mixprec.policies.layers import (
 )
 from keras_mixprec.verdict_kinds import KINDS, TO_FLOAT32, place_of
 
-# Of an optimizer, added to what is lost by it.
+# Added where a constant of the optimizer loses weights.
 _EPSILON = (
     " The optimizer's `{name}` of {value:g} is 0 in the variables' dtype, "
     "so it divides 0 by 0 and weights become NaN. Set it to 1e-4 or keep "
@@ -25,15 +25,7 @@ _BETA = (
     "variables in float32."
 )
 
-# Of a variable that a layer writes itself, in the same place.
-_STANDS_STILL = (
-    " {variable!r} of layer {layer!r}{more} stands still: what a step adds is "
-    "less than half of its last digit. Give the layer dtype='mixed_{dtype}', "
-    "or make it by add_weight(..., dtype='float32', autocast=False) and "
-    "compute its next value in float32."
-)
-
-# Where nothing is trained, and float32 gives NaN.
+# Used if nothing is trained and float32 gives NaN.
 FLOAT32_FAILS_TOO = (
     "float32 gives NaN on this batch too, so precision is not the cause. Check "
     "the inputs, the weights and the masks."
@@ -44,7 +36,7 @@ _OURS = (
     "`keras_mixprec.LossScaleOptimizer` has it."
 )
 
-# Where the evidence says more than the kind does.
+# Used if the evidence says more than the kind does.
 _CASES = {
     "diverged": "{evidence}, so precision is not the cause. Lower the learning "
     "rate{rate}, or clip gradients.",
@@ -84,9 +76,6 @@ _CASES = {
     + " A smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32} What is computed from its output, in "
     "{loss_code} or elsewhere after the layer, fails in 16 bits.",
-    "own_loss": "What {loss_code} computes from the output of {layer!r} fails "
-    "in 16 bits. Cast it there, by keras.ops.cast(y_pred, 'float32'), or let "
-    "the layer compute in float32: PrecisionRule({layer!r}).",
     "follows_in_call": f"{TO_FLOAT32} What is computed from its output, after "
     "the layer, fails in 16 bits.",
     "own_backward": f"{TO_FLOAT32} Its backward pass overflows on gradients "
@@ -95,9 +84,6 @@ _CASES = {
     "steep": f"{TO_FLOAT32} The gradient that it gets from the loss, or from "
     "what follows it, overflows at a loss scale of 1. Smaller targets, or a "
     "loss divided by a constant, may help.",
-    "steep_log": f"{TO_FLOAT32} The gradient that it gets from the loss, or "
-    "from what follows it, overflows at a loss scale of 1, as that of log(p) "
-    "does where p is nearly 0. Compute such a loss from logits.",
     "zero_backward": f"{TO_FLOAT32} Its backward pass divides by a number that "
     "becomes 0 in float16. Or keep its small numbers, such as an epsilon, "
     "above 6e-8.",
@@ -121,18 +107,9 @@ _CASES = {
     "not_held": "Layer {not_held!r} is called in {dtype} and is not part of "
     "the model. Make it with dtype='float32', or make it an attribute of the "
     "model, so that policies, plans and diagnoses reach it.",
-    "lost_constant": "Its constant {lost_constant!r} became infinite in "
-    "{dtype} when the layer was built. Build the layer with dtype='float32'.",
     "narrow_loss": "Loss {narrow_loss!r} computes in {dtype}. Call "
     "keras.config.set_floatx('float32') before `compile`, or make the loss "
     "with dtype='float32'.",
-    "regularizer": f"{TO_FLOAT32} The loss of its `activity_regularizer`, a "
-    "sum over its output in 16 bits, overflows. A smaller loss scale cannot "
-    "help.",
-    "regularizer_refused": f"{TO_FLOAT32} This backend does not add the loss "
-    "of its `activity_regularizer`, which is in 16 bits, to the others.",
-    "epsilon": f"{TO_FLOAT32} Or keep {{constant}} above 6e-8: in float16 it "
-    "is 0.",
     "fell": "Skipped steps have lowered the loss scale. Once their cause is "
     "repaired, it grows back slowly. PrecisionTuner would set it "
     "to 2**{needed_bits} at once.",
@@ -160,25 +137,20 @@ _CASES = {
     "optimizer.unscale(gradients)` before that, or in place of your own "
     "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
     "`clipvalue` of the inner optimizer.",
-    "hides_overflow": "Where gradients overflow, your code makes them finite "
-    "(as `nan_to_num` or clipping by value does) or leaves them out, so that "
-    "no step is skipped and the loss scale never falls. Pass gradients to "
-    "`optimizer.apply` as they are.",
-    "writes_overflow": "Where gradients overflow, your code writes them into "
-    "the weights itself, which become NaN. `optimizer.apply` skips such a "
-    "step: pass gradients to it. Weights that you move for a while, as "
-    "sharpness-aware minimization does, put back from a copy.",
+    "hides_overflow": "Your code makes gradients that overflow finite (as "
+    "`nan_to_num` or clipping by value does) or leaves them out, so that no "
+    "step is skipped and the loss scale never falls. Pass all gradients to "
+    "`optimizer.apply` unchanged.",
+    "writes_overflow": "Your code writes gradients that overflow into the "
+    "weights itself, which become NaN. `optimizer.apply` skips such a step: "
+    "pass gradients to it. If you move weights for a while, as sharpness-aware "
+    "minimization does, put them back from a copy.",
     "over_steps": "Over several steps the update depends on the loss scale: "
     "your code computes it, a limit, a learning rate or an average from "
     "gradients that are multiplied by the loss scale, or applies another "
     "optimizer than the one that scaled the loss. Call `gradients = "
     "optimizer.unscale(gradients)` before that, and pass gradients to "
     "`optimizer.apply`.",
-    "gradient_in_loss": "{behind} sends back gradients that ignore the loss "
-    "scale, but the optimizer divides them by it. Compute gradients of the "
-    "result of `optimizer.{scaling}`. A gradient of your own "
-    "(`custom_gradient`, `autograd.Function`, `custom_vjp`) must be multiplied "
-    "by the gradient that it is handed.",
     "part_of_loss": "{behind} sends back gradients that do not follow the loss "
     "scale. Add up all losses first and scale their sum last, by "
     "`optimizer.{scaling}`. A gradient of your own (`custom_gradient`, "
@@ -189,9 +161,6 @@ _CASES = {
     "a second loss or noise: add it to the loss before `optimizer.{scaling}`, "
     "or to the gradients after `gradients = optimizer.unscale(gradients)`.",
     "below": "Its gradients overflow at this loss scale. Lower the scale to "
-    "2**{advised_bits}. If `min_scale` keeps it higher, lower that.",
-    "far_below": "Its gradients overflow at this loss scale. Divide the "
-    "targets or the loss by a constant, or lower the scale to "
     "2**{advised_bits}. If `min_scale` keeps it higher, lower that.",
 }
 
@@ -212,8 +181,6 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         parts = (re.match("(?:rows|samples)_of_(.+)", name) for name in numbers)
         first = next(filter(None, parts), None)
         return bad_data_advice(first[1] if first else "x")
-    if "lost_constant" in numbers:
-        return _CASES["lost_constant"].format(**numbers)
     if kind == "divergence" and (text := _advice_on_divergence(numbers)):
         return text
     text = _CASES["in_training"]
@@ -225,10 +192,6 @@ def advice(kind: str, layer: str | None = None, **numbers) -> str:
         if name.startswith(("epsilon", "beta")):
             sentence = _BETA if name.startswith("beta") else _EPSILON
             text += sentence.format(name=name, value=value)
-    if "standing_still" in numbers:
-        others = numbers["standing_still"] - 1
-        more = f" (and {others} more)" if others else ""
-        text += _STANDS_STILL.format(layer=layer, more=more, **numbers)
     return text
 
 
@@ -242,7 +205,7 @@ def _rate(learning_rate=None, learning_rate_at_first=None, **_):
     return f" ({before}now {learning_rate:.6g})"
 
 
-# What helps where an operation has no finite result, by how it is written.
+# Remedies for operations without a finite result, by how these are written.
 _HINTS = {
     "log": "Add a small number inside, as in keras.ops.log(x + 1e-7), or "
     "compute the loss from logits.",
@@ -291,7 +254,7 @@ def _advice_on_cause(numbers):
     text = _CASES[numbers["cause"]].format(**numbers)
     if "learning_rate_before" in numbers and "holds" in numbers:
         before = numbers["learning_rate_before"]
-        text += f" At that step it was {before:g}."
+        text += f" It was {before:g} at that step."
     if numbers["cause"] == "learning_rate" and "clip" in numbers:
         text += " Clipping gradients to a norm of {clip:g} helps, too.".format(
             **numbers
@@ -336,30 +299,24 @@ def with_advised_scale(culprit, scale, common: dict):
     return culprit._replace(numbers=culprit.numbers | own)
 
 
-def advice_for(culprit, scale, model, last: str | None = None) -> str:
+def advice_for(culprit, scale, model) -> str:
     """Returns one sentence on a layer at fault.
 
     Args:
         culprit: `Culprit`, of `with_advised_scale`.
         scale: `ScaleInUse` of the model.
         model: The `keras.Model`.
-        last: String. The path of the last layer that computes in 16 bits: what
-            is computed from its output is the loss. Defaults to `None`.
     """
     case = _case(culprit) or _training_case(culprit, scale)
     if case in _OTHER_SCALE and "advised_bits" not in culprit.numbers:
         case = _OTHER_SCALE[case]
-    if case == "below" and culprit.numbers["advised_bits"] < 0:
-        case = "far_below"
-    if case == "steep":
-        case = _steep_case(culprit.numbers)
+    if case == "steep" and culprit.numbers["highest_bits"] + BITS_ABOVE >= 0:
+        case = None  # It fits at a scale of 1.
     if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
-    code = _own_loss_code(model)
-    if case == "follows" and code and culprit.path == last:
-        case = "own_loss"
-    loss_code = code or _loss_of(model)
-    return _sentence(culprit, case, scaling=scaling_call(), loss_code=loss_code)
+    return _sentence(
+        culprit, case, scaling=scaling_call(), loss_code=_loss_of(model)
+    )
 
 
 def advice_in_call(culprit) -> str:
@@ -385,22 +342,16 @@ def advice_of_mixed_code(numbers: dict) -> str:
     dtypes = " and ".join(numbers["mixed_dtypes"])
     return (
         f"The code at {numbers.get('line', 'an unknown line')} mixes {dtypes}, "
-        "whatever the layers compute in. Cast one of the two there, as in "
-        "keras.ops.cast(b, a.dtype)."
+        "even if all layers compute in float32. Cast one of the two there, as "
+        "in keras.ops.cast(b, a.dtype)."
     )
 
 
-def _own_loss_code(model):
-    """The user's own code that computes a loss in the dtype of the outputs.
-
-    What `compile` is given is handed float32 by Keras: a cast there is no help.
-    """
+def _loss_of(model):
     if has_own_step(model):
         return "the model's own `train_step`"
-    return "the model's own `compute_loss`" if has_own_loss(model) else None
-
-
-def _loss_of(model):
+    if has_own_loss(model):
+        return "the model's own `compute_loss`"
     own = isinstance(model.loss, types.FunctionType)
     return f"the loss function {model.loss.__name__!r}" if own else "the loss"
 
@@ -423,13 +374,6 @@ def _case(culprit):
     numbers = culprit.numbers
     if beside := numbers.keys() & {"not_held", "narrow_loss"}:
         return beside.pop()
-    if any(layer.activity_regularizer for layer in culprit.layers[:1]):
-        if culprit.kind == "unsupported":
-            return "regularizer_refused"
-        # Its loss counts as an output; of others the penalty is infinite too.
-        only = numbers.get("nonfinite_outputs") == 1
-        if culprit.kind == "forward_overflow" and only:
-            return "regularizer"
     if "in_call_of" in numbers:
         return "between"
     if culprit.path in (None, MODEL_PATH):
@@ -439,9 +383,7 @@ def _case(culprit):
     if "rounded_integers" in numbers:
         return "integers"
     known = culprit.kind in ("cast_overflow", "precision_loss")
-    if "loss" in numbers and not known:
-        return "follows"
-    return "epsilon" if "constant" in numbers else None
+    return "follows" if "loss" in numbers and not known else None
 
 
 def _training_case(culprit, scale):
@@ -457,7 +399,7 @@ def _training_case(culprit, scale):
 
 
 def _scale_case(kind, numbers, scale):
-    """Of gradients that a loss scale other than the one in use would hold."""
+    """Returns the case of gradients that another loss scale would hold."""
     if kind == "underflow":
         if not scale.scales:
             return "unscaled"
@@ -467,13 +409,6 @@ def _scale_case(kind, numbers, scale):
     if scale.scales and (beyond or not scale.adapts):
         return "below"
     return "steep"
-
-
-def _steep_case(numbers):
-    """Of gradients that overflow at a loss scale which nothing can mend."""
-    if numbers["highest_bits"] + BITS_ABOVE >= 0:
-        return None
-    return "steep_log" if "probability" in numbers else "steep"
 
 
 def bad_data_advice(part: str) -> str:

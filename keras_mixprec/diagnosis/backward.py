@@ -1,34 +1,24 @@
-"""Whether a layer's gradients are right in 16 bits, and what is wrong."""
+"""Checks a layer's gradients in 16 bits."""
 
 import math
-
-import numpy as np
 
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import (
     largest,
     nonfinite,
     relative_error,
-    resolved_error,
 )
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.fault_kind import (
     kind_of_gradients,
     kind_of_window,
-    limit_of,
 )
 from keras_mixprec.diagnosis.scales import ScaleWindow
-from keras_mixprec.formats import get_format
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
-
-_JITTERS = range(thresholds.MOST_TIE_JITTERS)
-
-# What is no small probability, and how many times as steep log(p) is at one.
-_COMMON_PROBABILITY, _STEEPER = 2.0**-4, 2.0**6
 
 
 def own_gradients(call: LayerCall, exact: DryStep, effective) -> list:
@@ -69,73 +59,6 @@ def gradients_of_layers(calls: list, exact: DryStep, effective) -> dict:
     return found
 
 
-def output_gradients_overflow(calls: list, exact: DryStep) -> set:
-    """Returns float16 layers that are given a gradient beyond their format.
-
-    Without any loss scaling: above 65504 at a loss scale of 1, as that of
-    `log(p)` where p is nearly 0. None if a weight's gradient overflows as well,
-    since gradients are that large then.
-
-    Args:
-        calls: As for `gradients_of_layers`.
-        exact: As for `own_gradients`.
-
-    Returns:
-        Set of paths.
-    """
-    limit = get_format("float16").maximum
-    if largest([to_array(g) for g in exact.gradients.values()]) > limit:
-        return set()
-    return {
-        call.path
-        for call in calls
-        if call.layer.compute_dtype == "float16"
-        and largest([to_array(c) for c in call.cotangents if c is not None])
-        > limit
-    }
-
-
-def error_in_step(
-    call: LayerCall,
-    reference: LayerCall,
-    step: DryStep,
-    exact: DryStep,
-    fed_by_weights: bool,
-) -> float:
-    """Returns how far a layer's gradients are from those in the float32 step.
-
-    Infinite where there are not the same ones in both.
-
-    Args:
-        call: `LayerCall` of `step`.
-        reference: `LayerCall`, the same one in float32.
-        step: `DryStep` of the model in 16 bits.
-        exact: `DryStep` in float32, at loss scale 1.
-        fed_by_weights: Boolean. Whether a layer before it has weights: else
-            nobody asks for the gradients of its inputs, which are data.
-    """
-    weights = [id(v) for v in call.layer.trainable_variables]
-    low, wide = (
-        [s.gradients.get(key) for key in weights]
-        + [*c.input_cotangents] * fed_by_weights
-        for s, c in ((step, call), (exact, reference))
-    )
-    if [_shape(x) for x in low] != [_shape(x) for x in wide]:
-        return np.inf
-    present = [x for x in low if x is not None]
-    if not present:
-        # Nothing that anybody asks for, or weights that a step treats by hand.
-        return np.inf if weights else 0.0
-    return relative_error(
-        [to_array(x) / np.float32(step.scale) for x in present],
-        [to_array(x) for x in wide if x is not None],
-    )
-
-
-def _shape(tensor):
-    return None if tensor is None else tuple(tensor.shape)
-
-
 def classify_window(
     window: ScaleWindow, bits: float, call: LayerCall
 ) -> Culprit:
@@ -151,41 +74,19 @@ def classify_window(
     # Gradients that are rounding errors need no scale at all.
     if math.isfinite(window.low):
         numbers["lowest_bits"] = window.low
-    if kind == "backward_overflow":
-        numbers |= _steepest_probability(call)
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "backward", numbers)
-
-
-def _steepest_probability(call):
-    """The probability near 0 that the largest gradient is of, if it is of one.
-
-    As `{"probability": ...}`. The gradient of log(p) is 1 / p: much smaller
-    where p is not small, in contrast to that of large targets.
-    """
-    for tensor, gradient in zip(
-        call.float_outputs, call.float_cotangents, strict=True
-    ):
-        if gradient is None:
-            continue
-        outputs, sizes = to_array(tensor), np.abs(to_array(gradient))
-        if not (outputs.size and ((outputs >= 0) & (outputs <= 1)).all()):
-            continue
-        common = sizes[outputs >= _COMMON_PROBABILITY]
-        if common.size and common.max() * _STEEPER < sizes.max():
-            return {"probability": float(outputs.flat[sizes.argmax()])}
-    return {}
 
 
 def check_backward(
     call: LayerCall, reference: LayerCall, compiled: bool, bits: float
 ) -> Culprit | None:
-    """Compares the gradients of a layer with those of the layer in float32.
+    """Compares the gradients of a layer with float32's.
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
         reference: `LayerCall`, the same one in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
         bits: Float. The loss scale, as a power of two.
 
     Returns:
@@ -205,16 +106,7 @@ def check_backward(
     wide = replay.gradients(cotangents, "float32")
     low = replay.gradients(cotangents)
     error = relative_error(low, wide)
-    if error > thresholds.BACKWARD_ERROR and math.isfinite(error):
-        error = resolved_error(
-            low,
-            wide,
-            (replay.gradients(cotangents, "float32", s) for s in _JITTERS),
-            thresholds.BACKWARD_ERROR,
-        )
-    if error <= thresholds.BACKWARD_ERROR or (
-        math.isfinite(error) and replay.draws_by_itself()
-    ):
+    if error <= thresholds.BACKWARD_ERROR:
         return None
     numbers = {
         "error": error,
@@ -223,11 +115,5 @@ def check_backward(
         "nonfinite_gradients": nonfinite(low),
     }
     layers = with_sublayers(call.layer)
-    largest_input = largest(replay.cast_inputs)
-    if nonfinite(low) and largest_input > limit_of(replay):
-        numbers["largest_input"] = largest_input
-        fault = "cast_overflow", "forward"
-    else:
-        kind = kind_of_gradients(replay, cotangents, low, numbers)
-        fault = kind, "backward"
-    return Culprit(call.path, layers, *fault, numbers)
+    kind = kind_of_gradients(replay, cotangents, low, numbers)
+    return Culprit(call.path, layers, kind, "backward", numbers)

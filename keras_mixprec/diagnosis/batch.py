@@ -11,8 +11,8 @@ from keras.config import floatx
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import build_optimizer, variable_scope
+from keras_mixprec.diagnosis.criterion import step_criterion
 from keras_mixprec.diagnosis.culprit import low_layers
-from keras_mixprec.diagnosis.end_to_end import Reference
 from keras_mixprec.diagnosis.scales import scale_in_use
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
@@ -45,8 +45,8 @@ def build_for(model, data: tuple):
                 if not _all_built(model):
                     raise
                 # A `train_step` of the user's own may call the model on parts
-                # of the batch, such as the two images of a pair. Else it may
-                # be a metric that refuses 16 bits.
+                # of the batch, such as the two images of a pair. Or a metric
+                # refuses 16 bits.
                 if not has_own_step(model):
                     with in_float32(model):
                         build_symbolically(model, data)
@@ -54,11 +54,11 @@ def build_for(model, data: tuple):
 
 
 def trains_without_targets(model: keras.Model, x) -> bool:
-    """Whether `fit(x)`, without `y`, would train a model.
+    """Returns whether `fit(x)`, without `y`, would train a model.
 
-    A model whose loss is its own, in `train_step`, `compute_loss` or by
-    `add_loss`, as that of an autoencoder, may need no targets: whether it takes
-    a step without them shows.
+    A model with a loss of its own, such as an autoencoder's in `train_step`,
+    `compute_loss` or `add_loss`, may need no targets. This takes a step without
+    them to find out.
 
     Args:
         model: A `keras.Model`.
@@ -137,7 +137,7 @@ def _build_by_call(model, build):
         raise NotBuiltError(_not_built(model, "calling it fails")) from error
 
 
-# What Keras says of a layer that it cannot build.
+# Keras' warning about a layer that it cannot build.
 _PARAGRAPHS = r"(?s).*looks like it has unbuilt state"
 
 
@@ -149,7 +149,7 @@ def _not_built(model, why):
 
 
 def _needs_no_call(model):
-    """Whether a model has only a `train_step`, of layers that are built."""
+    """Returns whether a model has only a `train_step`, and built layers."""
     no_call = type(model).call is keras.Model.call
     return no_call and _all_built(model)
 
@@ -167,8 +167,9 @@ _ROWS = 64
 def head(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if it cannot be cut.
 
-    A batch of graphs cannot, whose edges are numbers of its nodes, nor can
-    that of a model which is made for one batch size, or keeps state by row.
+    A batch of graphs cannot be cut, because its edges are numbers of its nodes.
+    Nor can the batch of a model that has a fixed batch size, or keeps state by
+    row.
 
     Args:
         model: The `keras.Model`.
@@ -231,12 +232,12 @@ def to_tensors(
     """Returns `(x, y, sample_weight)` as tensors.
 
     Args:
-        data: Tuple of the three, each an array or a structure of arrays, in
-            which there may be numbers, too.
-        model: The `keras.Model` that they are for: with a `train_step` of its
-            own, which may take anything, they need not have the same number of
-            samples, nor if those of the inputs differ. Defaults to `None`.
-        as_in_fit: Boolean. Whether floats get the dtype `floatx`, as `fit`
+        data: Tuple of the three, each an array or a structure of arrays and
+            numbers.
+        model: The `keras.Model` that they are for. The parts need not have the
+            same number of samples if it has a `train_step` of its own, or if
+            its inputs differ in that. Defaults to `None`.
+        as_in_fit: Boolean, whether floats get the dtype `floatx`, as `fit`
             casts the arrays that it is given. Defaults to `False`.
 
     Raises:
@@ -370,8 +371,9 @@ _BELOW = (0, 6, 12)
 def rows_to_examine(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if there is more to see.
 
-    That is if the loss or the gradients of the whole batch in 16 bits are not
-    float32's: a sum over all rows overflows, or a row behind the first ones.
+    There is more to see if the whole batch gives another loss or other
+    gradients in 16 bits than in float32: a sum over all rows overflows, or a
+    row behind the first ones.
 
     Args:
         model: A compiled `keras.Model`.
@@ -411,17 +413,17 @@ def _is_sound(model, data):
     # Precision is not the cause of what float32 cannot do.
     if not math.isfinite(exact.loss):
         return True
-    reference = Reference(model, data, exact)
+    criterion = step_criterion(model, data, exact)
     scale = scale_in_use(model)
     tries = _BELOW if scale.adapts else _BELOW[:1]
     return any(
-        _is_like(reference, model, data, scale.bits - below) for below in tries
+        _fits(criterion, model, data, scale.bits - below) for below in tries
     )
 
 
-def _is_like(reference, model, data, bits):
+def _fits(criterion, model, data, bits):
     try:
         step = single_step(model, data, 2.0**bits)
     except active.replay().REFUSALS:
         return False
-    return reference.is_like(step)
+    return criterion.fits(step)

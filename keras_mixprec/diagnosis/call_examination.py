@@ -32,7 +32,7 @@ def examine_prediction(
         step: As for `diagnose`.
     """
     compiled = is_compiled(model)
-    # Constants that overflow float16 are what is looked for.
+    # Constants that overflow float16 are expected here.
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
         prediction = Prediction(model, x)
@@ -61,85 +61,51 @@ def examine_calls(
         prediction: `Prediction` or `RecordedCalls`.
         run_class: The class of the run of it.
         given: Dict from names to the structures that it was given.
-        compiled: Boolean. Whether XLA compiles the calls.
+        compiled: Boolean, whether XLA compiles the calls.
         step: As for `diagnose`.
     """
-    common = {"compiled": compiled, "step": step}
-    with active.processes().single_process(prediction.model), same_draws():
-        return _Verdicts(prediction, run_class, given, common).find()
+    model = prediction.model
+    with active.processes().single_process(model), same_draws():
+        return _find(prediction, run_class, given, compiled, step)
 
 
-class _Verdicts:
-    def __init__(self, prediction, run_class, given, common):
-        self._prediction = prediction
-        self._model = prediction.model
-        self._run_class = run_class
-        self._given = given
-        self._common = common
+def _find(prediction, run_class, given, compiled, step):
+    model = prediction.model
 
-    def find(self):
-        lost = lost_weights(self._model)
-        if lost:
-            return [self._verdict("weights_lost", lost)]
-        weights = weight_overflows(self._model)
-        exact = self._prediction.exact()
-        # Infinities may stand for what is masked.
-        if any(np.isnan(output).any() for output in exact.outputs):
-            rows = nonfinite_rows(**self._given)
-            if rows:
-                bad = self._verdict("bad_data", rows)
-                return [bad, *self._blamed(weights)]
-        found = self._blamed(self._search(exact, weights))
-        return found + self._fails_in_float32(exact)
-
-    def _search(self, exact, known):
-        if not low_layers(self._model):
-            return []
-        compiled = self._common["compiled"]
-
-        def run():
-            own = self._run_class(self._prediction, exact, compiled)
-            return own.culprits(known)
-
-        def stop():
-            return interruption(self._model, self._prediction.tensors)
-
-        culprits, raising = without_what_raises(
-            run,
-            self._model,
-            stop,
-            exact.calls,
-            self._prediction.compiled if compiled else None,
-        )
-        return [*raising, *culprits]
-
-    def _blamed(self, culprits):
-        return [
-            Finding(
-                Verdict(
-                    c.kind,
-                    c.path,
-                    c.direction,
-                    numbers=c.numbers,
-                    advice=advice_in_call(c),
-                    **self._common,
-                ),
-                c.layers,
-            )
-            for found in culprits
-            for c in found.by_layer(self._model)
-        ]
-
-    def _fails_in_float32(self, exact):
-        count = sum(int(np.isnan(output).sum()) for output in exact.outputs)
-        if not count:
-            return []
-        numbers = {"nan_in_float32": count}
-        return [self._verdict("divergence", numbers, FLOAT32_FAILS_TOO)]
-
-    def _verdict(self, kind, numbers, sentence=None):
+    def verdict(kind, numbers, sentence=None, culprit=None):
+        place = (culprit.path, culprit.direction) if culprit else (None, None)
         sentence = sentence or advice(kind, **numbers)
-        verdict = Verdict(
-            kind, numbers=numbers, advice=sentence, **self._common
-        )
-        return Finding(verdict, [])
+        found = Verdict(kind, *place, step, compiled, numbers, sentence)
+        return Finding(found, culprit.layers if culprit else [])
+
+    if lost := lost_weights(model):
+        return [verdict("weights_lost", lost)]
+    weights = weight_overflows(model)
+    exact = prediction.exact()
+    # Infinities may stand for what is masked.
+    nan = sum(int(np.isnan(output).sum()) for output in exact.outputs)
+    rows = nonfinite_rows(**given) if nan else {}
+    culprits = weights
+    if not rows and low_layers(model):
+        culprits = _culprits(prediction, run_class, exact, compiled, weights)
+    found = [verdict("bad_data", rows)] if rows else []
+    found += [
+        verdict(c.kind, c.numbers, advice_in_call(c), c)
+        for culprit in culprits
+        for c in culprit.by_layer(model)
+    ]
+    if nan and not rows:
+        numbers = {"nan_in_float32": nan}
+        found.append(verdict("divergence", numbers, FLOAT32_FAILS_TOO))
+    return found
+
+
+def _culprits(prediction, run_class, exact, compiled, known):
+    model = prediction.model
+    found, raising = without_what_raises(
+        lambda: run_class(prediction, exact, compiled).culprits(known),
+        model,
+        lambda: interruption(model, prediction.tensors),
+        prediction.compiled if compiled else None,
+    )
+    return [*raising, *found]

@@ -3,7 +3,8 @@
 import math
 
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import pass_error, relative_error
+from keras_mixprec.diagnosis.compare import pass_error
+from keras_mixprec.diagnosis.criterion import Criterion
 from keras_mixprec.diagnosis.culprit import Culprit, Fault, layers_of
 from keras_mixprec.diagnosis.forward import range_kind
 from keras_mixprec.diagnosis.run import Run
@@ -19,70 +20,57 @@ from keras_mixprec.numerics.rounding import jittered
 
 
 class CallRun(Run):
-    """What `predict` does with one batch.
+    """Runs `predict` on one batch, again and again.
 
     Args:
         prediction: `Prediction`.
         exact: `ForwardPass` of it in float32.
-        compiled: Boolean. Whether XLA compiles the call.
+        compiled: Boolean, whether XLA compiles the call.
     """
 
     def __init__(self, prediction, exact, compiled: bool):
-        super().__init__(prediction.model, exact, compiled)
-        self._prediction = prediction
+        model, self._prediction = prediction.model, prediction
+
+        def rounded(seed):
+            with jittered(model, seed):
+                return prediction.exact(records=False)
+
+        def distances(low, exact):
+            return {"outputs": pass_error(low, exact)}
+
+        criterion = Criterion(
+            exact, rounded, distances, {}, thresholds.LOSS_ERROR
+        )
+        super().__init__(model, exact, compiled, criterion)
 
     def culprits(self, known: list[Culprit]) -> list[Culprit]:
         """Returns what is to blame if the outputs are wrong.
 
         Args:
-            known: List of `Culprit`, those that are known before, with which
-                the list begins.
+            known: List of `Culprit`s that are known already. The list begins
+                with these.
         """
         self.demoted = layers_of(known)
         low = self.record([])
-        self.error = pass_error(low, self._exact)
-        wrong = self.error > thresholds.LOSS_ERROR
-        if not wrong or self._right_in_xla() or not self._however_rounded():
+        if not self.wrong(low):
             return known
         return [*known, *culprits_of(self, self.low(low.calls))]
+
+    def _note_errors(self, low):
+        self.error = pass_error(low, self._exact)
 
     def _recorded(self):
         return self._prediction.run()
 
     def _is_right(self):
-        low = self._prediction.run(records=False)
-        return pass_error(low, self._exact) <= thresholds.LOSS_ERROR
+        return self._criterion.fits(self._prediction.run(records=False))
 
-    def _however_rounded(self):
-        """Whether it is wrong with weights that are off by half an ulp, too."""
-        for seed in range(thresholds.LOSS_JITTERS):
-            with jittered(self.model, seed):
-                exact = self._prediction.exact(records=False)
-                with computing_in("float32", self.demoted):
-                    low = self._prediction.run(records=False)
-            error = pass_error(low, exact)
-            moved = pass_error(exact, self._exact)
-            noise = max(thresholds.LOSS_ERROR, thresholds.BEYOND_NOISE * moved)
-            if error <= noise and math.isfinite(error):
-                return False
-        return True
-
-    def _right_in_xla(self):
-        if not self._compiled:
-            return False
+    def wrong_in_xla(self) -> bool:
+        """Returns whether it is wrong as XLA computes it."""
         with computing_in("float32", self.demoted):
             low = self._prediction.compiled()
         exact = self._prediction.compiled_exact()
-        return pass_error(low, exact) <= thresholds.LOSS_ERROR
-
-    def own_error(self, call):
-        """Returns the error on float32's inputs, per what it may be."""
-        exact = self.exact_calls.get(call.name)
-        if exact is None:
-            return 0.0
-        replay = LayerReplay(exact)
-        error = relative_error(replay.forward(), replay.forward("float32"))
-        return error / thresholds.FORWARD_ERROR
+        return pass_error(low, exact) > thresholds.LOSS_ERROR
 
     def fault(self, layers):
         """Returns what makes the outputs wrong; see `Run`."""
@@ -103,7 +91,7 @@ class CallRun(Run):
         return Fault(cause.kind, "forward", cause.evidence)
 
     def _cause(self, layers):
-        """What the first operation that is not finite comes from."""
+        """Returns the cause of the first operation that is not finite."""
         with computing_in("float32", layers):
             harmless = nonfinite_places(self._prediction.tensors, [])
         return cause_of_nonfinite(self._prediction.tensors, [], harmless)
@@ -127,9 +115,9 @@ class LoopRun(CallRun):
         numbers = {"call": call.index + 1} | culprit.numbers
         return culprit._replace(numbers=numbers)
 
-    def _right_in_xla(self):
-        # It may be; a loop is not compiled for that.
-        return self._compiled and math.isfinite(self.error)
+    def wrong_in_xla(self) -> bool:
+        """Returns whether it surely is: a loop is not compiled for that."""
+        return not math.isfinite(self.error)
 
     def _cause(self, layers):
         return None  # Python that reads numbers cannot be traced on JAX.

@@ -1,7 +1,8 @@
 """Why training diverged: the smallest change that keeps it from doing so.
 
-From a state that was good the next steps are taken again, in float32, with one
-thing changed; nothing of it lasts. What lets the loss fall is the cause.
+The search takes the next steps again from a good state, in float32, with one
+thing changed, and undoes them. A change that lets the loss fall shows the
+cause.
 """
 
 import contextlib
@@ -43,12 +44,12 @@ _LARGE = 100.0
 # The norm that gradients are clipped to: what people set.
 _CLIP = 1.0
 
-# The powers of ten among which one is sought that divides the learning rate.
+# The search tries this many powers of ten to divide the learning rate by.
 _POWERS = 7
 
 
 class _Trial(NamedTuple):
-    """Steps that are taken otherwise.
+    """Steps with one thing changed.
 
     Attributes:
         batches: List of batches that they are taken on.
@@ -95,7 +96,7 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
 
 
 def _raised(rates, before):
-    """What the largest learning rate was, if it is larger now."""
+    """Returns the largest learning rate before, if it is larger now."""
     now, then = max(rates.values(), default=0), max(before.values(), default=0)
     return {"learning_rate_before": then} if now > 1.5 * then else {}
 
@@ -108,14 +109,14 @@ class _Search:
         self._loss = math.nan
 
     def fails(self):
-        """Whether training fails in the steps from here."""
+        """Returns whether training fails in the steps from here."""
         usual = self._rehearse(_Trial(self._batches))
         self._loss = usual.first[0]
         grows = usual.growth > _FAILED or usual.peak > thresholds.DIVERGED
         return math.isfinite(self._loss) and grows
 
     def cause(self):
-        """What lets the loss fall, as numbers; empty if nothing does."""
+        """Returns the numbers of the change that lets the loss fall, if any."""
         for name, numbers, trial in self._parts():
             if self._cures(trial):
                 return {"cause": name, **numbers}

@@ -1,7 +1,7 @@
 """How far a 16-bit result is from float32's, and whether that matters."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
 
 
 def largest(arrays: Sequence[np.ndarray]) -> float:
-    """Returns the largest finite magnitude, 0 if there is none."""
+    """Returns the largest finite magnitude, or 0."""
     return max(map(largest_magnitude, arrays), default=0.0)
 
 
@@ -136,55 +136,3 @@ def effective_update(model) -> Callable:
         return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
 
     return effective
-
-
-def resolved_error(
-    low: Sequence[np.ndarray],
-    exact: Sequence[np.ndarray],
-    others: Iterable[Sequence[np.ndarray]],
-    tolerance: float,
-) -> float:
-    """Returns the relative error beyond what rounding the inputs does.
-
-    A router that takes the larger of two equal numbers, a `round`, a ReLU or
-    a difference of nothing but rounding errors comes out different in float32
-    too if its inputs are rounded differently, and is none the worse for it.
-
-    Args:
-        low: Arrays, what 16 bits gave; finite.
-        exact: Arrays of the same shapes, what float32 gave.
-        others: Iterable of what float32 gives with other roundings, of which
-            no more are computed once the error is within `tolerance`, or
-            `thresholds.TIE_JITTERS` have left more than a few numbers off.
-        tolerance: Float.
-    """
-    spread = [np.zeros_like(wide) for wide in exact]
-    error = relative_error(low, exact)
-    with np.errstate(all="ignore"):
-        for count, other in enumerate(others, 1):
-            spread = [
-                np.maximum(s, np.abs(o - e))
-                for s, o, e in zip(spread, other, exact, strict=True)
-            ]
-            beyond = [*map(_beyond, low, exact, spread)]
-            error = relative_error(beyond, exact)
-            enough = count >= thresholds.TIE_JITTERS
-            if error <= tolerance or enough and not _is_of_few(beyond, exact):
-                break
-    return error
-
-
-def _is_of_few(low, exact):
-    """Whether what is off is so in a few numbers, as the rows of a tie."""
-    off = [np.square(a - e).ravel() for a, e in zip(low, exact, strict=True)]
-    squares = np.sort(np.concatenate(off).astype("float64"))[::-1]
-    few = squares[: len(squares) // 4].sum()
-    return few >= thresholds.ERROR_OF_TIES * squares.sum()
-
-
-def _beyond(low, exact, spread):
-    """The float32 result, off by as much as 16 bits exceed the spread."""
-    off = low - exact
-    # A spread of NaN: not even whether it is finite is resolved.
-    inside = ~(np.abs(off) > spread)
-    return np.where(inside, exact, exact + off - np.sign(off) * spread)

@@ -1,4 +1,4 @@
-"""Where training is, and whether it has diverged since it began."""
+"""The course of training, and whether it has diverged since it began."""
 
 import math
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Course(NamedTuple):
         return cls(loss, largest, rate)
 
     def left(self, start: "Course") -> bool:
-        """Whether training that began there has diverged.
+        """Returns whether training that began there has diverged.
 
         Args:
             start: `Course` of the same model before.

@@ -60,8 +60,8 @@ class Culprit(NamedTuple):
         """Returns one for each layer that is demoted for the one at fault.
 
         A model's own code computes in the dtype of what its layers return:
-        `numbers["in_call_of"]` is the model's path then. What runs a cell or a
-        layer step by step does what that does.
+        `numbers["in_call_of"]` is the model's path then. A layer that runs a
+        cell step by step computes what the cell does.
 
         Args:
             model: The `keras.Model`.
@@ -91,7 +91,7 @@ def layers_of(culprits: list[Culprit]) -> list:
 
 
 def computes_low(layer) -> bool:
-    """Whether a layer itself computes something in a 16-bit float."""
+    """Returns whether a layer itself computes something in a 16-bit float."""
     return (
         layer.compute_dtype in SIXTEEN_BITS
         and not is_fixed(layer)
@@ -112,7 +112,7 @@ def rounded_integers(inputs: list[np.ndarray], dtype: str) -> dict:
 
     Args:
         inputs: List of float32 arrays, what a layer was given.
-        dtype: String. What it casts them to.
+        dtype: String. The dtype of the cast.
 
     Returns:
         `{"rounded_integers": count}`, or an empty dict if none is changed or

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
@@ -28,11 +27,10 @@ from keras_mixprec.diagnosis.batch import (
 )
 from keras_mixprec.diagnosis.call_examination import examine_prediction
 from keras_mixprec.diagnosis.compare import effective_update
+from keras_mixprec.diagnosis.criterion import is_finite, not_finite_in
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
-from keras_mixprec.diagnosis.end_to_end import is_finite, not_finite_in
 from keras_mixprec.diagnosis.headroom import headroom
 from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
-from keras_mixprec.diagnosis.metric_check import wrong_metrics
 from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
 from keras_mixprec.diagnosis.step_errors import (
@@ -43,11 +41,10 @@ from keras_mixprec.diagnosis.step_run import StepRun
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
-from keras_mixprec.diagnosis.weights import lost_constant, lost_weights
+from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import is_normalization, updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
-from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
@@ -58,7 +55,6 @@ from keras_mixprec.numerics.layer_hooks import others_in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import (
-    MODEL_PATH,
     check_model,
     has_own_step,
 )
@@ -74,23 +70,19 @@ def diagnose(
 ) -> list[Verdict]:
     """Says what is wrong with the precision of a model on one batch.
 
-    Of training, if `model.fit(x, y)` could take a step on the batch: of a
-    compiled model, with `y`, or with a loss that needs none, such as that of an
-    autoencoder with a `train_step` of its own or `add_loss`. Else of
-    `model.predict(x)`, forward only; for a model that is not compiled, too. Of
-    `predict` of any model: `diagnose_call(model, model.predict, x)`.
+    It checks a train step if `model.fit(x, y)` could take one on the batch. The
+    model must be compiled, and there must be a `y`, or a loss that needs none,
+    such as an autoencoder's in its own `train_step` or `add_loss`. Otherwise it
+    checks `model.predict(x)`, forward only. `diagnose_call(model,
+    model.predict, x)` checks `predict` of any model.
 
-    The model's own `train_step` runs with its optimizers held, once in float32
-    and once as it is, while every layer is recorded. Layers whose results or
-    gradients are off by more than a rounding run once more in float32 on the
-    very inputs they saw, forward and backward. Layers that are found are
-    demoted for the rest of the search, so that those which would cast the
-    repaired result back are found too. What is wrong in the step as a whole
-    then, its loss, a gradient or a variable that a layer writes itself, is
-    sought until a layer is found, or the code outside of layers: the layer
-    `"<model>"`. Of `predict` it is the same with `predict_step`, without
-    gradients: what is compared as a whole are its outputs. Nothing is changed
-    in the model.
+    The model's own `train_step` runs with its optimizers held, in float32 and
+    in 16 bits. If the loss, a gradient or a variable that a layer writes is
+    wrong, the smallest set of layers is found that must run in float32 for the
+    step to be right. Each of these layers runs once more in both dtypes, with
+    the others repaired, to find out what is wrong with it. The layer
+    `"<model>"` stands for code outside of layers. For `predict` the outputs are
+    compared. The model does not change.
 
     Args:
         model: A `keras.Model`; with `y`, a compiled one.
@@ -143,7 +135,7 @@ def diagnose(
 
 
 def _is_a_batch(x, model):
-    """Whether inputs are several for a model that takes one."""
+    """Returns whether inputs are several for a model that takes one."""
     several = isinstance(x, tuple) and len(x) in (2, 3)
     one = len(getattr(model, "inputs", None) or ()) == 1
     # A `train_step` of the user's own may take anything.
@@ -158,11 +150,10 @@ class Examination(NamedTuple):
         scale_bits: Float. The power of two that suits the gradients of the
             layers that are left in float16, `None` if none was sought.
         exact_loss: Float. The loss in float32, `None` if it was not computed.
-        errors: Dict from the names of layer calls to the relative errors of
-            what they compute in 16 bits, `{"forward": ..., "backward": ...}`:
-            against the float32 step, so that a forward one includes those of
-            the layers before, a backward one those of the layers after; where
-            that is doubtful, by itself.
+        errors: Dict from the names of layer calls to the relative errors in 16
+            bits, `{"forward": ..., "backward": ...}`. The reference is the
+            float32 step, so a forward error includes those of the layers
+            before, and a backward error those of the layers after.
         headroom: Dict from the paths of the layers in 16 bits to how far their
             numbers are from overflowing, in bits.
     """
@@ -210,7 +201,7 @@ def examine(
         y: As for `diagnose`.
         sample_weight: As for `diagnose`.
         step: As for `diagnose`.
-        raised: Boolean. Whether the model's step raises, so that it is asked
+        raised: Boolean, whether the model's step raises, so that it is asked
             as well which layers XLA refuses to compile, which compiles the
             step several times. Defaults to `False`.
         like: As for `packed`. Defaults to `()`.
@@ -237,7 +228,7 @@ def examine_scale_use(
 
 @contextlib.contextmanager
 def _prepared(model, data):
-    # Constants that overflow float16 are what is looked for.
+    # Constants that overflow float16 are expected here.
     with np.errstate(all="ignore"):
         build_for(model, data)
         with (
@@ -246,32 +237,6 @@ def _prepared(model, data):
             untouched(model),
         ):
             yield
-
-
-def metric_findings(
-    model: keras.Model, data: tuple, predictions: Any, step: int | None = None
-) -> list[Finding]:
-    """Returns a finding for each metric that float32 computes otherwise.
-
-    Args:
-        model: As for `wrong_metrics`.
-        data: As for `wrong_metrics`.
-        predictions: As for `wrong_metrics`.
-        step: As for `diagnose`.
-    """
-    kind = "metric_error"
-    return [
-        Finding(
-            Verdict(
-                kind,
-                step=step,
-                numbers=wrong.numbers(),
-                advice=advice(kind, **wrong.numbers()),
-            ),
-            [],
-        )
-        for wrong in wrong_metrics(model, data, predictions)
-    ]
 
 
 class _Verdicts:
@@ -338,7 +303,7 @@ class _Verdicts:
         )
 
     def of_scale_use(self):
-        """What is wrong with the use of the loss scale."""
+        """Returns verdicts about the use of the loss scale."""
         use = scale_use(self._model, self._batch)
         return [self._ignored(use)] if use.case else []
 
@@ -360,9 +325,6 @@ class _Verdicts:
             exact, None if scale.adapts else scale.bits, effective
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
-        # A subclassed model is called around its layers.
-        own = [call.path for call in low if call.path != MODEL_PATH]
-        last = own[-1] if own else None
         culprits = [
             c
             for found in [*raising, *search.culprits]
@@ -372,11 +334,11 @@ class _Verdicts:
             search.windows.values(), [c.numbers for c in culprits]
         )
         findings = [
-            _finding(self._culprit(c, scale, last, common), c.layers)
+            _finding(self._culprit(c, scale, common), c.layers)
             for c in culprits
         ]
         others = self._scale_too_low(search, scale, effective)
-        others += self._policy(entries, search.still)
+        others += self._policy(entries)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
         findings += _blameless(*others).findings
@@ -409,7 +371,6 @@ class _Verdicts:
             run,
             self._model,
             stop,
-            exact.calls,
             compile_step if compiled else None,
         )
 
@@ -421,12 +382,11 @@ class _Verdicts:
         return self._verdict("weights_lost", numbers=numbers)
 
     def _refused_in_float32(self, error):
-        """What a step that raises in float32 is given, or what it mixes.
+        """Says why a step raises in float32: its data, or mixed dtypes.
 
         A loss of torch refuses NaN.
         """
-        rows = self._bad_rows()
-        if rows and self._runs_on_finite():
+        if rows := self._bad_rows():
             return self._verdict("bad_data", numbers=rows)
         numbers = evidence(error)
         if "mixed_dtypes" not in numbers:
@@ -435,7 +395,7 @@ class _Verdicts:
         return self._verdict("unsupported", numbers=numbers, sentence=sentence)
 
     def _raised_in_float32(self, error):
-        """What a loss refuses that operations before it have made."""
+        """Says which operation makes the number that a loss refuses."""
         try:
             numbers = origin_of_nonfinite(self._model, self._batch)
         except active.replay().REFUSALS:
@@ -445,15 +405,6 @@ class _Verdicts:
         numbers["not_finite"] = "loss"
         return self._verdict("divergence", numbers=numbers)
 
-    def _runs_on_finite(self):
-        """Whether the step runs with 0 in the place of what is not finite."""
-        batch = tree.map_structure(_finite, self._batch)
-        try:
-            exact_step(self._model, batch, records=False)
-        except active.replay().REFUSALS:
-            return False
-        return True
-
     def _bad_rows(self):
         x, y, sample_weight = self._data
         return nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
@@ -461,9 +412,6 @@ class _Verdicts:
     def _not_precision(self):
         if rows := self._bad_rows():
             return self._verdict("bad_data", numbers=rows)
-        layer, numbers = lost_constant(self._model)
-        if layer:
-            return self._verdict("forward_overflow", layer, "forward", numbers)
         numbers = not_finite_in(self._model, self._exact)
         numbers |= origin_of_nonfinite(self._model, self._batch, self._exact)
         numbers |= large_inputs(self._data[0])
@@ -493,7 +441,7 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, last=None, common=None):
+    def _culprit(self, culprit, scale, common=None):
         culprit = with_advised_scale(culprit, scale, common or {})
         tried = culprit.numbers.get("loss_scale_bits", scale.bits)
         if tried != scale.bits:
@@ -506,11 +454,11 @@ class _Verdicts:
             culprit.path,
             culprit.direction,
             culprit.numbers,
-            advice_for(culprit, scale, self._model, last),
+            advice_for(culprit, scale, self._model),
         )
 
     def _naming_input(self, culprit):
-        """With the model's input, if that is what the layer is given."""
+        """Names the model's input if the layer gets it directly."""
         inputs = large_inputs(self._data[0])
         given = culprit.numbers.get("largest_input")
         extremes = [abs(inputs[k]) for k in inputs if k != "input"]
@@ -519,7 +467,7 @@ class _Verdicts:
             return culprit
         return culprit._replace(numbers=culprit.numbers | inputs)
 
-    def _policy(self, entries, still):
+    def _policy(self, entries):
         narrow = [e for e in entries if e.layer.variable_dtype in SIXTEEN_BITS]
         if not narrow:
             return []
@@ -529,16 +477,7 @@ class _Verdicts:
             "dtype": narrow[0].layer.variable_dtype,
         }
         numbers |= self._lost_constants()
-        first = still[0] if still else None
-        if first:
-            numbers |= {
-                "dtype": first.dtype,
-                "standing_still": len(still),
-                "variable": first.variable,
-                "error_of_change": first.error,
-            }
-        layer = first and first.layer
-        return [self._verdict("policy", layer, "update", numbers)]
+        return [self._verdict("policy", None, "update", numbers)]
 
     def _lost_constants(self):
         """The constants of the optimizers that some variable's dtype lacks."""
@@ -562,12 +501,6 @@ class _Verdicts:
             advice=sentence or advice(kind, layer, **numbers),
             **self._common,
         )
-
-
-def _finite(leaf):
-    if not is_float(leaf):
-        return leaf
-    return ops.where(ops.isfinite(leaf), leaf, ops.zeros_like(leaf))
 
 
 def _finding(verdict, layers):

@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailingBatch:
-    """What a skipped step computed with, to be replayed in any process.
+    """A batch and all that its skipped step computed with.
 
     `MixPrecMonitor(keep_failing_batches=N).failing_batches` holds some.
 
@@ -126,13 +126,13 @@ class FailingBatch:
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it is none of these, or damaged.
+            ValueError: If `save` did not write the file, or it is damaged.
         """
         check_regular(path)
         with open(path, "rb") as file:
             try:
                 return cls(**_read(file))
-            # Whatever NumPy, zipfile and json make of a damaged file.
+            # NumPy, zipfile and json raise many errors on a damaged file.
             except Exception as error:
                 raise ValueError(
                     "`path` must be a file that `FailingBatch.save` wrote with "

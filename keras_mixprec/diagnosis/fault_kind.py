@@ -1,13 +1,12 @@
 """Which kind of fault it is where a layer's outputs or gradients are wrong.
 
-Weights that its dtype does not hold are a kind of their own. Of the other four
-that a layer can have, an overflow is a number beyond the
-format's maximum, an underflow one that becomes 0, and a loss of precision
-neither. What is not finite in 16 bits may start from a number that becomes 0,
-as in `1 / x` or `log(x)`: an underflow, unless the 0 comes from an infinity.
-`numerics/layer_replay.py` finds where that happens among operations. Faults of
-the loss itself, behind all layers, are decided in `range_fault` and
-`loss_fault.py`.
+Weights that the dtype cannot hold are a kind of their own. A layer can have
+four others. An overflow is a number beyond the format's maximum, an underflow
+is a number that becomes 0, and a loss of precision is neither. A number that
+becomes 0 may make others non-finite, as in `1 / x` or `log(x)`. This is an
+underflow, unless the 0 comes from an infinity. `numerics/layer_replay.py` finds
+where that happens among operations. `range_fault` and `loss_fault.py` decide
+about faults of the loss itself, behind all layers.
 """
 
 import numpy as np
@@ -60,7 +59,7 @@ def kind_of_outputs(replay: LayerReplay, low, exact, numbers: dict) -> str:
 
 
 def _kind_where_all_fits(replay, low, exact):
-    """Of a layer in which float32 meets no number beyond the format."""
+    """Returns the kind if float32 meets no number beyond the format."""
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"

@@ -12,12 +12,12 @@ from keras_mixprec.policies.rescaled import rescaling_of
 def headroom(calls) -> dict:
     """Returns how far a layer's numbers are from overflowing, in bits.
 
-    What it is given counts as what it returns, unless it is not cast; of a
-    rescaled layer both count as it computes on them.
+    Inputs count as well as outputs, unless the layer does not cast them. A
+    rescaled layer counts with its rescaled numbers.
 
     Args:
         calls: List of `LayerCall` of a step in float32, of layers that compute
-            in 16 bits otherwise.
+            in 16 bits in training.
 
     Returns:
         Dict from path to bits, as by the largest number of all its calls.

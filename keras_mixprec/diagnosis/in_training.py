@@ -25,7 +25,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.rehearsal import rates_of, rehearse
 from keras_mixprec.verdict_kinds import KINDS
 
-# What numbers do that grow as training diverges.
+# Kinds of faults that growing numbers have as training diverges.
 _OF_SIZE = {
     "cast_overflow",
     "forward_overflow",
@@ -114,7 +114,7 @@ def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
 
 
 def _before_the_loss(model, batch, found, kept):
-    """What is known of a loss of weights by the last state that was good."""
+    """Returns why weights were lost, as far as the last good state shows it."""
     (lost,) = found.findings
     if cause := cause_of_divergence(model, kept, batch):
         kind = "divergence"
@@ -141,7 +141,7 @@ def _before_the_loss(model, batch, found, kept):
 def _diverges_next(model, batch, found, step):
     """The verdict that float32 diverges in the next steps, `None` if not.
 
-    What overflows in 16 bits then does so because training diverges.
+    If it does, overflows in 16 bits are symptoms of it.
     """
     if not any(f.verdict.kind in _OF_SIZE for f in found.findings):
         return None
@@ -181,8 +181,8 @@ def _divergence(model, batch, found, first, step, schedule):
 def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
     """Returns the verdict that training has diverged, `None` if not.
 
-    By the first batch it was trained on, whatever batch shows a fault; by the
-    weights alone if there is none, or that is not finite.
+    The first batch of training is compared, not the one that shows a fault.
+    Without it, or if it is not finite, the weights alone are.
 
     Args:
         model: A built `keras.Model`.
@@ -205,7 +205,7 @@ def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
 
 
 def _is_outlier(model, now, start, first):
-    """Whether the loss is large of this batch, but not of the first one.
+    """Returns whether the loss is large on this batch, but not on the first.
 
     It is if that one explains less than half of the growth, in bits.
     """

@@ -1,4 +1,4 @@
-"""What is not finite behind a layer that repairs it."""
+"""Finds the fault behind a layer whose float32 outputs repair a step."""
 
 import math
 
@@ -33,8 +33,7 @@ def fault_behind(
 ) -> Fault:
     """Returns what is not finite behind a layer.
 
-    Where a float32 output of the layer repairs it: what is computed with the
-    outputs, else what the layer does.
+    It is in the code that computes with the outputs, or else in the layer.
 
     Args:
         replay: `LayerReplay` of the layer.
@@ -58,9 +57,9 @@ def step_fault(model: keras.Model, data, layers) -> Fault | None:
 
     A `compute_loss` or `train_step` of the user's own, or a loss that casts,
     computes in the dtype of the outputs: `exp(20)` overflows there, and
-    `log(1 - p)` is that of 0. The operations of the step, run once as they are
-    and once without the fault, show it. With cotangents that vanish: with those
-    of a loss scale the backward pass overflows.
+    `log(1 - p)` becomes `log(0)`. The operations of the step run once as they
+    are and once without the fault. The loss scale is tiny, so that the backward
+    pass cannot overflow.
 
     Args:
         model: A compiled `keras.Model`.
@@ -94,9 +93,9 @@ def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
 
     Returns:
         Dict with `"operation"` and `"code"`, as in `Cause`, and `"in_layer"`,
-        the path of the layer, as far as they are known. Of a forward pass whose
-        numbers have grown too large `"in_layer"` is the one that they grow the
-        most in, from `"largest_input"` to `"largest_output"`.
+        the path of the layer, as far as they are known. If numbers have grown
+        too large in the forward pass, `"in_layer"` is the layer that they grow
+        the most in, from `"largest_input"` to `"largest_output"`.
     """
     with in_float32(model), step_held_at(model, data, 1.0) as run:
         cause = cause_of_nonfinite(run, [], of_loss=True)
@@ -110,7 +109,7 @@ def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
 
 
 def _growth(exact):
-    """In which layer numbers grow the most until one is not finite."""
+    """Returns the layer in which numbers grow the most before one overflows."""
     found, most = {}, _GROWTH
     for call in exact.calls:
         given = _largest_of((call.args, call.kwargs))

@@ -6,58 +6,42 @@ that the same metric on the same predictions in float32 tells.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import compiled_loss
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 from keras_mixprec.numerics.rounding import widened_off_by_half_ulp
 
-# Ways to round the predictions otherwise, between which float32 itself moves.
+# How often the predictions are rounded differently. float32's metric moves
+# between these.
 _WAYS = 2
 
 
-class WrongMetric(NamedTuple):
-    """A metric, or the loss, on one batch.
-
-    Attributes:
-        name: String, as in the logs of `fit`.
-        value: Float. What it is.
-        exact: Float. What it is of the same predictions in float32.
-        dtype: String. The dtype of the predictions.
-    """
-
-    name: str
-    value: float
-    exact: float
-    dtype: str
-
-    def numbers(self) -> dict:
-        """Returns the evidence, for a verdict."""
-        return {
-            "metric": self.name,
-            "value": self.value,
-            "in_float32": self.exact,
-            "dtype": self.dtype,
-        }
-
-
-def wrong_metrics(model: keras.Model, batch: tuple, predictions: Any) -> list:
-    """Returns the metrics that float32 computes otherwise on a batch.
+def metric_findings(
+    model: keras.Model,
+    batch: tuple,
+    predictions: Any,
+    step: int | None = None,
+) -> list[Finding]:
+    """Returns a finding for each metric that float32 computes differently.
 
     Args:
         model: A built and compiled `keras.Model`.
         batch: Tuple `(x, y, sample_weight)` of tensors.
-        predictions: What the model predicts for `x`.
+        predictions: The model's predictions for `x`.
+        step: Int. How many steps were taken. Defaults to `None`.
 
     Returns:
-        List of `WrongMetric`, the loss last.
+        List of `Finding`, that of the loss last.
     """
     floats = [x for x in tree.flatten(predictions) if is_float(x)]
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in floats}
@@ -78,15 +62,27 @@ def wrong_metrics(model: keras.Model, batch: tuple, predictions: Any) -> list:
         for random in map(np.random.default_rng, range(_WAYS))
     ]
     return [
-        WrongMetric(name, value[name], known, narrow[0])
+        _finding(name, value[name], known, narrow[0], step)
         for name, known in exact.items()
         if math.isfinite(known)
         if not abs(value[name] - known) <= _allowed(name, known, moved)
     ]
 
 
+def _finding(name, value, exact, dtype, step):
+    numbers = {
+        "metric": name,
+        "value": value,
+        "in_float32": exact,
+        "dtype": dtype,
+    }
+    text = advice("metric_error", **numbers)
+    verdict = Verdict("metric_error", step=step, numbers=numbers, advice=text)
+    return Finding(verdict, [])
+
+
 def _allowed(name, exact, moved):
-    """How far it may be off. What float32 does not settle is no fault."""
+    """How far it may be off. It is no fault if float32 varies as much."""
     noise = max(abs(values[name] - exact) for values in moved)
     least = thresholds.METRIC_ERROR * abs(exact)
     return max(least, thresholds.BEYOND_NOISE * noise)
@@ -95,7 +91,7 @@ def _allowed(name, exact, moved):
 def _values(model, batch, predictions):
     x, y, sample_weight = batch
     with np.errstate(all="ignore"), leaving_no_trace(model):
-        # Of the class: the one of a guarded model ends an epoch.
+        # The class' method, because a guarded model's own ends an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
         # The running mean of the losses: there was no step.

@@ -15,12 +15,12 @@ from keras_mixprec.diagnosis.step_run import StepRun
 def other_layers_at_fault(
     run: StepRun, others: list, adapts: bool
 ) -> Culprit | None:
-    """Returns what is wrong with a step in which they compute in 16 bits.
+    """Returns the fault of a step in which these layers compute in 16 bits.
 
     Args:
         run: `StepRun`, with all layers of the model demoted that need be.
         others: List of such layers and losses. In float32 the step is right.
-        adapts: Boolean. Whether the loss scale adapts itself.
+        adapts: Boolean, whether the loss scale adapts itself.
     """
     numbers = _what(others[0])
     try:

@@ -21,12 +21,12 @@ class ScaleInUse(NamedTuple):
 
     Attributes:
         bits: Float. The scale as a power of two.
-        adapts: Boolean. Whether it adapts itself to the gradients.
+        adapts: Boolean, whether it adapts itself to the gradients.
         possible: Range of the powers of two that it could take.
-        scales: Boolean. Whether anything scales the loss.
+        scales: Boolean, whether anything scales the loss.
         steps_per_bit: Float. Finite steps that it takes to double, `None` if
             it does not grow by a factor.
-        first_bits: Float. What it started from, as a power of two.
+        first_bits: Float. The initial scale, as a power of two.
     """
 
     bits: float
@@ -91,7 +91,7 @@ def _possible(rule):
 
 
 class ScaleWindow(NamedTuple):
-    """The loss scales, as powers of two, at which gradients survive.
+    """The loss scales that keep gradients, as powers of two.
 
     Attributes:
         low: Float. Below it more than 1% of their energy underflows.
@@ -102,7 +102,7 @@ class ScaleWindow(NamedTuple):
     high: float
 
     def holds(self, bits: float) -> bool:
-        """Whether a loss scale of `2**bits` lies in the window."""
+        """Returns whether a loss scale of `2**bits` lies in the window."""
         return self.low <= bits <= self.high
 
 
@@ -116,8 +116,8 @@ def common_bits(
 
     Args:
         windows: `ScaleWindow`s.
-        numbers: Dicts, those of culprits, which have the ends of a window if
-            their gradients need another loss scale.
+        numbers: Dicts of culprits. They have the ends of a window if gradients
+            need another loss scale.
 
     Returns:
         Dict of `"lowest_bits"` and `"highest_bits"`, without one that is
@@ -152,7 +152,7 @@ def scale_window(
     if not values.size:
         return ANY_SCALE
     limits, largest = get_format(dtype), float(values.max())
-    smallest = float(_smallest_that_counts(values)) * largest
+    smallest = _smallest_that_counts(values)
     return ScaleWindow(
         math.log2(limits.smallest_subnormal)
         + thresholds.BITS_BELOW
@@ -162,7 +162,7 @@ def scale_window(
 
 
 def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
-    """Whether too much of gradients underflows in float16.
+    """Returns whether too much of gradients underflows in float16.
 
     Args:
         gradients: Arrays, computed in float32, of the unscaled loss.
@@ -174,28 +174,12 @@ def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
 
 
 def _smallest_that_counts(values):
-    """The value down to which the largest add up to the energy to keep.
-
-    Only those around it are sorted: of 25 million, sorting all takes 2 s.
-    """
-    values = values / values.max()
-    kept = thresholds.KEPT_ENERGY * _energy(values)
-    above, size = 0.0, values.size + 1
-    while 4096 < values.size < size:
-        size = values.size
-        larger = values >= values[size // 2]
-        energy = above + _energy(values[larger])
-        if energy >= kept:
-            values = values[larger]
-        else:
-            above, values = energy, values[~larger]
-    values = np.sort(values)[::-1]
-    energies = above + np.square(values, dtype="float64").cumsum()
-    return values[min(np.searchsorted(energies, kept), values.size - 1)]
-
-
-def _energy(values):
-    return np.square(values).sum(dtype="float64")
+    """The power of two down to which numbers make up the energy to keep."""
+    exponents = np.frexp(values)[1]
+    last = exponents.max()
+    energies = np.bincount(last - exponents, np.square(values, dtype="float64"))
+    kept = thresholds.KEPT_ENERGY * energies.sum()
+    return 2.0 ** (last - 1 - np.searchsorted(energies.cumsum(), kept))
 
 
 def best_scale_bits(
@@ -205,8 +189,8 @@ def best_scale_bits(
 ) -> int:
     """Returns the power of two that suits the costliest set of layers.
 
-    Of equally good ones that which suits the most layers, and of those that
-    nearest to where Keras starts.
+    Ties go to the scale that suits the most layers, then to the one nearest to
+    Keras' initial scale.
 
     Args:
         windows: Dict from the path of a layer to its `ScaleWindow`.

@@ -1,9 +1,8 @@
 """Finding the layers whose precision makes a run wrong.
 
 A layer is to blame if the smallest set of layers in float32 that makes the run
-right contains it. What a run is, and when it is right, `step_run.py` and
-`call_run.py` say. What is wrong with a layer is asked last, in a run with the
-others repaired.
+right contains it. `step_run.py` and `call_run.py` say when a run is right. The
+search asks last what is wrong with a layer, in a run with the others repaired.
 """
 
 import math
@@ -73,7 +72,7 @@ def _others(parts, path):
 
 
 def _fewest(run, layers, others):
-    """What has to be in float32 of a layer and of what is inside it."""
+    """Returns the parts of a layer that have to be in float32."""
     outer, *inside = layers
     if not inside:
         return layers
@@ -98,7 +97,7 @@ _RUN_OTHERS = (keras.layers.TimeDistributed, keras.Model)
 def _ranked(run, low):
     """Paths, that first which is most likely to blame.
 
-    Where numbers are first not finite, then what rounds worst.
+    First come those that make numbers non-finite, then the worst rounding.
     """
     bad = {call.name for call in low if nonfinite(_outputs(call))}
     around = {x.name for call in low if call.name in bad for x in call.around}
@@ -137,13 +136,13 @@ def _cause(run, path, parts):
 
 
 def _around(calls):
-    """What a layer is called by, whose own code goes on with its results."""
+    """Returns the layers that call it, whose code goes on with its results."""
     around = [outer for call in calls[-1:] for outer in reversed(call.around)]
     return [outer for outer in around if computes_low(outer.layer)]
 
 
 def _outside(run, path, layers):
-    """The code outside of layers, such as that of the loss."""
+    """Blames code outside of layers, such as the loss."""
     return run.fault(layers).of(path, layers, run.numbers())
 
 

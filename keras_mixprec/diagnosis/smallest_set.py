@@ -1,6 +1,5 @@
 """The smallest set of layers that a step is right with."""
 
-import itertools
 from collections.abc import Callable, Sequence
 
 from keras_mixprec.diagnosis import thresholds
@@ -8,8 +7,6 @@ from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_replay import LayerReplay
-from keras_mixprec.policies.layers import LayerEntry
-from keras_mixprec.policies.multiply_adds import multiply_adds
 
 
 def smallest_set(
@@ -17,13 +14,9 @@ def smallest_set(
 ) -> frozenset | None:
     """Returns a set of paths that fits and does not without any one of them.
 
-    Nor without any two in one composite.
-
-    First the shortest head of `ranked` that fits is sought, by doubling: from
-    this side the model stays nearly all 16-bit, as it shall be in the end, so
-    that few trials mix dtypes within a block. Then as many at once as the rest
-    fits without are taken out again, the last ranked first, and composites as
-    a whole before their parts.
+    The search doubles the head of `ranked` until it fits. So the model stays
+    nearly all 16-bit, and few trials mix dtypes within a block. Then it takes
+    paths out again by halves, the last ranked first.
 
     Args:
         ranked: Paths, the one most needed in the set first.
@@ -34,15 +27,14 @@ def smallest_set(
         The set; `None` if not even all paths fit.
     """
     kept = _shortest_head(ranked, fits)
-    if kept is None:
-        return None
+    if not kept:
+        return kept
     least_first = [path for path in reversed(ranked) if path in kept]
-    kept = _without(_groups(least_first, 0), 0, kept, fits)
-    # One that had to stay while another was there may be spared by now; and
-    # two whose results a composite combines, only together.
-    for spared in [{path} for path in least_first] + _relatives(least_first):
-        if spared <= kept and fits(kept - spared):
-            kept -= spared
+    kept = _without(least_first, kept, fits)
+    # One that had to stay while another was there may be spared by now.
+    for path in least_first:
+        if path in kept and fits(kept - {path}):
+            kept -= {path}
     return kept
 
 
@@ -55,78 +47,16 @@ def _shortest_head(ranked, fits):
     return frozenset(ranked[:size])
 
 
-def _without(groups, depth, kept, fits):
-    """Takes out of `kept` what it fits without, of groups in their order.
-
-    All at once, if it can be. Of those that cannot, the first that has to stay
-    is found by halves; then as many are tried at once as were spared before
-    it, and twice as many after each trial that fits. Where every group has to
-    stay that is one trial for each.
-    """
-    first, count = 0, len(groups)
-    while first < len(groups):
-        end = min(first + count, len(groups))
-        rest = kept.difference(*groups[first:end])
-        if fits(rest):
-            kept, first, count = rest, end, 2 * count
-            continue
-        # Without all from `low` to `end` it does not fit, whatever is spared.
-        low = first
-        while end - low > 1:
-            middle = (low + end) // 2
-            rest = kept.difference(*groups[low:middle])
-            if fits(rest):
-                kept, low = rest, middle
-            else:
-                end = middle
-        if len(groups[low]) > 1:
-            parts = _groups(groups[low], depth + 1)
-            kept = _without(parts, depth + 1, kept, fits)
-        first, count = low + 1, max(low - first, 1)
-    return kept
-
-
-def _groups(paths, depth):
-    """Paths that lie in one composite, at this depth of nesting, together."""
-    groups = {}
-    for path in paths:
-        groups.setdefault(tuple(path.split("/")[: depth + 1]), []).append(path)
-    return list(groups.values())
-
-
-def _relatives(paths):
-    """Each two paths of which one is in the other, or both in a third."""
-
-    def parent(path):
-        return path.rpartition("/")[0]
-
-    return [
-        {a, b}
-        for a, b in itertools.combinations(paths, 2)
-        if parent(a) == b or parent(b) == a or parent(a) == parent(b) != ""
-    ]
-
-
-def rank(entries: list[LayerEntry], instabilities: dict) -> list[LayerEntry]:
-    """Returns the entries, the one first that float32 is best spent on.
-
-    That is the most unstable; then what lies in the most unstable
-    composite; then, below the thresholds of the diagnosis, the cheapest.
-
-    Args:
-        entries: List of `LayerEntry`.
-        instabilities: Dict of path to instability.
-    """
-
-    def key(entry):
-        # Below the threshold errors are just roundings, no ground to choose.
-        own, *outer = (
-            max(instabilities.get(holder.path, 0.0), 1.0)
-            for holder in entry.lineage()
-        )
-        return -own, -max(outer, default=1.0), multiply_adds(entry) or 0
-
-    return sorted(entries, key=key)
+def _without(paths, kept, fits):
+    """Takes the paths out of `kept` that can be spared, all or by halves."""
+    rest = kept.difference(paths)
+    if fits(rest):
+        return rest
+    if len(paths) == 1:
+        return kept
+    middle = len(paths) // 2
+    kept = _without(paths[:middle], kept, fits)
+    return _without(paths[middle:], kept, fits)
 
 
 def instability(call: LayerCall, scale: float) -> float:

@@ -51,7 +51,7 @@ def why_it_stands_still(
     Args:
         model: A built and compiled `keras.Model`.
         batch: As `train_step` takes it, one that it was trained on.
-        has_fallen: Boolean. Whether its loss has fallen at first: only outputs
+        has_fallen: Boolean, whether its loss has fallen at first: only outputs
             that are the same for all rows are a reason then.
     """
     batch = head(model, batch)
@@ -83,7 +83,7 @@ def why_it_stands_still(
 
 
 def _constant(step):
-    """That all rows have the same outputs, and which layer makes them so."""
+    """Returns the layer that makes the outputs of all rows the same."""
     own = [c for c in step.calls if c.path == MODEL_PATH] or step.calls
     if not own or _may_vary(own[-1].outputs):
         return None
@@ -105,7 +105,7 @@ def _constant(step):
 
 
 def _without_gradients(step):
-    """That most gradients are exactly 0, and behind which layer."""
+    """Returns the layer behind which most gradients are exactly 0."""
     zero = [not to_array(g).any() for g in step.gradients.values()]
     if not zero or 2 * sum(zero) < len(zero):
         return None
@@ -128,7 +128,7 @@ def _without_gradients(step):
 
 
 def _by_depth(step):
-    """That gradients shrink or grow from the last layer to the first."""
+    """Returns how gradients shrink or grow from the last layer to the first."""
     sizes = [
         (call.path, math.sqrt(np.mean(np.square(to_array(cotangent)))))
         for call in step.calls
@@ -148,13 +148,13 @@ def _by_depth(step):
 
 
 def _any(cotangents):
-    """Whether any is not 0; `None` if none is known."""
+    """Returns whether any is not 0; `None` if none is known."""
     known = [to_array(c) for c in cotangents if c is not None]
     return any(c.any() for c in known) if known else None
 
 
 def _varies(structure):
-    """Whether something differs from row to row, as far as there are rows."""
+    """Returns whether something differs from row to row."""
     leaves = [*filter(ops.is_tensor, tree.flatten(structure))]
     rows = [len(x.shape) > 0 and x.shape[0] > 1 for x in leaves]
     kept = [x for x, has_rows in zip(leaves, rows, strict=True) if has_rows]

@@ -1,18 +1,16 @@
-"""Whether moving averages stop moving because of 16-bit rounding.
+"""Finds moving averages that stop moving because of 16-bit rounding.
 
-What a moving average lacks soon is less than half of its last 16-bit digit,
-and it moves no more. That is seen where it is now, and, before it is there,
-where it is on its way to.
+The change of a moving average soon becomes less than half of its last 16-bit
+digit, and it stops. This shows where it is now, or near the value that it
+approaches.
 """
 
 import contextlib
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from keras import ops
 
-from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import relative_error
 from keras_mixprec.diagnosis.culprit import Culprit
@@ -24,22 +22,6 @@ from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
 from keras_mixprec.policies.layers import walk_with_model
 
 _DTYPES = ("float16", ml_dtypes.bfloat16)
-
-
-class StandsStill(NamedTuple):
-    """A variable that is stored in 16 bits and moves no more.
-
-    Attributes:
-        layer: String. The path of the layer that it is of.
-        variable: String. Its own path.
-        dtype: String. What it is stored in.
-        error: Float. The share of its change that is lost.
-    """
-
-    layer: str
-    variable: str
-    dtype: str
-    error: float
 
 
 class StateCheck:
@@ -72,54 +54,36 @@ class StateCheck:
             if _lost_of(entry.layer, lost)
         ]
 
-    def stored(self, step: DryStep) -> list[StandsStill]:
-        """Returns the variables that stand still as they are stored.
-
-        No policy of their layer adds digits to them.
-
-        Args:
-            step: `DryStep` of the batch in 16 bits.
-        """
-        narrow = [v for v in self._model.variables if self._is_stored(v, step)]
-        lost = self._lost(narrow) if narrow else {}
-        return [
-            StandsStill(entry.path, v.path, v.dtype, lost[id(v)][0])
-            for entry in walk_with_model(self._model)
-            for v in own_non_trainable(entry.layer)
-            if id(v) in lost
-        ]
-
     def _lost(self, variables):
-        """What loses its change, by id: its error, and where that is."""
+        """The errors of what loses its change, by id."""
         places, lost = self._places(variables), {}
-        # Where it is now, and where it goes to.
+        # The value now, and one near the value that it approaches.
         for place in zip(*places, strict=True):
             there = [
                 (v, _as_stored(v, x))
                 for v, x in zip(variables, place, strict=True)
                 if x is not None
             ]
-            for key, error in self._errors(there, self._demoted).items():
+            for key, error in self._errors(there).items():
                 if error > thresholds.LOST_CHANGE:
-                    lost.setdefault(key, (error, there))
+                    lost.setdefault(key, error)
         return lost
 
     def _culprit(self, entry, lost, step):
         own = _lost_of(entry.layer, lost)
-        error, there = max(own.values(), key=lambda found: found[0])
-        layers = self._repair(entry.layer, own, there)
+        layers = with_sublayers(entry.layer)
         fault = "precision_loss", "update"
-        numbers = {"error_of_change": error}
+        numbers = {"error_of_change": max(own.values())}
         for variable in own_non_trainable(entry.layer):
             if id(variable) in own and id(variable) not in step.state:
                 numbers["not_written"] = variable.path
         return Culprit(entry.path, layers, *fault, numbers)
 
     def _rounds(self, variable, step):
-        """Whether a variable is set to what was rounded to 16 bits, or not set.
+        """Returns whether a step rounds a variable to 16 bits, or leaves it.
 
-        What a float16 layer assigns to a variable that Keras casts, torch
-        writes to the copy and loses.
+        On torch, a float16 layer assigns to the cast copy of a variable, which
+        is lost.
         """
         # No policy of a layer adds digits to what is stored in 16 bits.
         if variable.dtype in SIXTEEN_BITS or not self._changes(variable, step):
@@ -128,12 +92,8 @@ class StateCheck:
         low = _after(step, variable, now)
         return _is_16_bit(low) or (low == now).all()
 
-    def _is_stored(self, variable, step):
-        """Whether a variable that is stored in 16 bits is set to another."""
-        return variable.dtype in SIXTEEN_BITS and self._changes(variable, step)
-
     def _changes(self, variable, step):
-        """Whether float32 changes it, and 16 bits leave it finite."""
+        """Returns whether float32 changes it, and 16 bits leave it finite."""
         is_float = "float" in variable.dtype
         if not is_float or id(variable) not in self._exact.state:
             return False
@@ -145,7 +105,7 @@ class StateCheck:
         """For each variable the values to see a step at, as for `_places`."""
         begins = [to_array(v.value) for v in variables]
         firsts = [to_array(self._exact.state[id(v)]) for v in variables]
-        # What is stored in 16 bits would lose the first step here, too.
+        # A variable stored in 16 bits would lose the first step here, too.
         with (
             widened(variables, SIXTEEN_BITS),
             _set_to(zip(variables, firsts, strict=True)),
@@ -154,13 +114,13 @@ class StateCheck:
         seconds = [to_array(step.state[id(v)]) for v in variables]
         return [*map(_places, begins, firsts, seconds)]
 
-    def _errors(self, pairs, demoted):
+    def _errors(self, pairs):
         """The errors of the changes from there on, by id of the variable."""
         if not pairs:
             return {}
         with _set_to(pairs):
             exact = exact_step(self._model, self._data, records=False)
-            with computing_in("float32", demoted):
+            with computing_in("float32", self._demoted):
                 low = dry_step(self._model, self._data, 1.0, records=False)
         return {
             id(v): relative_error(
@@ -170,16 +130,6 @@ class StateCheck:
             for v, value in pairs
         }
 
-    def _repair(self, layer, own, there):
-        """The layer alone where that is enough, else with all inside it."""
-        try:
-            errors = self._errors(there, [*self._demoted, layer])
-        except active.replay().REFUSALS:
-            return with_sublayers(layer)
-        worst = max(errors.get(key, 0.0) for key in own)
-        enough = worst <= thresholds.LOST_CHANGE
-        return [layer] if enough else with_sublayers(layer)
-
 
 def _as_stored(variable, value):
     """A float32 array as a variable of 16 bits, or of 32, holds it."""
@@ -187,7 +137,7 @@ def _as_stored(variable, value):
 
 
 def _after(step, variable, now):
-    """What a variable is after a step, which may not have written it."""
+    """Returns a variable's value after a step, which may not have set it."""
     state = step.state.get(id(variable))
     return now if state is None else to_array(state)
 
@@ -203,7 +153,7 @@ def _is_16_bit(array):
 
 
 def _places(begin, first, second):
-    """Where to see a step: at `begin`, and close to where it resolves.
+    """Returns the values to check a step at: now, and close to the limit.
 
     As an average that goes the same share of its way at each step. `None` in
     place of the first if it is there but for roundings, in place of the second
@@ -224,7 +174,7 @@ def _places(begin, first, second):
 
 @contextlib.contextmanager
 def _set_to(pairs):
-    """Context in which variables have other values."""
+    """Context that gives variables other values."""
     pairs = list(pairs)
     with restoring([variable for variable, _ in pairs]):
         for variable, value in pairs:

@@ -26,16 +26,16 @@ from keras_mixprec.diagnosis.culprit import (
     low_layers,
     rounded_integers,
 )
-from keras_mixprec.diagnosis.forward import check_forward, is_cast_before
+from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.smallest_set import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.interruption import Interrupted
-from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
+from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
-# Where no line is the user's: Keras, the backends beside it, this package.
+# Lines of Keras, the backends and this package are not the user's.
 _OTHERS = (
     str(pathlib.Path(keras.__file__).parents[1]),
     str(pathlib.Path(keras_mixprec.__file__).parent),
@@ -50,8 +50,8 @@ def user_line(error: Exception) -> dict:
         error: The exception.
 
     Returns:
-        `{"line": "model.py:31", "code": "return mean + noise"}` of the
-        innermost line of the user's own, an empty dict if there is none.
+        `{"line": "model.py:31", "code": "return mean + noise"}` for the
+        innermost line of the user's own, or an empty dict.
     """
     for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
         name = frame.f_code.co_filename
@@ -72,23 +72,16 @@ _DTYPES = {
     "float64": "float64",
 }
 
-# Of an error's message, which may be a page.
+# A message may be a page long.
 _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"
-
-# A model, and a layer that feeds what it computes itself.
-_PAIR = 2
-
-# How many layers are tried that were called before code outside of all raised.
-_LAST = 4
 
 
 def without_what_raises(
     search: Callable,
     model: keras.Model,
     interrupt: Callable,
-    calls: list,
     compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
     """Returns what a search finds, and the culprits without which it runs.
@@ -100,12 +93,11 @@ def without_what_raises(
         search: Function without arguments, which raises if a run does.
         model: As for `why_it_raises`.
         interrupt: As for `why_it_raises`.
-        calls: As for `why_it_raises`.
         compile_run: Function without arguments that compiles the run with XLA,
             as the model's own is compiled; `None` if that is not.
     """
     raising: list[Culprit] = []
-    # What runs in XLA alone is left in float32 meanwhile, and not at fault.
+    # Layers that run only in XLA compute in float32 here, without blame.
     spared: list[Culprit] = []
     while True:
         with computing_in("float32", layers_of([*raising, *spared])):
@@ -113,7 +105,7 @@ def without_what_raises(
                 return search(), raising
             except active.replay().REFUSALS as error:
                 compiled = compile_run is not None
-                culprit = why_it_raises(model, interrupt, calls, compiled)
+                culprit = why_it_raises(model, interrupt, compiled)
                 found = [culprit] if culprit else []
                 if compiled and not found:
                     found = _refused_by_xla(model, error, compile_run)
@@ -125,7 +117,7 @@ def without_what_raises(
 
 
 def _compiles(compile_run, layers):
-    """Whether XLA compiles a run with some layers in float32."""
+    """Returns whether XLA compiles a run with some layers in float32."""
     try:
         with computing_in("float32", layers):
             compile_run()
@@ -135,7 +127,7 @@ def _compiles(compile_run, layers):
 
 
 def why_it_raises(
-    model: keras.Model, interrupt: Callable, calls: list, compiled: bool
+    model: keras.Model, interrupt: Callable, compiled: bool
 ) -> Culprit | None:
     """Returns a layer without which a run of a model gets further.
 
@@ -143,8 +135,7 @@ def why_it_raises(
         model: A built `keras.Model`.
         interrupt: Function without arguments that runs it, and returns what
             `interruption` does.
-        calls: List of the `LayerCall`s of the run in float32.
-        compiled: Boolean. Whether XLA compiles the run.
+        compiled: Boolean, whether XLA compiles the run.
 
     Returns:
         A `Culprit`, `None` if the run does not raise or no layer is found.
@@ -152,45 +143,25 @@ def why_it_raises(
     stop = interrupt()
     if stop is None:
         return None
-    known = {call.name: call for call in calls}
-    culprit = _wrong_before(stop, known, compiled)
+    culprit = _wrong_before(stop, compiled)
     return culprit or _mended(model, interrupt, stop)
 
 
-def _wrong_before(stop, known, compiled):
+def _wrong_before(stop, compiled):
     """The layer that has returned what the step then stumbles over."""
     suspects = [
         c for c in stop.calls if computes_low(c.layer) and not _is_finite(c)
     ]
-    ways = [(known, False), (known, True)]
-    if any(_has_nan(call) for call in stop.calls):
-        # Something was computed with an infinity: it stood for no mask, though
-        # the loss of float32 does not depend on that number.
-        ways.append(({}, True))
-    for exact, masks_matter in ways:
-        for call in suspects:
-            reference = exact.get(call.name)
-            culprit = check_forward(call, reference, compiled, masks_matter)
-            if culprit is not None:
-                return culprit
-    return _cast_before(stop, known)
-
-
-def _cast_before(stop, known):
-    """The first layer to go wrong, if what it is in has cast its input."""
-    call = next((c for c in stop.calls if not _is_finite(c)), None)
-    if call is None or not computes_low(call.layer):
+    for call in suspects:
+        culprit = check_forward(call, compiled)
+        if culprit is not None:
+            return culprit
+    first = next((c for c in stop.calls if not _is_finite(c)), None)
+    if first not in suspects:
         return None
-    exact = known.get(call.name)
-    if not is_cast_before(call, exact):
-        return None
-    inputs = [to_array(x) for x in LayerReplay(exact).inputs]
-    numbers = {"largest_input": largest(inputs)}
-    return Culprit(call.path, [call.layer], "cast_overflow", "forward", numbers)
-
-
-def _has_nan(call):
-    return any(np.isnan(to_array(x)).any() for x in call.float_outputs)
+    # A model has cast its input before, such as a `Sequential`.
+    fault = "cast_overflow", "forward", {}
+    return Culprit(first.path, [first.layer], *fault)
 
 
 def _is_finite(call):
@@ -199,47 +170,40 @@ def _is_finite(call):
 
 
 def _mended(model, interrupt, stop):
-    """The layer in which it raises, or that feeds the code that does."""
+    """The fewest layers that let the run get further in float32."""
 
     def is_further(layers):
         with computing_in("float32", layers):
             after = interrupt()
         return after is None or after.progress() > stop.progress()
 
-    suspects = _suspects(stop)
-    for path, call in {**suspects, MODEL_PATH: None}.items():
-        fed_by = [] if call else [c.layer for c in suspects.values()]
-        for layers in _choices(call.layer if call else model, fed_by):
-            if is_further(layers):
-                if call is None and len(layers) > _PAIR:
-                    layers = [*_together(model, is_further)] or layers
-                return Culprit(path, layers, *_fault(stop, call))
-    return None
+    calls = _suspects(stop)
+    ranks = {path: rank for rank, path in enumerate(calls)}
+    found = _fewest(model, is_further, lambda e: ranks.get(e.path, len(ranks)))
+    if not found:
+        return None
+    # The innermost layer that was called, or else the smallest that holds all.
+    holders = sorted([*calls, *found], key=len, reverse=True)
+    holders = [call.path for call in stop.open[-1:]] + holders
+    path = next((p for p in holders if _holds(p, found)), MODEL_PATH)
+    return Culprit(path, [*found.values()], *_fault(stop, calls.get(path)))
 
 
-def _fewest(model, is_further, is_unlikely):
-    """The fewest layers of a model that together let it get further.
+def _holds(path, others):
+    return all(f"{other}/".startswith(f"{path}/") for other in others)
+
+
+def _fewest(model, fits, rank):
+    """The fewest layers in float32 that a function of a list of them needs.
 
     A dict from their paths; empty if none do.
     """
-    layers = {e.path: e.layer for e in low_layers(model)}
-    layers.pop(MODEL_PATH, None)
-    ranked = sorted(layers, key=lambda path: is_unlikely(layers[path]))
+    entries = sorted(low_layers(model), key=rank)
+    layers = {entry.path: entry.layer for entry in entries}
     found = smallest_set(
-        ranked, lambda paths: is_further([layers[p] for p in paths])
+        [*layers], lambda paths: fits([layers[p] for p in paths])
     )
     return {path: x for path, x in layers.items() if path in (found or ())}
-
-
-def _together(model, is_further):
-    """Such as two with an `activity_regularizer`.
-
-    TensorFlow does not add up losses of several dtypes.
-    """
-    found = _fewest(
-        model, is_further, lambda layer: not layer.activity_regularizer
-    )
-    return found.values()
 
 
 def _refused_by_xla(model, error, compile_run):
@@ -253,8 +217,8 @@ def _refused_by_xla(model, error, compile_run):
     def compiles(layers):
         return _compiles(compile_run, layers)
 
-    # Products of weights are what XLA is made for.
-    layers = _fewest(model, compiles, lambda layer: bool(layer.weights))
+    # Layers with weights come last, because XLA is made for their products.
+    layers = _fewest(model, compiles, lambda e: bool(e.layer.weights))
     numbers = evidence(error)
     return [
         Culprit(path, [layer], "unsupported", None, numbers)
@@ -264,29 +228,14 @@ def _refused_by_xla(model, error, compile_run):
 
 def _suspects(stop: Interrupted):
     """Dict of paths and calls, the likely ones first."""
-    likely = stop.open[::-1]
-    if not likely:
-        # A backward pass ends in the earliest layer that it has come to.
-        backward = [c for c in stop.calls if c.received and not c.nested]
-        last = sorted(stop.calls[: -_LAST - 1 : -1], key=lambda c: c.nested)
-        likely = [*backward[:_LAST], *_ends(stop.calls), *last]
-    likely = [call for call in likely if computes_low(call.layer)]
-    return {call.path: call for call in likely}
-
-
-def _ends(calls):
-    """The last layer within each model or composite, the last first."""
-    pairs = zip(calls, calls[1:], strict=False)
-    return [call for call, outer in pairs if outer.nested][::-1]
-
-
-def _choices(layer, fed_by):
-    """What to demote, the least first: code of its own with what feeds it."""
-    inside = with_sublayers(layer)
-    if not any(map(computes_low, inside)):
-        return []
-    choices = [[layer], *([layer, other] for other in fed_by), inside]
-    return choices if len(inside) > 1 else [inside]
+    # A backward pass ends in the earliest layer that it has come to, and code
+    # outside of layers computes with the results of the last ones.
+    backward = [c for c in stop.calls if c.received and not c.nested]
+    likely = stop.open[::-1] or [*backward, *stop.calls[::-1]]
+    found: dict = {}
+    for call in likely:
+        found.setdefault(call.path, call)
+    return found
 
 
 def _fault(stop, call):
@@ -309,7 +258,7 @@ def evidence(error: Exception) -> dict:
     """
     lines = [line.strip() for line in without_colours(str(error)).split("\n")]
     lines = [line for line in lines if line]
-    # What Keras puts before the message of an error in a layer's call.
+    # Keras' words before the message of an error in a layer's call.
     if len(lines) > 1 and lines[0].startswith(_WRAPPED):
         lines = lines[1:]
     said = "".join(lines[:1])

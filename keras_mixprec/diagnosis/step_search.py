@@ -2,17 +2,14 @@
 
 import math
 
-from keras_mixprec.diagnosis import thresholds
+import numpy as np
+
 from keras_mixprec.diagnosis.backward import (
-    error_in_step,
     gradients_of_layers,
-    output_gradients_overflow,
-    own_gradients,
 )
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
+from keras_mixprec.diagnosis.criterion import is_finite
 from keras_mixprec.diagnosis.culprit import computes_low, layers_of
-from keras_mixprec.diagnosis.end_to_end import is_finite
-from keras_mixprec.diagnosis.forward import check_forward
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
@@ -23,10 +20,8 @@ from keras_mixprec.diagnosis.search import culprits_of
 from keras_mixprec.diagnosis.state_check import StateCheck
 from keras_mixprec.diagnosis.step_run import StepRun
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.dry_step import DryStep, exact_step
+from keras_mixprec.numerics.dry_step import DryStep
 from keras_mixprec.numerics.layer_replay import LayerReplay
-from keras_mixprec.numerics.random_numbers import draws_narrow_uniform
-from keras_mixprec.numerics.rounding import jittered
 from keras_mixprec.policies.summary import costs
 
 
@@ -37,7 +32,7 @@ class Search:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         exact: `DryStep` of the whole model in float32, at loss scale 1.
-        compiled: Boolean. Whether XLA compiles the model's step.
+        compiled: Boolean, whether XLA compiles the model's step.
 
     Attributes:
         culprits: List of the `Culprit`s found.
@@ -46,8 +41,6 @@ class Search:
         scale_bits: Float. The loss scale that was found or given, as a power
             of two.
         errors: As in `Examination`, as the model is built.
-        still: List of `StandsStill`, the variables that are stored in 16 bits
-            and move no more.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -59,7 +52,6 @@ class Search:
         self.windows = {}
         self.scale_bits: float | None = None
         self.errors = {}
-        self.still = []
 
     def run(self, scale_bits: float | None, effective):
         """Finds the culprits.
@@ -71,10 +63,9 @@ class Search:
                 whether the optimizer would move the variable by it.
         """
         windows = self._find_windows(effective)
-        bits = self._bits(windows, scale_bits, effective)
-        if not all(window.holds(bits) for window in windows.values()):
-            windows = self._without_noise(windows)
-            bits = self._bits(windows, scale_bits, effective)
+        bits = scale_bits
+        if bits is None:
+            bits = self._best_bits(windows)
         run = StepRun(self._model, self._data, self._exact, self._compiled)
         run.bits, run.windows = bits, windows
         step = run.step(records=True)
@@ -91,13 +82,11 @@ class Search:
             if self._compiled:
                 self._spare_what_xla_ignores(run)
             if scale_bits is None and self.culprits:
-                run.bits = self._bits(self._left(windows, run), None, effective)
+                run.bits = self._best_bits(self._left(windows, run))
             step = run.step()
             if run.adapts and run.wrong(step) and run.find_other_scale():
                 step = run.step()
             step = self._add_still(run, step)
-        self._add_random_ones(run, calls)
-        self.still = self._state_check(run).stored(step)
         self.scale_bits = run.bits
         left = self._left(windows, run)
         self.windows = {p: w for p, w in left.items() if w.holds(run.bits)}
@@ -120,30 +109,16 @@ class Search:
     def _state_check(self, run):
         return StateCheck(self._model, self._data, self._exact, run.demoted)
 
-    def _add_random_ones(self, run, calls):
-        """Adds layers that some draws of random numbers spoil in 16 bits.
-
-        Those of this batch need not be among them.
-        """
-        known = {culprit.path for culprit in self.culprits}
-        for call in run.low(calls):
-            if call.path not in known and draws_narrow_uniform(call.draws):
-                exact = run.exact_calls.get(call.name)
-                found = check_forward(call, exact, self._compiled, False)
-                if found is not None:
-                    known.add(call.path)
-                    self._add(run, [found])
-
     def _spare_what_xla_ignores(self, run):
         """Drops those whose non-finite gradients a compiled step ignores.
 
-        As that of a ReLU does, which op by op multiplies them by 0.
+        The gradient of a ReLU does, which op by op multiplies them by 0.
         """
         for culprit in [*self.culprits]:
             others = [c for c in self.culprits if c is not culprit]
             run.demoted = layers_of(others)
             if culprit.numbers.get("nonfinite_gradients") and not (
-                run.wrong_when_compiled()
+                run.wrong_in_xla()
             ):
                 self.culprits = others
         self._add(run, [])
@@ -155,28 +130,6 @@ class Search:
             effective: As for `run`.
         """
         return self._best_bits(self._find_windows(effective))
-
-    def _bits(self, windows, scale_bits, effective):
-        """The given scale, or the best one; below 1 for large gradients only.
-
-        Where the weights' gradients are not large, the layers whose outputs'
-        gradients overflow are at fault, and left out; not if one scale suits
-        all and either all other layers need one below 1 as well, as with
-        sample weights of 2e5, or the gradients of those at fault are but
-        rounding errors, as at the far end of a deep network.
-        """
-        if scale_bits is not None:
-            return scale_bits
-        bits = self._best_bits(windows)
-        if bits >= 0:
-            return bits
-        steep = output_gradients_overflow(self._low(self._exact), self._exact)
-        others = {p: w for p, w in windows.items() if p not in steep}
-        of_others = self._best_bits(others)
-        at_fault = [w for w in windows.values() if not w.holds(of_others)]
-        is_general = of_others < 0 or all(w.low == -math.inf for w in at_fault)
-        suits_all = all(window.holds(bits) for window in windows.values())
-        return bits if suits_all and is_general else of_others
 
     def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible
@@ -200,32 +153,6 @@ class Search:
         gradients = self._own_gradients(effective)
         return {path: scale_window(own) for path, own in gradients.items()}
 
-    def _without_noise(self, windows):
-        """Windows without a lower end where gradients are but rounding errors.
-
-        As those are that reach attention through a normalization of a single
-        channel, where they cancel: weights off by half an ulp make others of
-        them, and no training misses them.
-        """
-        with jittered(self._model, 0):
-            other = exact_step(self._model, self._data)
-        others, resolved = {call.name: call for call in other.calls}, set()
-        for call in self._low(self._exact):
-            own = [
-                own_gradients(call, step, lambda *_: True)
-                for call, step in (
-                    (others.get(call.name, call), other),
-                    (call, self._exact),
-                )
-            ]
-            same = len(own[0]) == len(own[1])
-            if not same or relative_error(*own) <= thresholds.NOISE:
-                resolved.add(call.path)
-        return {
-            path: window if path in resolved else window._replace(low=-math.inf)
-            for path, window in windows.items()
-        }
-
     def _own_gradients(self, effective):
         low = [call for call in self._low(self._exact) if not call.nested]
         return gradients_of_layers(low, self._exact, effective)
@@ -244,27 +171,29 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
 
     Returns:
         Dict from the names of calls to dicts from `"forward"` and
-        `"backward"` to shares; without those that were given what is not
-        finite.
+        `"backward"` to relative errors. The backward error is that of the
+        gradients of the weights. Calls with inputs that are not finite are
+        left out.
     """
     known = {call.name: call for call in exact.calls}
-    low_ones, errors, fed_by_weights = set(map(id, low)), {}, False
-    for call in step.calls:
+    errors: dict = {}
+    for call in low:
         reference = known.get(call.name)
-        if (
-            id(call) in low_ones
-            and reference
-            and not nonfinite(_arrays(LayerReplay(call).inputs))
-        ):
-            own = errors[call.name] = {}
-            back = error_in_step(call, reference, step, exact, fed_by_weights)
-            if math.isfinite(back) and not call.nested:
-                own["backward"] = back
-            forward = _arrays(call.float_outputs)
-            wide = _arrays(reference.float_outputs)
-            if [a.shape for a in forward] == [a.shape for a in wide]:
-                own["forward"] = relative_error(forward, wide)
-        fed_by_weights |= bool(call.layer.trainable_variables)
+        if reference is None or nonfinite(_arrays(LayerReplay(call).inputs)):
+            continue
+        own = errors[call.name] = {}
+        forward = _arrays(call.float_outputs)
+        wide = _arrays(reference.float_outputs)
+        if [a.shape for a in forward] == [a.shape for a in wide]:
+            own["forward"] = relative_error(forward, wide)
+        weights = [id(v) for v in call.layer.trainable_variables]
+        weights = [w for w in weights if w in step.gradients]
+        if weights and not call.nested:
+            wide = [to_array(exact.gradients[w]) for w in weights]
+            scaled = [to_array(step.gradients[w]) for w in weights]
+            scale = np.float32(step.scale)
+            back = relative_error([g / scale for g in scaled], wide)
+            own |= {"backward": back} if math.isfinite(back) else {}
     return errors
 
 

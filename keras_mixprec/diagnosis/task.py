@@ -1,4 +1,4 @@
-"""Whether outputs can reach the targets, and whether the loss suits both.
+"""Checks whether outputs can reach the targets, and the loss suits both.
 
 Asked of a model and its data before any step. No precision helps with what is
 found, and backends differ in what they make of it: where one raises, another
@@ -49,7 +49,7 @@ _OUT_OF_REACH = 0.25
 # Numbers of an array that are looked at; rows that a verdict names.
 _NUMBERS, _ROWS = 1 << 16, 8
 
-# What an activation is tried on, -1 first; a range beyond the last has no end.
+# Inputs to try an activation on, -1 first. A range beyond the last has no end.
 _TRIED = np.r_[-1.0, np.linspace(-30, 30, 121), -1e4, -1e2, 1e2, 1e4]
 _ENDLESS = 1e3
 
@@ -59,12 +59,12 @@ _LARGE = 1e4
 
 
 class TaskFault(NamedTuple):
-    """What is wrong with a task.
+    """A fault of a task.
 
     Attributes:
         kind: String. The kind of the verdict.
         numbers: Dict. The evidence.
-        fix: String. What to change, one sentence.
+        fix: String. The change to make, in one sentence.
     """
 
     kind: str
@@ -72,13 +72,13 @@ class TaskFault(NamedTuple):
     fix: str = ""
 
     def verdict(self, step: int) -> Verdict:
-        """Returns what is said of it, after so many steps."""
+        """Returns the verdict, after so many steps."""
         text = KINDS[self.kind].advice.format(fix=self.fix, **self.numbers)
         return Verdict(self.kind, step=step, numbers=self.numbers, advice=text)
 
 
 class _Reach(NamedTuple):
-    """What an activation makes of any numbers; at -1 in all units, its sum."""
+    """The range of an activation, and the sum over units that are all -1."""
 
     low: float
     high: float
@@ -110,9 +110,9 @@ class _Output(NamedTuple):
 def task_faults(
     model: keras.Model, x: Any, y: Any, sample_weight: Any = None
 ) -> list[TaskFault]:
-    """Returns what of a task cannot be learnt, whatever the weights become.
+    """Returns the parts of a task that no weights can learn.
 
-    Of losses of Keras alone: what another one takes is not known.
+    Only the losses of Keras are checked: others may take anything.
 
     Args:
         model: A compiled `keras.Model`.
@@ -138,9 +138,9 @@ def task_faults(
 def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
     """Returns which input is too large, or has columns of other sizes.
 
-    Of those that a kernel multiplies before anything normalizes them: not of
-    ids, nor of what a `Normalization`, an `Embedding` or code of the user's own
-    is given. In a run that learns they do no harm.
+    It must be one that a kernel multiplies before anything normalizes it. Ids
+        do not count, nor inputs of a `Normalization`, an `Embedding` or code of
+        the user's own. They do no harm in a run that learns.
 
     Args:
         model: A `keras.Model`; without a graph nothing is known.
@@ -192,7 +192,7 @@ def negative_weights(sample_weight: Any) -> TaskFault | None:
 
 
 def _of_targets(output):
-    """What a loss does not take as targets."""
+    """Yields targets that the loss does not take."""
     name, targets, units = output.function, output.targets, output.shape[-1]
     given = f"targets of shape {_shape(targets.shape)}"
     count = math.prod(targets.shape[1:])
@@ -248,7 +248,7 @@ def _class_indices(output):
 
 
 def _of_activation(output):
-    """What of the range of the last activation does not suit."""
+    """Yields mismatches of the range of the last activation."""
     name, reach, targets = output.function, output.reach, output.targets
     if reach is None:
         return
@@ -356,7 +356,7 @@ def _graph_of(model):
 
 
 def _part(data, path, place, count):
-    """What of targets or weights is one output's, as an array."""
+    """Returns the targets or weights of one output as an array."""
     flat = tree.flatten_with_path(data)
     own = [leaf for key, leaf in flat if key == path]
     if len(flat) == count:
@@ -393,13 +393,13 @@ def _makes_masks(layer):
 
 
 def _reach(tensor) -> _Reach | None:
-    """What the last activation makes of any numbers; `None` if not known."""
+    """Returns the range of the last activation, or `None`."""
     function = _last_function(tensor)
     if function is keras.activations.linear:
         return _Reach(-math.inf, math.inf, -1.0)
     if function is None:
         return None
-    # Of few units, and of one where there is one: a softmax of that is 1.
+    # Few units are enough. A single one stays single: its softmax is 1.
     shape = [min(size or 2, 4) for size in tensor.shape[1:]]
     same = np.ones((len(_TRIED), *shape))
     same *= _TRIED.reshape(-1, *[1] * len(shape))
@@ -423,7 +423,7 @@ def _reach(tensor) -> _Reach | None:
 
 
 def _last_function(tensor):
-    """What is applied last, to each number or across units."""
+    """Returns the last function, of each number or across units."""
     while operation := producer(tensor):
         inner = functional_of(operation)
         function = getattr(operation, "activation", None)
@@ -443,7 +443,7 @@ def _last_function(tensor):
 
 
 def _meets_kernel(graph, tensor) -> bool:
-    """Whether all layers that an input of a graph is given to multiply it."""
+    """Returns whether all layers that get an input of a graph multiply it."""
     found = consumers(graph, tensor)
     recurrent = keras.layers.RNN, keras.layers.Bidirectional
     return bool(found) and all(

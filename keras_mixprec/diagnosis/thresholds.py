@@ -4,57 +4,38 @@ Frozen on the models whose `source` in `tests/zoo/cases.toml` is `thresholds`,
 before the others were written.
 """
 
-# Share of the float32 result by which a layer's result may be off. A chain of
-# float16 roundings stays below 1% in every healthy model; results that train
-# no more are off by 60% and more.
+# The relative error that a layer's result may have. A chain of float16
+# roundings stays below 1% in every healthy model. A model stops training if
+# results are off by 60% and more.
 FORWARD_ERROR = 0.1
 
 # Gradients of small differences lose more digits and training forgives more.
 BACKWARD_ERROR = 0.3
 
-# A layer whose results in a 16-bit step are within this share of the two above
-# of those in a float32 step needs no check by itself: errors of the layers
-# around it only add to its own.
+# An error below this share of the two limits above does not count when layers
+# are ranked.
 NEGLIGIBLE = 0.5
 
-# Share by which a metric may be off: 20 times what rounding each number to
-# float16 makes of a mean, and less than people compare models by.
+# The relative error that a metric may have: 20 times what rounding each number
+# to float16 does to a mean, and less than people compare models by.
 METRIC_ERROR = 0.01
 
-# Share by which the loss may be off when no single layer is to blame.
+# The relative error that the loss may have if no single layer is to blame.
 LOSS_ERROR = 0.1
 
-# How many times a wrong loss is checked with weights off by half a float16 ulp
-# before a layer is sought for it, and again after: ResNet50 on batches of 4 is
-# off by 10% in half of the cases without any fault. (Added after the sweep
-# over keras.applications, which blamed layers of ResNets and EfficientNet.)
-LOSS_JITTERS = 3
-
-# How often a layer's inputs are moved by half a 16-bit ulp to see what float32
-# does not resolve. A number that near to a tie (of a router, a rounding, a
-# kink) falls on its other side in half of the cases, in one of 256 never.
-TIE_JITTERS = 8
-
-# One of two scores that 16 bits round to the same number does so in one of 12,
-# since the roundings of its weights add up to less: where nearly all that is
-# left of the error is in a quarter of the numbers, more are tried, of which it
-# escapes in one of 200.
-MOST_TIE_JITTERS = 64
-ERROR_OF_TIES = 0.99
+# How often a step runs in float32 with weights and inputs that are off by half
+# a rounding step. The loss of ResNet50 on batches of 4 changes by 10% then in
+# half of the cases, without any fault.
+JITTERS = 3
 
 # Numbers up to this one stand for minus infinity, such as the -1e9 in scores of
 # what is masked. Activations that overflow float16 are mostly below 1e6.
 MINUS_INFINITY = -1e8
 
-# Weights off by half a float16 ulp change a variable's gradient by less than
-# this share in float32, or no precision resolves it: a third of BACKWARD_ERROR,
-# since activations are rounded as well as weights, and at every layer.
-RESOLVED_GRADIENT = 0.1
-
-# How many times as far off as by rounded weights a result has to be that these
-# alone put off. A router in bfloat16 is by 1.5 times and trains; distances that
-# cancel by 70 times, and train no more. What they change by as much as it is,
-# such as a mean that is 0, is nothing but rounding.
+# An error counts if it exceeds this many times what rounding changes. A router
+# in bfloat16 is off by 1.5 times and trains. Distances that cancel are off by
+# 70 times, and train no more. If rounding changes a result completely, such as
+# a mean that is 0, no error of it counts.
 BEYOND_NOISE = 8.0
 ALL_NOISE = 1.0
 
@@ -62,16 +43,11 @@ ALL_NOISE = 1.0
 # underflows; DeepSpeed and others lose 5% of the entries without harm.
 KEPT_ENERGY = 0.99
 
-# A layer's gradients may be off by this share for being small at the loss scale
-# in use, which takes no demotion to mend. At 0.3, as for a layer's own
-# backward pass, a classifier ends at an accuracy of .65 instead of .94: they
-# get smaller as it learns.
+# The share by which a layer's gradients may be off because they are small at
+# the loss scale in use. With 0.3, as for a layer's own backward pass, a
+# classifier ends at an accuracy of .65 instead of .94, because gradients get
+# smaller as it learns.
 VANISHED = 0.1
-
-# Weights off by half a 16-bit ulp change a layer's gradients by more than this
-# share where they are rounding errors alone: by 1.4 where both are independent.
-# So do inputs off by half a float32 ulp with an output that float32 has not.
-NOISE = 0.5
 
 # Bits kept below the smallest entry that counts: three, so that it has more
 # than one digit. Bits kept above the largest: two, because the next batch has
@@ -86,12 +62,9 @@ SHARE_OF_EPSILON = 0.01
 # Half the distance to the next float32 number, as a share of the weight.
 SHARE_OF_WEIGHT = 2.0**-24
 
-# The loss scales among which the best is sought, as powers of two, where the
-# update rule sets no limits of its own: all that can be undone. (It began at
-# 2**0 until the sweep over keras.applications, which blamed the first layers of
-# EfficientNets: their gradients on a batch of 4 fit from 2**-1 or 2**-4
-# downwards. It began at 2**-14 until targets of 1e6, whose gradients fit from
-# 2**-17. It ended at 2**24, where a loss of 1e-10 still vanishes.)
+# The loss scales to choose from, as powers of two, if the update rule sets no
+# limits. EfficientNets on a batch of 4 need 2**-4, targets of 1e6 need 2**-17,
+# and a loss of 1e-10 still vanishes at 2**24.
 SCALE_BITS = range(-126, 127)
 
 # The scale that Keras starts from, which decides between equally good ones.
@@ -115,9 +88,9 @@ DIVERGED = 100.0
 # layers of weights that are 1.5 times as large make it 5,000 times as large.
 LOSS_DIVERGED = 1e3
 
-# Times that of the largest weight squared it may be less: a bounded loss stays
-# so while weights grow 300-fold. Weights that training needs grow as the loss
-# falls, so that it has to be larger.
+# The limit of the loss' growth times the square of the largest weight's growth.
+# A bounded loss does not grow while weights grow 300-fold. The loss has to be
+# larger, because weights that training needs grow as it falls.
 BOTH_DIVERGED = 1e4
 WORSE = 2.0
 

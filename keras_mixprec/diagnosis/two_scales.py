@@ -1,10 +1,10 @@
-"""Whether an update depends on the loss scale, which it must not.
+"""Checks that an update does not depend on the loss scale.
 
 In float32, with the same draws, two loss scales give the same updates unless
-the code around the optimizer is at fault. Both scales are powers of two, by
-which float32 multiplies without rounding. Where Keras' own code handles the
-gradients, those of one step are compared; where the user's does, what several
-steps change.
+the code around the optimizer is at fault. Both scales are powers of two, so
+float32 multiplies without rounding. If Keras' own code handles the gradients,
+one step is enough to compare. If the user's code does, several steps are
+compared.
 """
 
 import functools
@@ -18,9 +18,9 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.end_to_end import is_finite
+from keras_mixprec.diagnosis.criterion import is_finite
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.taken_steps import TakenSteps, can_take_steps
+from keras_mixprec.diagnosis.taken_steps import TakenSteps
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
     is_float,
@@ -36,15 +36,17 @@ from keras_mixprec.numerics.dry_step import (
 from keras_mixprec.numerics.held_optimizer import is_scaling, overflowing
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
+from keras_mixprec.numerics.taken_steps import StepTaker
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
-# The order of runs at the first and at the second scale: whatever the code does
-# otherwise every second, third or fourth time shows as a difference of runs
-# at the same scale.
+# The order of runs at the first and at the second scale. Code that acts every
+# second, third or fourth time then shows as a difference between runs at the
+# same scale.
 _ORDER = (0, 1, 1, 0, 0)
 
-# Of gradients whose largest is this, float16 at scale 1 rounds all but those
-# below a 2**14th of it. A few such roundings are no difference of this size.
+# If the largest gradient is this large, float16 at scale 1 rounds only
+# gradients below a 2**14th of it. A few such roundings make no difference of
+# this size.
 _NORMAL, _ROUNDED = 2.0**-10, 0.05
 
 
@@ -52,7 +54,7 @@ class ScaleUse(NamedTuple):
     """How a step uses the loss scale.
 
     Attributes:
-        by_hand: Boolean. Whether it multiplies the loss without `scale_loss`.
+        by_hand: Boolean, whether it multiplies the loss without `scale_loss`.
         case: String. The sentence of the advice, `None` if all is well.
         numbers: Dict. The evidence.
     """
@@ -81,28 +83,28 @@ def scale_use(
         return ScaleUse()  # It scales by 1 at all steps.
     if bits <= 0:  # A scale below 1 would take small gradients to zero.
         bits = thresholds.USUAL_SCALE_BITS
-    own = _handles_gradients(model) and can_take_steps(model)
+    own = _handles_gradients(model) and StepTaker(model).can_take()
     with repeated_draws():
         kind = _ManySteps if own else _OneStep
         return kind(model, data, exact, bits, scale.adapts).use()
 
 
 def _handles_gradients(model):
-    """Whether the user's own code does, in a train step or an optimizer."""
+    """Returns whether the user's own code handles gradients."""
     classes = map(type, optimizers_of(model).values())
     tops = {cls.__module__.partition(".")[0] for cls in classes}
     return has_own_step(model) or not tops <= {"keras", "keras_mixprec"}
 
 
 class _Comparison:
-    """What training gives at two loss scales.
+    """The results of training at two loss scales.
 
     Args:
         model: As for `scale_use`.
         data: As for `scale_use`.
         exact: As for `scale_use`.
         bits: Int. The larger scale, as a power of two. The other one is 1.
-        adapts: Boolean. Whether the loss scale adapts itself to gradients.
+        adapts: Boolean, whether the loss scale adapts itself to gradients.
     """
 
     def __init__(self, model, data, exact, bits, adapts):
@@ -130,7 +132,7 @@ class _Comparison:
         return ScaleUse(False, case, numbers)
 
     def _fitting(self):
-        """What the other scale gives, or a smaller one if that overflows."""
+        """Returns the results at the other scale, or at a smaller one."""
         while self._bits:
             other = self._at_other()
             if other and all(
@@ -141,14 +143,14 @@ class _Comparison:
         return None
 
     def _is_certain(self, off, held):
-        """Whether nothing but the loss scale makes the difference."""
+        """Returns whether the loss scale alone makes the difference."""
         if not self._differs():
             return False
         is_seen = _is_beyond_float16(held.off or off, held.first)
         return is_seen or not held.have_float16()
 
     def _differs(self):
-        """Whether runs differ by more than those at the same scale do."""
+        """Returns whether runs differ by more than runs at one scale do."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -184,7 +186,7 @@ class _OneStep(_Comparison):
         return held.fault()
 
     def _at_overflow(self):
-        """What is wrong where the loss is infinite, of how many variables."""
+        """Returns the case at an infinite loss, and the number of variables."""
         with in_float32(self._model), overflowing():
             step = single_step(self._model, self._data, 1.0)
         moving = [k for k, g in self.one.items() if largest_magnitude(g)]
@@ -293,7 +295,7 @@ class _HeldSteps:
         return exact_step(self._model, self._data, scale, records=records)
 
     def have_float16(self):
-        """Whether the code has float16 of its own on the way of gradients.
+        """Returns whether the code computes gradients in float16 of its own.
 
         Which small ones survive at one scale and not at another.
         """
@@ -332,7 +334,7 @@ class _HeldSteps:
         elif constant and not self._exact.scales:
             case = "never_scaled"
         elif behind:
-            case = "gradient_in_loss" if constant else "part_of_loss"
+            case = "part_of_loss"
         else:
             # Gradients that do not depend on the scale at all are divided.
             added = not constant and self._is_added()
@@ -340,7 +342,7 @@ class _HeldSteps:
         return case, numbers
 
     def _is_added(self):
-        """Whether a part that is not scaled is added to one that is."""
+        """Returns whether a part that is not scaled is added to one that is."""
         bits = int(self._bits / 2)
         step = self._step(bits, records=False)
         third, s2, s3 = {}, 2.0**-self._bits, 2.0**-bits
@@ -352,7 +354,8 @@ class _HeldSteps:
     def _behind(self):
         """The layer behind which gradients do not follow the scale any more.
 
-        The model if that is the last one, `None` if those of all outputs do.
+        The model if it is the last one, `None` if the gradients of all outputs
+        do.
         """
         follow = {}
         for call in self._exact.calls:
@@ -407,7 +410,7 @@ def _off(one, other):
 
 
 def _is_beyond_float16(off, first):
-    """Whether rounding to float16 at scale 1 makes no such difference."""
+    """Returns whether rounding to float16 cannot make this difference."""
     sizes = [largest_magnitude(first.get(key, np.zeros(1))) for key in off]
     return min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED
 

@@ -27,8 +27,7 @@ class Verdict:
             (the update depends on the loss scale), `"metric_error"` (float32
             computes a metric otherwise from the same predictions),
             `"scale_too_low"` (gradients vanish until the loss scale has
-            grown), `"policy"` (of a layer where a variable that it writes
-            stands still) and, normal,
+            grown), `"policy"` (16-bit variables) and, normal,
             `"scale_search"`.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
@@ -37,10 +36,10 @@ class Verdict:
             from 1; or `None`.
         failing_since: Int. The first of the steps in a row that were skipped
             until then, where these are several; or `None`.
-        compiled: Boolean. Whether the step was compiled by XLA, which changes
+        compiled: Boolean, whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.
-        advice: String. What to do, in two or three sentences.
+        advice: String. Two or three sentences about what to do.
 
     Example:
     >>> verdict = Verdict("bad_data", numbers={"x": 3}, advice="Drop them.")
@@ -74,21 +73,21 @@ class Verdict:
 
     @property
     def finding(self) -> str:
-        """What was found and where, with the evidence, without the advice."""
+        """The fault and its place, with the evidence, without the advice."""
         return self._what() + self._evidence()
 
     def cause_at(self, path: str) -> str:
-        """Returns what was found, to stand beside a layer that it changes.
+        """Returns the finding as a reason for the change of a layer.
 
         Args:
-            path: String. That layer, which is not named again.
+            path: String. The path of that layer, which is not repeated.
         """
         other = repr(self.layer) if self.layer not in (None, path) else None
         where = place_in_words(self.kind, other, self.direction)
         return f"{self.kind.replace('_', ' ')}{where}{self._when()}"
 
     def __str__(self):
-        # What to do stands before numbers of which there may be ten.
+        # The advice stands before the numbers, because there may be ten.
         text = f"{self._what()}. {self.advice}{self._evidence()}"
         return printable(text)
 
@@ -152,7 +151,7 @@ def _likewise(paths):
     return f"\n    The same in {listed(paths, shown=8)}." if paths else ""
 
 
-# What a number is to be seen beside.
+# Limits to show after a number.
 _LIMITS = {
     "largest_inside_in_float32": "; the largest float16 number is 65504",
     "smallest_inside_in_float32": "; the smallest float16 number is 6e-08",

@@ -6,7 +6,6 @@ import numpy as np
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.compare import nonfinite, relative_error
 from keras_mixprec.diagnosis.culprit import Culprit, low_layers
-from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     AutocastScope,
     own_non_trainable,
@@ -14,14 +13,12 @@ from keras_mixprec.keras_internals import (
     set_value,
 )
 from keras_mixprec.numerics.arrays import (
-    is_float,
     largest_magnitude,
     restoring,
     to_array,
 )
 from keras_mixprec.numerics.layer_hooks import WHOLE, with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
-from keras_mixprec.policies.layers import walk
 
 
 def lost_weights(model: keras.Model) -> dict:
@@ -38,28 +35,10 @@ def lost_weights(model: keras.Model) -> dict:
     return {"variables": len(lost), "first": lost[0]} if lost else {}
 
 
-def lost_constant(model: keras.Model) -> tuple[str | None, dict]:
-    """Returns the path of a layer that keeps infinity in 16 bits, and which.
-
-    A tensor that it made in its compute dtype as it was built: no policy that
-    it is given later brings its numbers back.
-
-    Args:
-        model: A built `keras.Model`.
-    """
-    for entry in walk(model):
-        for name, value in vars(entry.layer).items():
-            if is_float(value) and not hasattr(value, "assign"):
-                dtype = keras.backend.standardize_dtype(value.dtype)
-                if dtype in SIXTEEN_BITS and nonfinite([to_array(value)]):
-                    return entry.path, {"lost_constant": name, "dtype": dtype}
-    return None, {}
-
-
 def weight_overflows(model: keras.Model) -> list[Culprit]:
     """Returns the layers that have weights beyond what they compute in.
 
-    Whatever the model is given.
+    They are at fault for every input.
 
     Args:
         model: A built `keras.Model`.

@@ -104,7 +104,6 @@ def layers_that_raise(model: keras.Model, batch) -> list[Culprit]:
             compiled or prediction.tensors,
             model,
             lambda: interruption(model, prediction.tensors),
-            prediction.exact().calls,
             compiled,
         )[1]
     except active.replay().REFUSALS:

@@ -24,6 +24,11 @@ Files:
 - `low_scale.py`: a loss scale that fell far below what gradients need.
 - `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
   them.
+- `range_reading.py`: the ranges of every layer on one batch, and the share of
+  updates that are lost, without a step; `statistics.py`: the range of a tensor;
+  `attention_logits.py`: the logits of attention layers.
+- `ranges.py`: headroom, zeros and subnormals of each layer, from a reading.
+- `forecasts.py`: overflows to come.
 - `audit_schedule.py`: when a model is due for an audit.
 - `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
 - `failing_batches.py`: keeps the batches of skipped steps, and reports which

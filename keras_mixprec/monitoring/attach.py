@@ -14,8 +14,8 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import gates_of, skip_spikes
+from keras_mixprec.monitoring.range_reading import output_dtype
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.range_reading import output_dtype
 from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model

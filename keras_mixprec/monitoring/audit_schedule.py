@@ -7,8 +7,8 @@ import zlib
 from typing import Any
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.forecasts import AuditForecast
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
+from keras_mixprec.monitoring.forecasts import AuditForecast
 
 # A model is audited before its first step and after these many, and then after
 # four times as many each time: what fails without a sign is rarely new.

@@ -4,9 +4,9 @@ import math
 
 from keras_mixprec import _clock
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.ranges import in_16_bits
 from keras_mixprec.monitoring.counter_log import ROWS_BY_VARIABLE
 from keras_mixprec.monitoring.overhead import READINGS
+from keras_mixprec.monitoring.ranges import in_16_bits
 from keras_mixprec.monitoring.samples import SampleCount
 from keras_mixprec.monitoring.step_clock import StepClock
 from keras_mixprec.reporting import schema

@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 from keras_mixprec._console import print_message
-from keras_mixprec.diagnosis import ranges
-from keras_mixprec.diagnosis.forecasts import ProbeForecast
 from keras_mixprec.metrics import PROBED
+from keras_mixprec.monitoring import ranges
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
-from keras_mixprec.numerics.range_reading import Ranges
+from keras_mixprec.monitoring.forecasts import Trend
+from keras_mixprec.monitoring.range_reading import Ranges
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
@@ -33,7 +33,7 @@ class RangeLog:
         self._log = log
         self._verbose = verbose
         self._reported = set()
-        self._trends = defaultdict(ProbeForecast)
+        self._trends = defaultdict(Trend)
 
     def write(self, measured: Ranges, step: int, histograms: bool):
         """Writes what was measured.

@@ -11,12 +11,12 @@ from keras_mixprec.formats import format_count
 from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.monitoring.overhead import PROBES
-from keras_mixprec.monitoring.samples import count_samples
-from keras_mixprec.numerics.arrays import detached
-from keras_mixprec.numerics.range_reading import (
+from keras_mixprec.monitoring.range_reading import (
     accumulation_steps,
     read_ranges,
 )
+from keras_mixprec.monitoring.samples import count_samples
+from keras_mixprec.numerics.arrays import detached
 
 # What the sentence on what was withheld begins with.
 _RANGES = "Ranges of layers "

@@ -18,7 +18,7 @@ from keras import tree
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.diagnosis.batch import to_tensors
 from keras_mixprec.diagnosis.call_examination import examine_prediction
-from keras_mixprec.diagnosis.examination import metric_findings
+from keras_mixprec.diagnosis.metric_check import metric_findings
 from keras_mixprec.diagnosis.verdict import Finding, Verdict, without_repeats
 from keras_mixprec.keras_internals import evaluated_batches
 from keras_mixprec.monitoring.metric_values import VALIDATION

@@ -1,25 +1,22 @@
 """Measuring: what layers see, compute, and would compute in float32.
 
 Nothing here decides whether a layer is good enough. A dry step runs
-`train_step` and updates nothing; on the way every layer call is recorded, so
-that one layer can be replayed in another dtype: called again, or compiled first
-where the model's step is. Two things differ by backend
-(`backend/<name>/replay.py`). What each operation inside of a layer makes,
-TensorFlow and torch report while they run it; JAX evaluates its trace
-(`each_operation`). A whole step is run operation by operation, but on JAX,
-which compiles each, layer by layer (`run_once` and `backend/jax/pieces.py`).
+`train_step` and updates nothing. It records every layer call, so that one layer
+can be replayed in another dtype. Two things differ by backend
+(`backend/<name>/replay.py`). TensorFlow and torch report what each operation
+inside of a layer makes while they run it; JAX evaluates its trace
+(`each_operation`). A whole step runs operation by operation, except on JAX,
+which compiles it layer by layer (`run_once` and `backend/jax/pieces.py`).
 
 Random numbers are drawn as the model would draw them, and given back: a float32
 reference with other dropout masks would say nothing about dtypes.
 
 Files:
 
-- `statistics.py`: the range of a tensor: how many elements have each exponent.
-- `attention_logits.py`: what the softmax inside of attention layers is given.
-- `range_reading.py`: the ranges of every layer on one batch, and the share of
-  updates that are lost, without a step.
 - `held_optimizer.py`: an optimizer that takes losses and gradients, no more.
 - `held_optimizers.py`: holds every optimizer that a step turns to.
+- `taken_steps.py`: steps that a model takes as in training, undone;
+  `rehearsal.py`: whether the loss falls in such steps, with one thing changed.
 - `untouched.py`: after which nothing that a step changes is another one.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.

@@ -8,12 +8,12 @@ from keras import ops
 
 from keras_mixprec.keras_internals import set_value
 
-# What sparse and ragged tensors have, and dense ones do not.
+# Attributes of sparse and ragged tensors that dense ones lack.
 _NOT_DENSE = ("dense_shape", "row_splits", "todense")
 
 
 def is_float(leaf) -> bool:
-    """Whether a leaf is a dense tensor of floating-point numbers."""
+    """Returns whether a leaf is a dense tensor of floating-point numbers."""
     # Not by Keras' name for the dtype: JAX' random keys have none.
     return (
         ops.is_tensor(leaf)
@@ -29,7 +29,7 @@ def detached(leaf):
 
 
 def largest_magnitude(array: np.ndarray) -> float:
-    """Returns the largest finite magnitude, 0 if there is none."""
+    """Returns the largest finite magnitude, or 0."""
     largest = _largest(array)
     if not math.isfinite(largest):
         largest = _largest(array[np.isfinite(array)])
@@ -46,7 +46,7 @@ def count_nonfinite(array: np.ndarray) -> int:
 
 
 def as_numpy(leaf) -> np.ndarray:
-    """Returns what a user hands over as an array, whatever made it.
+    """Returns what a user hands over as an array.
 
     A tensor of torch's may be that on any backend, need gradients, be on a
     device, or have a dtype that NumPy lacks.

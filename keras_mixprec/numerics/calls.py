@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops, tree
 
 from keras_mixprec.backend import active
@@ -20,7 +19,7 @@ from keras_mixprec.keras_internals import (
     sublayers,
     training_in_force,
 )
-from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
 
@@ -35,9 +34,9 @@ class LayerCall:
         run: Function of `args` and `kwargs` that makes the call again.
         args, kwargs: As the layer was given them, before it casts them.
         outputs: What it returned.
-        losses: List of the losses that it added, and what is inside it; empty
-            where the step has no use for them.
-        collects_losses: Boolean. Whether it has.
+        losses: List of the losses that the layer added, and the layers inside
+            it. Empty if the step does not use them.
+        collects_losses: Boolean, whether it has.
         loss_cotangents: List, their gradients of the scaled loss, or `None`.
         cotangents: List, for each tensor in `outputs` the gradient of the
             scaled loss, or `None` where none came by.
@@ -45,10 +44,9 @@ class LayerCall:
         training: Boolean or `None`. The value in force.
         seeds: List of `(variable, value)` of the random state before.
         draws: List of `Draw`, the random numbers that it drew.
-        nested: Boolean. Whether other recorded calls happened inside.
+        nested: Boolean, whether other recorded calls happened inside.
         around: List of the `LayerCall`s that it is inside of.
-        received: Int. How many cotangents came by; more than there are in
-            `cotangents` if there was more than one backward pass.
+        received: Int. How many cotangents of its outputs came by.
     """
 
     def __init__(self, path, layer, index, run):
@@ -83,14 +81,6 @@ class LayerCall:
         """Their cotangents."""
         return [c for _, c in self._float_pairs()]
 
-    def only_cotangent(self, position: int):
-        """That of one output, `None` if there were several backward passes."""
-        known = [c for c in self.cotangents if c is not None]
-        inside = position < len(self.cotangents)
-        if not inside or self.received != len(known):
-            return None
-        return self.cotangents[position]
-
     def tensors(self) -> list:
         """Returns all tensors of the call, and their masks."""
         found = filter(ops.is_tensor, tree.flatten(self._parts(_TENSORS)))
@@ -105,7 +95,7 @@ class LayerCall:
                 `None` if that is not known.
 
         Returns:
-            Whether all that the layer was given and returned is known.
+            True if all that the layer was given and returned is known.
         """
 
         def value_of(leaf):
@@ -152,11 +142,6 @@ class CallRecorder:
 
     Args:
         entries: List of `LayerEntry`, the layers to record.
-        known: Dict from names to `LayerCall`s of the same step at loss scale 1.
-            In the backward pass every layer is given their cotangents in
-            place of those that come from the layers after it, so that its
-            gradients have its own errors only.
-        scale: Float. The loss scale, by which those are multiplied.
 
     Attributes:
         calls: List of `LayerCall`, those that have returned.
@@ -164,10 +149,8 @@ class CallRecorder:
             under way when a layer raised.
     """
 
-    def __init__(self, entries, known=(), scale=1.0):
+    def __init__(self, entries):
         self.calls = []
-        self._known = dict(known)
-        self._scale = np.float32(scale)
         self._open = []
         self.interrupted = []
         self._backend = active.replay()
@@ -208,18 +191,14 @@ class CallRecorder:
         try:
             outputs = run(*args, **kwargs)
         except Exception:
-            # That of the innermost comes first.
+            # The innermost layer comes first.
             self.interrupted = self.interrupted or list(self._open)
             raise
         finally:
             self._open.pop()
         call.draws = Draws.so_far()[drawn:]
         self._observe_losses(call, added_before)
-        outputs, call.outputs = self._observe(
-            outputs,
-            call.cotangents,
-            lambda *cotangent: self._instead(call, *cotangent),
-        )
+        outputs, call.outputs = self._observe(outputs, call.cotangents, call)
         self.calls.append(call)
         return outputs
 
@@ -233,23 +212,13 @@ class CallRecorder:
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
         scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
-        # By which a layer knows the losses that are its own.
+        # A layer knows its own losses by these ids.
         for part in flat_layers(call.layer):
             known_ids = loss_ids(part)
             own = [x for x in new if id(x) in known_ids]
             known_ids.update(id(instead[id(x)]) for x in own)
 
-    def _instead(self, call, position, value):
-        """What a layer is given instead of a cotangent, if there is that."""
-        call.received += 1
-        known = self._known.get(call.name)
-        exact = None if known is None else known.only_cotangent(position)
-        if exact is None or tuple(exact.shape) != tuple(value.shape):
-            return None
-        dtype = keras.backend.standardize_dtype(value.dtype)
-        return ops.convert_to_tensor(to_array(exact) * self._scale, dtype)
-
-    def _observe(self, structure, cotangents, instead=lambda *_: None):
+    def _observe(self, structure, cotangents, call=None):
         """Returns the structure to go on with, and the one with the values."""
         values = tree.flatten(structure)
         cotangents += [None] * len(values)
@@ -263,7 +232,8 @@ class CallRecorder:
 
             def on_cotangent(value):
                 cotangents[position] = value
-                return instead(position, value)
+                if call is not None:
+                    call.received += 1
 
             seen = self._backend.observe(leaf, on_value, on_cotangent)
             logits = logits_of(leaf)
@@ -298,7 +268,7 @@ def ending_pieces(entries):
 
 
 def _ignored(value):
-    """What a tensor is, is not kept."""
+    """Keeps no value."""
 
 
 def seed_states(layer) -> list:
@@ -323,7 +293,7 @@ def added_losses() -> list:
 
 
 def collects_losses() -> bool:
-    """Whether what layers add to the losses is part of the step."""
+    """Returns whether what layers add to the losses is part of the step."""
     scope = get_stateless_scope()
     return scope is not None and scope.collect_losses
 
@@ -344,8 +314,9 @@ def observe_outputs(layer, outputs, observe):
             shown what it returns.
         outputs: What it returned.
         observe: Function of the position of a tensor, the tensor, and whether
-            it is an output, that returns the tensor to go on with. If not, it
-            is the logits of that output, by which its gradient comes.
+            it is an output. It returns the tensor to go on with. If the tensor
+            is no output, it holds the logits of that output, which get its
+            gradient.
     """
     if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs

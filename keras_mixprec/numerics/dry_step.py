@@ -18,7 +18,7 @@ from keras_mixprec.numerics.held_optimizers import Held
 from keras_mixprec.numerics.interruption import Interrupted, interruption
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.numerics.untouched import untouched
-from keras_mixprec.policies.layers import has_own_step, walk_with_model
+from keras_mixprec.policies.layers import walk_with_model
 
 _BY_HAND = contextvars.ContextVar("by_hand", default=False)
 
@@ -28,7 +28,7 @@ class NotBuiltError(ValueError):
 
 
 class DryStep(NamedTuple):
-    """What a train step would have done.
+    """The results of a train step that updated nothing.
 
     Attributes:
         loss: Float. The sum of all losses, unscaled.
@@ -36,7 +36,7 @@ class DryStep(NamedTuple):
         calls: List of `LayerCall`, innermost first, in the order they ended.
         scale: Float. The loss scale; 1 if a `train_step` of the user's own
             does not multiply the loss by it.
-        scales: Boolean. Whether it does.
+        scales: Boolean, whether it does.
         state: Dict from `id(variable)` to what the step has set a variable to
             that is not trained, such as a moving average.
         draws: List of `Draw`, the random numbers in the order drawn.
@@ -55,7 +55,6 @@ def dry_step(
     model: keras.Model,
     data,
     scale: float,
-    known=(),
     *,
     records: bool = True,
     how: str = "again",
@@ -69,10 +68,7 @@ def dry_step(
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale: Float. Takes the place of every optimizer's loss scale.
-        known: Dict from names to `LayerCall`s of the exact step, as for
-            `CallRecorder`; a `train_step` of the user's own, the loss of which
-            may contain gradients, gets those that are. Defaults to none.
-        records: Boolean. Whether to record the calls of layers, which hold all
+        records: Boolean, whether to record the calls of layers, which hold all
             activations. Defaults to `True`.
         how: String. Without a record, `"again"` costs least if the step is
             repeated in other dtypes, `"once"` if it is not; `"xla"` computes
@@ -80,10 +76,8 @@ def dry_step(
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
     """
-    if has_own_step(model):
-        known = ()
     entries = walk_with_model(model)
-    recorder = CallRecorder(entries if records else [], known, scale)
+    recorder = CallRecorder(entries if records else [])
     taken: Any = None
     tensors: Any = None
     drawing = drawing or Draws()
@@ -112,7 +106,7 @@ def dry_step(
             found = replay.compiled(lambda _: run((data, scale)))([])
         else:
             found = replay.run_once(model, run, given)
-    # Those of a traced step had no values.
+    # Tensors of a traced step had no values.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
     losses, gradients, _, scales, state = taken
@@ -146,7 +140,8 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
 
 
-# At which no gradient overflows in 16 bits. Not 0, which is divided by.
+# No gradient overflows in 16 bits at this scale. It is not 0, because code
+# divides by it.
 _LEAST_SCALE = 2.0**-100
 
 
@@ -154,12 +149,13 @@ _LEAST_SCALE = 2.0**-100
 def step_held_at(model: keras.Model, data, scale: float = _LEAST_SCALE):
     """Context with a function that runs the step, for `each_operation`.
 
-    Of an ignored list, to losses and gradients.
+    It maps an ignored list to losses and gradients.
 
     Args:
         model: As for `dry_step`.
         data: As for `dry_step`.
-        scale: As for `dry_step`. Defaults to one at which cotangents vanish.
+        scale: As for `dry_step`. Defaults to a scale that makes cotangents
+            vanish.
     """
 
     def run(_):
@@ -182,8 +178,8 @@ def run_held(
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        scale_of: Function of an optimizer that returns its loss scale. It is
-            what the step reads from the optimizer's variable as well.
+        scale_of: Function of an optimizer that returns its loss scale. The step
+            also reads this scale from the optimizer's variable.
         drawing: `Draws`, which keeps a record of the random numbers. Defaults
             to `None`, a new one.
 
@@ -206,8 +202,8 @@ def run_held(
             scope.state_mapping |= {
                 id(v): scale for v in scale_variables(optimizer)
             }
-        # A regularizer is given what the scope knows of its variable. As it
-        # is, not as a tensor, which no gradient would lead back from.
+        # The scope gives a regularizer its variable. It must be the stored
+        # value: no gradient leads back from a tensor made of it.
         scope.state_mapping |= {
             id(v): stored_value(v)
             for v in model.trainable_variables
@@ -222,7 +218,7 @@ def run_held(
             returned = active.replay().train_step(model, data)
     losses, gradients, scales = held.taken()
     scaled = bool(losses) or _BY_HAND.get()
-    losses = losses or _logged_losses(returned)
+    losses = losses or logged_losses(returned)
     return losses, gradients, scales, scaled, _written(model, scope)
 
 
@@ -246,7 +242,8 @@ class _AsInFit(keras.StatelessScope):
         super().__exit__(*args, **kwargs)
 
 
-def _logged_losses(logs):
+def logged_losses(logs) -> list:
+    """Returns the losses among what a `train_step` returns."""
     if not isinstance(logs, dict):
         return []
     own = {name: x for name, x in logs.items() if name.endswith("loss")}

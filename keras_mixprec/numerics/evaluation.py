@@ -45,14 +45,15 @@ class HeldBack:
             dataset that can be read again and again, or a function of the model
             that returns a number.
         monitor: String. Which metric of data, as `EarlyStopping` names it.
-        mode: String. `"min"` if less is better, `"max"` if more is, or
-            `"auto"`: as Keras knows the metric, and of any other, as that of a
-            function, a difference to either side is for the worse.
-        argument: String. What the caller calls `validate`.
+        mode: String. `"min"` if less is better, `"max"` if more is. With
+            `"auto"` Keras decides for the metrics that it knows, and any
+            difference of another metric counts as worse.
+        argument: String. The caller's name for `validate`.
 
     Raises:
         TypeError: If it is nothing of the kind.
-        ValueError: If it cannot be read twice, has no end, or `mode` is none.
+        ValueError: If it cannot be read twice or has no end, or if `mode` is
+            unknown.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class HeldBack:
                 f"{', '.join(repr(f'val_{name}') for name in logs)}. "
                 f"Received: monitor={self.name!r}"
             )
-        # Where nothing of `fit` is under way in the model's variables.
+        # Asked here because nothing of `fit` is under way in the model's
+        # variables.
         if self._mode == "auto":
             self._mode = better_end(model, self.name)
         return self._number(logs[self._metric])
@@ -279,8 +281,9 @@ def leaving_no_trace(model: keras.Model):
             try:
                 yield
             finally:
-                # Those that the evaluation has built are not known above.
-                # Of the class: the one of a guarded model ends an epoch.
+                # Metrics that the evaluation has built are not among those
+                # above. The class' method, because a guarded model's own ends
+                # an epoch.
                 type(model).reset_metrics(model)
     finally:
         random.setstate(python)
@@ -292,7 +295,7 @@ _KINDS = ("test", "predict")
 
 @contextlib.contextmanager
 def _compiled_apart(model, functions):
-    """Context in which a model has other functions to evaluate and predict.
+    """Context that gives a model other functions to evaluate and predict.
 
     One that is compiled keeps the dtypes that it was traced with.
 

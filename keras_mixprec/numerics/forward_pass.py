@@ -16,7 +16,7 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class ForwardPass(NamedTuple):
-    """What a model returned, and its layers on the way.
+    """The outputs of a model, and the calls of its layers.
 
     Attributes:
         outputs: List of the float outputs as float32 arrays, flattened.
@@ -33,9 +33,9 @@ class ForwardPass(NamedTuple):
 
 
 class Prediction:
-    """What `predict` does with one batch, again and again.
+    """Runs `predict` on one batch, again and again.
 
-    Nothing is changed in the model: what its layers write is dropped.
+    The model does not change: writes of its layers are dropped.
 
     Args:
         model: A built `keras.Model`, compiled or not.
@@ -55,7 +55,7 @@ class Prediction:
         """Runs the model's `predict_step`, as the layers compute now.
 
         Args:
-            records: Boolean. Whether to record the calls, which hold all
+            records: Boolean, whether to record the calls, which hold all
                 activations. Defaults to `True`.
             drawing: `Draws`, which keeps a record of the random numbers.
                 Defaults to `None`, a new one.
@@ -105,8 +105,8 @@ class Prediction:
 
     def compiled(self) -> ForwardPass:
         """Runs it as XLA computes it as a whole, without a record of calls."""
-        # A new function, since JAX knows one that it has traced before, in
-        # whatever dtypes the layers computed then.
+        # A new function, because JAX reuses the trace of one that it knows,
+        # even if the layers computed in other dtypes then.
         with naming_exhaustion():
             found = active.replay().compiled(lambda _: self.tensors())([])
         return ForwardPass([to_array(value) for value in found], [])

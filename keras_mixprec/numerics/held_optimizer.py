@@ -16,7 +16,7 @@ _TIMES = contextvars.ContextVar("times", default=1.0)
 
 @contextlib.contextmanager
 def overflowing():
-    """Context in which held optimizers make every scaled loss infinite."""
+    """Context in which held optimizers multiply every loss by infinity."""
     token = _TIMES.set(float("inf"))
     try:
         yield
@@ -25,7 +25,7 @@ def overflowing():
 
 
 def is_scaling(optimizer) -> bool:
-    """Whether an optimizer scales the loss, or wraps one that does."""
+    """Returns whether an optimizer scales the loss, or wraps one that does."""
     return (
         isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         or optimizer.loss_scale_factor is not None
@@ -58,8 +58,8 @@ def scale_variables(optimizer: keras.Optimizer) -> list:
 def held(optimizer, scale, losses, gradients):
     """Context in which an optimizer sees losses and gradients, no more.
 
-    What a user's own class does before it calls ours, or Keras', is part of
-    the step. So is a wrapper's `apply`, until one is reached that scales.
+    The code of a user's own class before it calls ours, or Keras', is part of
+    the step. So is a wrapper's `apply`, until it reaches one that scales.
     """
     inner = _wrapped(optimizer)
     wraps_scaling = any(map(is_scaling, inner))
@@ -79,7 +79,7 @@ def held(optimizer, scale, losses, gradients):
 
 
 class _Held:
-    """What takes the place of the methods of one optimizer."""
+    """The methods that replace those of one optimizer."""
 
     def __init__(self, optimizer, scale, losses, gradients, hands_on):
         self._optimizer = optimizer
@@ -112,7 +112,7 @@ class _Held:
             apply = functools.partial(_call, optimizer, "apply")
             own = {
                 "_initial_scale": lambda: self._scale,
-                # What several optimizers that skip together go through.
+                # Several optimizers that skip together call this.
                 "_check_gradients": functools.partial(_HeldStep, self._apply),
             }
         return (
@@ -145,7 +145,8 @@ class _Held:
         return loss * (self._scale * _TIMES.get())
 
     def _unscale(self, grads):
-        # By which scaled ones are known, of which only the size was asked.
+        # Code may unscale gradients only to see their size, and apply the
+        # scaled ones.
         self._unscaled = grads = list(grads)
         return self._times(grads, 1.0 / self._scale)
 
@@ -196,7 +197,7 @@ def _same(one, other):
 
 
 def _replaced(optimizer, methods):
-    """Context in which an optimizer has other methods, below the user's own.
+    """Context that gives an optimizer other methods, below the user's own.
 
     A method that a subclass of the user's own overrides still runs, and finds
     the other one by `super()`.

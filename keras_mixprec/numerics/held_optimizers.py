@@ -17,10 +17,10 @@ from keras_mixprec.numerics.held_optimizer import (
 
 
 def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
-    """Returns a context in which all optimizers have other methods here.
+    """Returns a context that gives all optimizers other methods here.
 
-    Those of every class there is: a `train_step` may keep an optimizer
-    anywhere, also where no search finds it. Other threads train on.
+    It replaces the methods of every class, because a `train_step` may keep an
+        optimizer anywhere. Other threads go on training.
 
     Args:
         methods: Dict from a name to a function, which gets the method that it
@@ -47,7 +47,7 @@ def _classes(cls):
 
 
 class Held:
-    """What optimizers are given that a step asks to update.
+    """Collects what a step gives its optimizers.
 
     Each is held from the moment on that the step turns to it.
 
@@ -65,7 +65,7 @@ class Held:
 
     @contextlib.contextmanager
     def holding(self):
-        """Context in which the optimizers of this thread are held."""
+        """Context that holds the optimizers of this thread."""
         names = (
             "scale_loss",
             "stateless_scale_loss",
@@ -92,7 +92,8 @@ class Held:
         for optimizer, scale, own_losses, own in self._seen:
             losses += own_losses
             if some_scale and not own_losses and not is_scaling(optimizer):
-                # Beside one that scales, it is handed gradients at scale 1.
+                # Next to an optimizer that scales, this one gets gradients at
+                # scale 1.
                 own = scaled(own, scale)
             gradients |= own
             scales |= dict.fromkeys(own, scale)

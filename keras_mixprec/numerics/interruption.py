@@ -1,4 +1,4 @@
-"""What stops a run of a model, if it raises."""
+"""Finds what stops a run of a model that raises."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -26,8 +26,8 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# What runs inside of these runs in a loop that a backend may trace, and as
-# often as there are steps: they are looked at as a whole.
+# Layers inside of these run in a loop that a backend may trace, so each of
+# these is recorded as a whole.
 WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
@@ -83,7 +83,7 @@ class CallHook:
                     CallHook._active[thread] = outer
 
     def _seen(self, model, call):
-        """The `call` of a model, which is a call of it if nobody else's."""
+        """Wraps `call`: it is a call of the model if no layer makes it."""
 
         def original(model, *args, **kwargs):
             return call(*args, **kwargs)
@@ -125,10 +125,10 @@ class CallHook:
 
 
 def _is_called_directly(entry):
-    """Whether `train_step` runs the model's `call`, around `__call__`.
+    """Returns whether `train_step` runs the model's `call`, around `__call__`.
 
-    As Keras' own does on JAX, which casts no inputs then. Of a functional or
-    sequential model that is nothing but the calls of its layers.
+    Keras' own does so on JAX, and casts no inputs then. In a functional or
+    sequential model `call` only calls its layers.
     """
     return (
         entry.path == MODEL_PATH
@@ -146,8 +146,8 @@ def call_name(path: str, index: int) -> str:
 def names_of_output(paths: dict, layer, index: int) -> list:
     """Returns the names of the calls that return what a layer returns.
 
-    The cell of a recurrent layer runs in a loop, but what it computes is what
-    the layer returns; so is that of the layer inside of `TimeDistributed`.
+    The cell of a recurrent layer runs in a loop, but it computes what the layer
+    returns. So does the layer inside of `TimeDistributed`.
 
     Args:
         paths: Dict from ids of layers to their paths.
@@ -200,9 +200,8 @@ class OtherLayers:
 
     Args:
         held: List of the layers that it does.
-        outer: `OtherLayers` of what is around it, if anything is: its layers
-            are none of these either, and both find the same. Defaults to
-            `None`.
+        outer: `OtherLayers` of the context around this one. Both find the same
+            layers. Defaults to `None`.
 
     Attributes:
         narrow: List of those that compute in 16 bits, and of such losses.
@@ -226,7 +225,7 @@ class OtherLayers:
 
     @contextlib.contextmanager
     def losses_in_float32(self):
-        """Context in which losses and `floatx` are not of 16 bits."""
+        """Context in which losses and `floatx` are float32."""
         own = keras.losses.Loss.dtype.fget
 
         def wide(loss):
@@ -252,7 +251,7 @@ _OTHERS: dict[int, OtherLayers] = {}
 
 @contextlib.contextmanager
 def others_in_float32(layer):
-    """Context in which what a layer or a model calls beside is in float32.
+    """Context that computes layers outside of a layer or model in float32.
 
     Args:
         layer: The layer or the model.
@@ -274,7 +273,7 @@ def others_in_float32(layer):
                 _OTHERS[thread] = outer
 
 
-# What attention layers call, and may not return.
+# Functions that attention layers call. They may not return.
 FUNCTIONS = ("dot_product_attention", "softmax")
 
 
@@ -310,7 +309,7 @@ def computing_in(policy: str, layers):
 
     Compiled functions are left as they are, since nothing calls them here.
     """
-    # Each is put back, whatever raises in between.
+    # Every layer gets its policy back, even if something raises in between.
     with contextlib.ExitStack() as stack:
         for entrance in [x for layer in layers for x in narrow_inputs(layer)]:
             stack.callback(set_input_dtype, entrance, entrance.dtype)

@@ -22,16 +22,11 @@ from keras_mixprec.numerics.layer_hooks import (
     in_float32,
     with_sublayers,
 )
-from keras_mixprec.numerics.random_numbers import Draws, without_draws
-from keras_mixprec.numerics.rounding import (
-    narrowed,
-    off_by_half_ulp,
-    widened_off_by_half_ulp,
-)
+from keras_mixprec.numerics.random_numbers import Draws
 
 
 class Cause(NamedTuple):
-    """What non-finite numbers come from.
+    """The origin of non-finite numbers.
 
     Attributes:
         kind: String. `"underflow"` for an operand of zero, as in 0 / 0,
@@ -40,8 +35,8 @@ class Cause(NamedTuple):
             `"forward_overflow"`, as for a sum or product.
         code: String. The line of the user's code that runs the operation, as
             `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
-        operation: String. What it computes first that is not finite, as
-            `"log(0)"` or `"1 / 0"`; `None` if it has no one operand.
+        operation: String. The first operation that is not finite, as `"log(0)"`
+            or `"1 / 0"`; `None` if it has no one operand.
     """
 
     kind: str
@@ -124,12 +119,12 @@ def cause_of_nonfinite(
         harmless: Set of `nonfinite_places` in float32. Non-finite numbers
             there do no harm: `where` or a mask discards them. Zeros there are
             right. Defaults to none.
-        of_loss: Boolean. Whether to return what the first scalar comes from,
+        of_loss: Boolean, whether to return what the first scalar comes from,
             if one is not finite: the loss of a step, not what its gradients do
             behind that. Defaults to `False`.
 
     Returns:
-        `Cause`, `None` if there are none.
+        `Cause`, or `None` if all numbers are finite.
     """
     seen, replay = _Origins(harmless), active.replay()
     try:
@@ -142,7 +137,7 @@ def cause_of_nonfinite(
 
 
 class _Origins:
-    """Where the non-finite numbers of operations come from."""
+    """Traces non-finite numbers back to the operations that made them."""
 
     def __init__(self, harmless):
         self.last = self.of_first_scalar = None
@@ -157,7 +152,7 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            # A constant is handed on, such as that of a mask.
+            # An operation hands a constant on, such as a mask.
             is_constant = inherited is None and place in before
             if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)
@@ -182,7 +177,7 @@ class _Origins:
         return cause or Cause(kind, replay.line_of_operation(), operation)
 
 
-# What backends call operations, in lower case, and how they are written.
+# The backends' names of operations, in lower case, and their signs.
 _BINARY = {
     "/": ("div", "div_", "true_divide", "truediv", "realdiv"),
     "*": ("mul", "mul_"),
@@ -194,17 +189,15 @@ _UNARY = ("log", "log1p", "log2", "sqrt", "rsqrt", "exp", "expm1", "reciprocal")
 
 
 def _in_words(name, bad, operands):
-    """What an operation computes at the first place that is bad."""
+    """Writes out the operation at the first place that is bad."""
     name, aligned = name.lower(), _aligned(operands, bad.shape)
     first = [f"{x[bad].flat[0]:.4g}" for x in aligned]
     sign = next((s for s, names in _BINARY.items() if name in names), None)
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
-    # JAX has numbers that are no operands, and powers of -1 and -2.
+    # JAX divides by powers of -1 and -2, and by numbers that are no operands.
     if first == ["0"] and (sign == "/" or name == "integer_pow"):
         return "x / 0"
-    if first and name == "sqrtgrad":
-        return f"the gradient of sqrt({first[0]})"
     if name.rstrip("_") in _UNARY and len(first) == 1:
         return f"{name.rstrip('_')}({first[0]})"
     return None
@@ -236,7 +229,7 @@ def _zero(arrays):
 
 
 def _origin_of_zeros(zeros, operands, where):
-    """What the zeros come from that make some results, `None` if not known."""
+    """Returns the cause of the zeros that make some results, if it is known."""
     for operand in operands if zeros else ():
         zero = operand == 0
         if kind := zeros.get(_zero_place(zero)):
@@ -255,7 +248,7 @@ def _zero_place(zero):
 
 
 def _is_of_zeros(bad, operands, dtypes):
-    """Whether wherever a result is bad some operand is zero, and all finite.
+    """Returns whether each bad result comes from a zero and finite operands.
 
     Vectorized code may take a subnormal divisor for zero, as XLA's on a CPU:
     one that gives no number beyond the format.
@@ -274,7 +267,7 @@ def _is_of_zeros(bad, operands, dtypes):
 
 
 def _is_of_infinities(zero, operands):
-    """Whether wherever a result is zero some operand is not finite."""
+    """Returns whether wherever a result is zero some operand is not finite."""
     given = [~np.isfinite(x[zero]) for x in _aligned(operands, zero.shape)]
     return bool(given) and bool(np.any(given, axis=0).all())
 
@@ -294,25 +287,16 @@ def _float_arrays(tensors):
 class LayerReplay:
     """Runs a recorded call again, forward and backward.
 
-    Nothing is changed: variables, random state and losses are as before.
+    Nothing changes: variables, random state and losses stay the same.
 
     Args:
         call: The `LayerCall`.
-        compiled: Boolean. Whether XLA compiles what runs in the layer's own
+        compiled: Boolean, whether XLA compiles what runs in the layer's own
             dtypes, as it does in the model's step.
-        extremes: Boolean. Whether it draws the smallest and the largest random
-            number that there is. Defaults to `False`.
     """
 
-    def __init__(
-        self,
-        call: LayerCall,
-        compiled: bool = False,
-        extremes: bool = False,
-    ):
+    def __init__(self, call: LayerCall, compiled: bool = False):
         self.call = call
-        self._dtype = call.layer.compute_dtype
-        self._extremes = extremes
         self._compiled = compiled
         self._backend = active.replay()
         leaves = tree.flatten((call.args, call.kwargs))
@@ -327,52 +311,31 @@ class LayerReplay:
 
     @property
     def cast_inputs(self) -> list[np.ndarray]:
-        """Those that the layer casts to its own dtype, as float32 arrays."""
+        """The inputs that the layer casts to its dtype, as float32 arrays."""
         inputs = self.inputs if self.call.layer.autocast else []
         return [to_array(x) for x in inputs]
 
-    def forward(
-        self, policy=None, layers=None, jitter=None
-    ) -> list[np.ndarray]:
+    def forward(self, policy=None, layers=None) -> list[np.ndarray]:
         """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
             policy: String. What `layers` compute in. Defaults to `None`, what
                 they compute in now.
             layers: List. Defaults to the layer and all inside it.
-            jitter: Int. If given, inputs and weights are off by half of a
-                16-bit ulp, in which of the many ways.
         """
-        return self._arrays(self._run, policy, layers, jitter)
-
-    def rounded_forward(self) -> list[np.ndarray]:
-        """Returns `forward("float32")` of what is off by half a float32 ulp.
-
-        Inputs as well as weights.
-        """
-        random = np.random.default_rng(0)
-
-        def moved(tensor):
-            wide = ops.cast(tensor, "float32")
-            return off_by_half_ulp(wide, "float32", random)
-
-        def run(primals):
-            return self._run([*map(moved, primals)])
-
-        return self._arrays(run, "float32")
+        return self._arrays(self._run, policy, layers)
 
     def gradients(
-        self, cotangents, policy=None, jitter=None, layers=None
+        self, cotangents, policy=None, layers=None
     ) -> list[np.ndarray]:
         """Returns the gradients at inputs and weights, as float32 arrays.
 
         Args:
             cotangents: List of arrays, one per float output and added loss.
             policy: String, as for `forward`.
-            jitter: Int, as for `forward`.
             layers: List, as for `forward`.
         """
-        return self._arrays(self._pullback(cotangents), policy, layers, jitter)
+        return self._arrays(self._pullback(cotangents), policy, layers)
 
     def largest_intermediate(self) -> float:
         """Returns the largest magnitude that float32 meets inside."""
@@ -397,8 +360,8 @@ class LayerReplay:
             cotangents: As for `smallest_intermediate`.
 
         Returns:
-            As the function of this name. `None` if there are none: only
-            compiled code makes them.
+            As the function of this name. `None` if all numbers are finite: then
+            only compiled code makes them.
         """
         run = self._way(cotangents)
         with self._in("float32", None):
@@ -411,8 +374,8 @@ class LayerReplay:
 
     def _pullback(self, cotangents):
         """Function of inputs and weights that returns their gradients."""
-        # Not in `pull`: they would be constants of the program, and that of
-        # each layer another.
+        # In `pull` they would be constants of the program, and each layer would
+        # have another one.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):
@@ -423,31 +386,20 @@ class LayerReplay:
 
         return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
-    def draws_by_itself(self) -> bool:
-        """Whether it draws random numbers that are not Keras' own."""
-        with self._in(None, None), without_draws():
-            return self._backend.draws(self._run, self._primals())
-
-    def _arrays(self, run, policy, layers=None, jitter=None):
+    def _arrays(self, run, policy, layers):
         # XLA draws other random numbers on TensorFlow, so both shall.
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):
-            return [to_array(x) for x in run(self._primals(jitter))]
+            return [to_array(x) for x in run(self._primals())]
 
-    def _primals(self, jitter=None):
-        inputs = self.inputs
+    def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
-        if jitter is not None:
-            random = np.random.default_rng(jitter)
-            inputs = [widened_off_by_half_ulp(x, random) for x in inputs]
-            dtype = narrowed(self._dtype)
-            weights = [off_by_half_ulp(w, dtype, random) for w in weights]
-        return [*inputs, *map(ops.stop_gradient, weights)]
+        return [*self.inputs, *map(ops.stop_gradient, weights)]
 
     @contextlib.contextmanager
     def _in(self, policy, layers):
-        drawing = Draws(self.call.draws, self._extremes)
+        drawing = Draws(self.call.draws)
         with (
             naming_exhaustion(),
             drawing.active(),

@@ -11,7 +11,7 @@ from keras_mixprec.keras_internals import backend_core
 
 @contextlib.contextmanager
 def step_by_step():
-    """Context in which nothing is compiled, and each step of a loop runs.
+    """Context that compiles nothing, and runs each step of a loop.
 
     `while_loop`, `fori_loop` and `cond` are Python where nothing is compiled;
     the others are a batch of calls, or call once more to know shapes.

@@ -1,9 +1,9 @@
 """The random numbers of a model as it is, for a float32 reference of it.
 
-From the same seed a backend's generator draws other numbers for float16 than
-for float32, and numbers that float32 has not: a uniform one is 0 once in 1,024
-or 2,048, and never rounds to 1. So each is drawn in the dtype that the model
-draws it in, and widened for the reference.
+A backend's generator draws other numbers for float16 than for float32 from the
+same seed. It also draws numbers that float32 does not contain: a uniform number
+is 0 once in 1,024 or 2,048, and never rounds to 1. So each number is drawn in
+the dtype that the model draws it in, and cast to float32 for the reference.
 """
 
 import contextlib
@@ -19,12 +19,11 @@ from keras import ops, tree
 
 from keras_mixprec._patched import function_here, patched_here
 from keras_mixprec.backend import active
-from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
 
-# What it drops is the same whatever it is given.
+# Dropout drops the same units in every dtype.
 DROPOUT = "dropout"
 
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
@@ -40,7 +39,7 @@ _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 )
 
 
-# In a thread of its own nobody draws for a diagnosis.
+# In a new thread nothing draws for a diagnosis.
 _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
     "active", default=None
 )
@@ -57,20 +56,16 @@ class Draws:
     """Draws within a context, and keeps a record of it.
 
     Args:
-        known: List of `Draw`, in the order of the calls: the dtypes to draw
-            in whatever is asked for. Defaults to `None`, what is known within
-            `same_draws`.
-        extremes: Boolean. Whether the smallest and the largest number that
-            there is are among the uniform ones. Defaults to `False`.
+        known: List of `Draw`, in the order of the calls. They set the dtypes to
+            draw in. Defaults to `None`, the draws known within `same_draws`.
 
     Attributes:
         made: List of `Draw`, as drawn.
     """
 
-    def __init__(self, known=None, extremes=False):
+    def __init__(self, known=None):
         self.made = []
         self._known = known_draws() if known is None else known
-        self._extremes = extremes
         self._inside = False
 
     @contextlib.contextmanager
@@ -111,8 +106,6 @@ class Draws:
                 numbers = draw(*args, dtype=own, **kwargs)
             finally:
                 self._inside = False
-            if name == "uniform" and self._extremes and own in SIXTEEN_BITS:
-                numbers = _with_extremes(numbers, *_limits(*args, **kwargs))
             return ops.cast(numbers, asked)
 
         return draw_as_known
@@ -165,8 +158,8 @@ def same_draws():
 def repeated_draws():
     """Within the context each step draws the same numbers.
 
-    Those as well that a layer draws by other means than Keras'; the kernels of
-    TensorFlow count by themselves how often they have drawn.
+    This includes numbers that a layer draws without Keras. The kernels of
+    TensorFlow count their draws themselves.
     """
     token = _OWN.set(None)
     try:
@@ -209,40 +202,6 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
             return run(records=records)
 
 
-def draws_narrow_uniform(draws) -> bool:
-    """Whether uniform numbers of 16 bits are among them.
-
-    Of which a batch may be too small to have the extreme ones.
-
-    Args:
-        draws: List of `Draw`.
-    """
-    return any(d.name == "uniform" and d.dtype in SIXTEEN_BITS for d in draws)
-
-
-def without_draws():
-    """Returns a context in which Keras draws nothing: constants instead."""
-
-    def half(shape, *args, dtype=None, **kwargs):
-        return ops.full(shape, 0.5, dtype or keras.backend.floatx())
-
-    def lowest(shape, minval, maxval, dtype="int32", seed=None):
-        return ops.full(shape, minval, dtype)
-
-    def first(logits, num_samples, dtype="int32", seed=None):
-        return ops.zeros((logits.shape[0], num_samples), dtype)
-
-    def same(inputs, *args, **kwargs):
-        return inputs
-
-    return patched_here(
-        backend_random,
-        dict.fromkeys(_NAMES, half)
-        | {DROPOUT: same, "shuffle": same}
-        | {"randint": lowest, "categorical": first},
-    )
-
-
 def _from_float32(categorical):
     def draw_from_float32(logits, *args, **kwargs):
         return categorical(ops.cast(logits, "float32"), *args, **kwargs)
@@ -256,27 +215,9 @@ def _cast(structure, dtype):
     )
 
 
-def _limits(shape, minval=0.0, maxval=1.0, **kwargs):
-    return minval, maxval
-
-
-def _with_extremes(numbers, lowest, highest):
-    dtype = keras.backend.standardize_dtype(numbers.dtype)
-    # What each backend's generator can return: JAX and TensorFlow draw
-    # multiples of the format's epsilon, torch of half of it.
-    units = np.array([0.0, 1.0 - get_format(dtype).epsilon])
-    units = ops.convert_to_tensor(units, dtype)
-    first, last = ops.unstack(units * (highest - lowest) + lowest, 2)
-    flat = ops.reshape(numbers, (-1,))
-    place = ops.arange(ops.shape(flat)[0])
-    flat = ops.where(place == ops.shape(flat)[0] - 1, last, flat)
-    flat = ops.where(place == 0, first, flat)
-    return ops.reshape(ops.cast(flat, dtype), ops.shape(numbers))
-
-
 @contextlib.contextmanager
 def own_random_numbers():
-    """Context in which this thread draws what it is going to draw after it.
+    """Context in which this thread draws the numbers that follow it.
 
     From NumPy and Python. Other threads, such as those that load data, draw
     what they would have drawn.

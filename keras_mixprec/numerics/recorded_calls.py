@@ -1,7 +1,7 @@
 """Runs a function that calls a model, and records all calls of its layers.
 
-What it compiles runs operation by operation, and its loops run in Python, so
-that each call in them has its own place and its own numbers.
+Compiled code runs operation by operation, and loops run in Python. So each call
+in them has its own place and its own numbers.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class RecordedCalls:
-    """What a function does with a model, again and again.
+    """Runs a function that calls a model, again and again.
 
     Weights, random state and compiled functions are as before afterwards.
 
@@ -56,7 +56,7 @@ class RecordedCalls:
         """Calls the function, with layers that compute as they do now.
 
         Args:
-            records: Boolean. Whether to keep the calls. Defaults to `True`.
+            records: Boolean, whether to keep the calls. Defaults to `True`.
             drawing: `Draws`, which keeps a record of the random numbers.
                 Defaults to `None`, a new one.
         """

@@ -10,7 +10,6 @@ import numpy as np
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
-    all_variables,
     build_optimizer,
     optimizers_of,
 )
@@ -18,11 +17,16 @@ from keras_mixprec.keras_internals import (
     at_learning_rate,
     innermost,
     parts_of,
-    updated_variables,
 )
-from keras_mixprec.numerics.arrays import restoring, to_array
-from keras_mixprec.numerics.dry_step import DryStep, exact_step
+from keras_mixprec.numerics.arrays import (
+    count_nonfinite,
+    restoring,
+    to_array,
+)
+from keras_mixprec.numerics.dry_step import single_step
+from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import same_draws
+from keras_mixprec.numerics.taken_steps import StepTaker
 
 
 class State(NamedTuple):
@@ -30,7 +34,7 @@ class State(NamedTuple):
 
     Attributes:
         variables: List of variables: the model's, and those of the optimizers
-            that update it. What loss scaling counts is none of them.
+            that update it. The counters of loss scaling are not among them.
         values: List of arrays, their values.
     """
 
@@ -48,7 +52,7 @@ class State(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all numbers in it are."""
+        """Returns whether all numbers in it are."""
         floats = (x for x in self.values if x.dtype.kind not in "iub")
         return all(np.isfinite(x.astype("float32")).all() for x in floats)
 
@@ -59,7 +63,7 @@ class State(NamedTuple):
 
     @contextlib.contextmanager
     def in_place(self):
-        """Context in which the variables have these values."""
+        """Context that gives the variables these values."""
         with restoring(self.variables):
             self.put_back()
             yield
@@ -78,10 +82,10 @@ def _written(model):
 
 
 class Change(NamedTuple):
-    """What a rehearsal does otherwise.
+    """The difference of a rehearsal from the usual steps.
 
     Attributes:
-        rate: Float. What learning rates are multiplied by.
+        rate: Float. The factor of all learning rates.
         clip: Float. The norm that gradients are clipped to, together, or
             `None`.
     """
@@ -94,12 +98,12 @@ NO_CHANGE = Change()
 
 
 class Rehearsal(NamedTuple):
-    """What steps that were taken for trial have shown.
+    """The results of steps that were taken and undone.
 
     Attributes:
         first: List of floats. The loss of each batch before any step.
         losses: List of floats. The loss of each step.
-        is_finite: Boolean. Whether all losses and gradients were.
+        is_finite: Boolean, whether all losses and gradients were.
     """
 
     first: list
@@ -108,7 +112,7 @@ class Rehearsal(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """By how much the loss of all batches together has grown.
+        """The growth of the loss of all batches together.
 
         As a share of what it was at first, infinite if a loss or a gradient is
         not finite.
@@ -117,7 +121,7 @@ class Rehearsal(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """By how much the loss of a batch has grown at the most, as `growth`.
+        """The largest growth of the loss of one batch, as `growth`.
 
         It may have come back since.
         """
@@ -161,62 +165,48 @@ def rehearse(
         rates: Dict of learning rates, as from `rates_of`.
         change: `Change`. Defaults to none.
     """
-    first, losses = [], []
+    taker, losses = StepTaker(model), []
+    if not taker.can_take():
+        return Rehearsal([math.nan], [math.nan], False)
+    scales = dict.fromkeys(taker.scaling, 1.0)
     with (
         active.processes().single_process(model),
         same_draws(),
         np.errstate(all="ignore"),
-        restoring(all_variables(model)),
-        _at(model, rates, change.rate),
+        in_float32(model),
+        _at(model, rates, change),
+        taker.undone(),
     ):
-        for batch in batches[1:]:
-            first.append(_step(model, batch).loss)
+        first = [single_step(model, b, 1.0).loss for b in batches[1:]]
         for batch in batches * steps:
-            step = _step(model, batch)
-            norms = [_norm(to_array(x)) for x in step.gradients.values()]
-            losses.append(step.loss)
-            if not np.isfinite([step.loss, *norms]).all():
+            taker.set_scales(scales)
+            overflows = _overflows(taker)
+            try:
+                losses.append(taker.take(batch))
+            except active.replay().REFUSALS:  # A loss of torch refuses NaN.
+                losses.append(math.nan)
+            if not math.isfinite(losses[-1]) or _overflows(taker) > overflows:
                 return Rehearsal([losses[0], *first], losses, False)
-            _take(model, step, math.hypot(*norms), change.clip)
-    return Rehearsal([losses[0], *first], losses, True)
+        weights = [to_array(v.value) for v in model.trainable_variables]
+    is_finite = not any(map(count_nonfinite, weights))
+    return Rehearsal([losses[0], *first], losses, is_finite)
 
 
-def _step(model, batch):
-    try:
-        return exact_step(model, batch, records=False)
-    except active.replay().REFUSALS:  # A loss of torch refuses NaN.
-        return DryStep(math.nan, {}, [], 1.0)
+def _overflows(taker):
+    """How often optimizers have skipped a step, or lowered their scale of 1."""
+    own = taker.read("overflows").values()
+    scales = [to_array(v.value) for v in taker.scale_variables().values()]
+    return sum(x.sum() for x in own) + sum(x < 1 for x in scales)
 
 
-def _take(model, step, norm, clip):
-    """Lets the optimizers update; layers have written their own variables."""
-    for variable in model.non_trainable_variables:
-        if id(variable) in step.state:
-            variable.assign(step.state[id(variable)])
-    factor = 1.0
-    if clip is not None:
-        factor = min(1.0, clip / max(norm, 1e-30))
-    for optimizer in optimizers_of(model).values():
-        inner = innermost(optimizer)
-        own = updated_variables(inner) if inner.built else []
-        own = [v for v in own if id(v) in step.gradients]
-        if not own:
-            continue
-        gradients = [step.gradients[id(v)] for v in own]
-        keep = [False] * len(own)
-        gradients = active.step().unscale(gradients, factor / step.scale, keep)
-        with patched(inner, {"loss_scale_factor": None}):
-            inner.apply(gradients, own)
-
-
-def _at(model, rates, factor) -> contextlib.ExitStack:
-    """Context in which optimizers have these learning rates, all the time."""
+def _at(model, rates, change) -> contextlib.ExitStack:
+    """Context that fixes the learning rates of optimizers, and may clip."""
     with contextlib.ExitStack() as stack:
         for optimizer in updating(model):
-            rate = keras.ops.convert_to_tensor(rates[id(optimizer)] * factor)
+            rate = rates[id(optimizer)] * change.rate
+            rate = keras.ops.convert_to_tensor(rate)
             stack.enter_context(at_learning_rate(optimizer, rate))
+            if change.clip is not None:
+                own = {"global_clipnorm": change.clip}
+                stack.enter_context(patched(optimizer, own))
         return stack.pop_all()
-
-
-def _norm(gradient):
-    return math.sqrt(np.square(gradient, dtype="float64").sum())

@@ -1,6 +1,6 @@
 """Weights and inputs as they might have been rounded as well.
 
-What depends on that is not settled by the format they are rounded to.
+If a result depends on this, the 16-bit format does not settle it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def narrowed(dtype: str | None) -> str:
 def jittered(model, seed: int):
     """Within the context every weight is off by half a 16-bit ulp.
 
-    Of bfloat16 in the layers that compute in it, else of float16.
+    Layers that compute in bfloat16 use its ulp, all others that of float16.
 
     Args:
         model: A built `keras.Model`.
@@ -62,7 +62,7 @@ def off_by_half_ulp(tensor, dtype: str, random: np.random.Generator):
 def widened_off_by_half_ulp(tensor, random: np.random.Generator):
     """Returns a 16-bit tensor in float32, moved by half of its own ulp.
 
-    One that is not of 16 bits has not been rounded, and is left as it is.
+    A wider tensor has not been rounded, and stays the same.
 
     Args:
         tensor: A float tensor.
@@ -77,8 +77,8 @@ def widened_off_by_half_ulp(tensor, random: np.random.Generator):
 def rounded_otherwise(batch, seed: int):
     """Returns a batch whose inputs are off by half a float32 ulp.
 
-    As those are that were made to have a mean of 0: it is nothing but what
-    rounding has left. Whole numbers stay, of which some stand for tokens.
+    The mean of such inputs may have been made 0, so that only rounding is left
+        of it. Whole numbers do not change, because some stand for tokens.
 
     Args:
         batch: As `train_step` takes it.

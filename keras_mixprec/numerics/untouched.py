@@ -44,14 +44,15 @@ _CONTAINERS = (dict, tuple, list, set, collections.deque, np.ndarray)
 # Lists and arrays that are larger hold data, which no step counts in.
 _MOST = 1000
 
-# Whose objects hold no state of the user's, or share it with other threads.
+# Objects of these modules hold no state of the user's, or share it with other
+# threads.
 _FOREIGN = {*sys.stdlib_module_names, "numpy", "jax", "jaxlib", "torch"}
 _FOREIGN |= {"tensorflow", "keras", "keras_mixprec"}
 _FOREIGN -= {"__main__"}
 
 
 class PythonState:
-    """What Python code that a model runs may count: numbers, strings, tensors.
+    """The numbers, strings and tensors that a model's Python code may change.
 
     In attributes of the model, its layers, optimizers, and what those hold; in
     lists and dicts of them; in variables of functions around its own code, and
@@ -212,7 +213,7 @@ def _is_data(value, depth=4):
 
 
 def _put_back(space, before):
-    # What has built itself meanwhile stays so, with all that belongs to it.
+    # An object that has built itself meanwhile keeps all its attributes.
     if any(space.get(n) and not before.get(n) for n in ("built", "_built")):
         return
     for name in [*space]:

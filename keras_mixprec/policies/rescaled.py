@@ -9,8 +9,8 @@ them.
 That is exact: multiplying by a power of two changes only the exponent of a
 number, unless the result overflows or falls below the smallest normal number.
 The same is true of the gradients, which are multiplied by the same powers on
-their way back. `diagnosis/rescaling.py` finds `k` and `d` and checks both
-claims for a layer.
+their way back. `tuning/rescaling.py` finds `k` and `d` and checks both claims
+for a layer.
 """
 
 import functools

@@ -30,6 +30,7 @@ Files:
 - `trigger.py`: when non-finite steps are more than a search for the loss scale.
 - `proposal.py`: which layers to demote to which dtype, and the consensus of
   workers on it.
+- `rescaling.py`: powers of two that keep a layer in float16.
 - `demotions.py`: which layers are demoted, demoting more, and the limits.
 - `promotion.py`: whether training has diverged since a demotion, and which
   layers may return to 16 bits.

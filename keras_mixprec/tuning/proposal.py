@@ -7,7 +7,6 @@ import keras
 
 from keras_mixprec.backend.common import of_all_workers
 from keras_mixprec.diagnosis.examination import Examination, examine
-from keras_mixprec.diagnosis.rescaling import Rescalings
 from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.graph import output_layers
@@ -15,6 +14,7 @@ from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.rescaled import RescaledPolicy
+from keras_mixprec.tuning.rescaling import Rescalings
 from keras_mixprec.verdict_kinds import KINDS
 
 # How often a rung is tried: layers that it does not repair go to the next one,

@@ -33,9 +33,6 @@ REFUSALS = (
     ValueError,
 )
 
-# Operations on keys of JAX's own type, and on keys that are plain integers.
-_RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
-
 # The equation of the operation that is visited.
 _VISITED = contextvars.ContextVar("visited")
 
@@ -148,12 +145,6 @@ def name_of_operation():
     return _VISITED.get().primitive.name
 
 
-def draws(function, tensors):
-    # Its text has the operations of inner functions and loops too.
-    text = str(jax.make_jaxpr(function)(tensors))
-    return any(name in text for name in _RANDOM)
-
-
 def train_step(model, data):
     logs, state = model.train_step(values_of(*variables_of(model)), data)
     # The layers have written these variables of the returned state.
@@ -168,8 +159,8 @@ def take_step(model, data, traced):
     variables = [variable for variable, _ in traced]
     values = [value for _, value in traced]
     with keras.StatelessScope(), holding(variables, values):
-        _, state = model.train_step(state, data)
-    return [
+        logs, state = model.train_step(state, data)
+    return logs, [
         pair
         for variables, values in zip(variables_of(model), state, strict=True)
         for pair in zip(variables, values, strict=True)

@@ -157,13 +157,6 @@ def name_of_operation():
     return tf.compat.as_str(_VISITED.get())
 
 
-def draws(function, tensors):
-    kinds = set()
-    with _watched(lambda op_type, *_: kinds.add(str(op_type))):
-        function(tensors)
-    return any("Random" in kind for kind in kinds)
-
-
 def train_step(model, data):
     # A function that is traced now would be what training runs later.
     with step_by_step():
@@ -171,8 +164,7 @@ def train_step(model, data):
 
 
 def take_step(model, data, traced):
-    train_step(model, data)
-    return []
+    return train_step(model, data), []
 
 
 def predict_step(model, data):

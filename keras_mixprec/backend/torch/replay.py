@@ -90,13 +90,6 @@ def name_of_operation():
     return _Operations.visited
 
 
-def draws(function, tensors):
-    drawing = _Drawing()
-    with drawing, torch.no_grad():
-        function(tensors)
-    return drawing.found
-
-
 def train_step(model, data):
     # A `train_step` of the user's own may add gradients up over several steps.
     # Not `model.zero_grad()`, which stumbles over integer variables that a
@@ -113,8 +106,7 @@ def train_step(model, data):
 
 def take_step(model, data, traced):
     with torch.enable_grad():
-        model.train_step(data)
-    return []
+        return model.train_step(data), []
 
 
 def predict_step(model, data):
@@ -211,11 +203,3 @@ class _Operations(TorchDispatchMode):
             _Operations.visited = func._schema.name.partition("::")[2]
             self._visit(tensors_in((args, kwargs)), tensors_in(result))
         return result
-
-
-class _Drawing(TorchDispatchMode):
-    found = False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.found |= kind_of(func).draws
-        return func(*args, **(kwargs or {}))

@@ -6,16 +6,19 @@ from collections import deque
 from keras_mixprec.diagnosis import thresholds
 
 
-class ProbeForecast:
+class Trend:
     """The headroom of one layer over the last readings.
 
     Wortsman et al., 2023 (arXiv 2309.14322) predict instabilities from how
     activation norms grow; an overflow is where the line through their
     logarithms meets the format's maximum.
+
+    Args:
+        count: Int. How many readings the line goes through.
     """
 
-    def __init__(self):
-        self._points = deque(maxlen=thresholds.TREND_POINTS)
+    def __init__(self, count: int = thresholds.TREND_POINTS):
+        self._points: deque = deque(maxlen=count)
 
     def add(self, step: int, headroom_bits: float) -> float | None:
         """Adds a reading.
@@ -25,13 +28,15 @@ class ProbeForecast:
             headroom_bits: Float. Negative or zero if it overflows already.
 
         Returns:
-            Float. In about how many steps it overflows if it goes on like
-            this, `None` if nothing says that it does, or not soon.
+            Float. In about how many steps the layer overflows. `None` if the
+            line does not lead there soon.
         """
         if not math.isfinite(headroom_bits):
             return None
+        if self._points and self._points[-1][0] == step:
+            self._points.pop()
         self._points.append((step, headroom_bits))
-        if len(self._points) < thresholds.TREND_POINTS:
+        if len(self._points) < (self._points.maxlen or 0):
             return None
         first, slope, now, spread = _line(self._points)
         fallen = slope * first
@@ -44,7 +49,7 @@ class ProbeForecast:
 def _line(points):
     """The first step as seen from the last, and the line of least squares.
 
-    Of eight points, as here, in a tenth of the time that `np.polyfit` takes.
+    For eight points this takes a tenth of the time of `np.polyfit`.
     """
     count, (last, _) = len(points), points[-1]
     center = sum(step for step, _ in points) / count
@@ -57,18 +62,16 @@ def _line(points):
 
 
 # A line through fewer audits is a coincidence too often.
-_POINTS = 3
+_AUDITS = 3
 
 
 class AuditForecast:
-    """Foresees overflows from the headroom at several audits.
-
-    A layer is about to overflow if its headroom fell from audit to audit, less
-    is left than the next batch may take, and the line leads to zero soon.
-    """
+    """Foresees overflows from the headroom at the last audits."""
 
     def __init__(self):
-        self._points = {}
+        self._step = 0
+        self._trends: dict = {}
+        self._left: dict = {}
 
     def add(self, step: int, headroom: dict):
         """Adds an audit.
@@ -78,42 +81,28 @@ class AuditForecast:
             headroom: Dict from path to bits.
         """
         # Another `fit` may count from 0 again.
-        if any(step < points[-1][0] for points in self._points.values()):
-            self._points = {}
-        self._points = {
-            path: deque(self._points.get(path, ()), _POINTS)
-            for path in headroom
+        before = self._trends if step >= self._step else {}
+        self._step = step
+        self._trends = {p: before.get(p) or Trend(_AUDITS) for p in headroom}
+        left = {p: self._trends[p].add(step, b) for p, b in headroom.items()}
+        self._left = {
+            path: (steps, headroom[path])
+            for path, steps in left.items()
+            if steps is not None and headroom[path] >= 0
         }
-        for path, bits in headroom.items():
-            points = self._points[path]
-            if points and points[-1][0] == step:
-                points.pop()
-            points.append((step, bits))
 
     def steps_left(self) -> dict:
-        """Returns when layers overflow, a dict from the path of each that will.
+        """Returns a dict from the path of each layer that will overflow soon.
 
-        To a pair: steps until then, and the headroom in bits that is left now.
+        Each value is a pair: the steps until then, and the headroom left in
+            bits.
         """
-        found = {path: _left(points) for path, points in self._points.items()}
-        return {path: left for path, left in found.items() if left}
+        return self._left
 
     def about_to_overflow(self) -> dict:
-        """Returns those of `steps_left` that the next batch could overflow."""
+        """Returns the layers that the next batch could overflow, like above."""
         return {
             path: (steps, bits)
-            for path, (steps, bits) in self.steps_left().items()
+            for path, (steps, bits) in self._left.items()
             if bits < thresholds.BITS_ABOVE
         }
-
-
-def _left(points):
-    """Steps and bits left along the line, `None` if it leads nowhere near."""
-    bits = [bits for _, bits in points]
-    falls = all(a > b for a, b in zip(bits, bits[1:], strict=False))
-    if len(bits) < _POINTS or not falls or bits[-1] < 0:
-        return None
-    length = points[-1][0] - points[0][0]
-    steps = bits[-1] * length / (bits[0] - bits[-1])
-    soon = steps <= thresholds.TREND_AHEAD * length
-    return (steps, bits[-1]) if soon else None

@@ -6,8 +6,8 @@ import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.numerics.range_reading import LayerReading
-from keras_mixprec.numerics.statistics import Statistics
+from keras_mixprec.monitoring.range_reading import LayerReading
+from keras_mixprec.monitoring.statistics import Statistics
 
 # A column of `PROBED` is named after the part and one of these.
 _MEASURES = {
@@ -21,9 +21,9 @@ _MEASURES = {
 _PARTS = ("activation", "gradient", "weight_gradient")
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
 
-# So many readings in a row, over so many steps, make gradients of zero worth a
-# diagnosis. The first readings are those of steps 1, 2, 4, and so on: a gate
-# that starts at zero has moved before step 30.
+# This many readings in a row, over this many steps, make gradients of zero
+# worth a diagnosis. The first readings are at steps 1, 2, 4, and so on, and a
+# gate that starts at zero has moved before step 30.
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
 
@@ -52,7 +52,7 @@ def metrics_table(
 
 
 def _columns(readings, part, limits):
-    """The columns of one part by name, those of `PROBED` only."""
+    """Returns the columns of one part by name, if `PROBED` has them."""
     names = {f"{part}_{measure}": measure for measure in _MEASURES}
     columns = {n: np.full(len(readings), np.nan) for n in names if n in PROBED}
     held = [part in reading.parts for reading in readings]
@@ -66,9 +66,9 @@ def _columns(readings, part, limits):
 
 
 def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
-    """Returns which of the layers compute in 16 bits, as far as is known.
+    """Returns which of the layers compute in 16 bits, as far as known.
 
-    What others hold beyond the range of 16 bits is no finding.
+    Other layers may exceed the range of 16 bits.
 
     Args:
         readings: List of `LayerReading`.
@@ -83,7 +83,7 @@ def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
 class ZeroGradients:
     """Layers in 16 bits all of whose weights' gradients stay exactly zero.
 
-    Whether they vanished or are zero in float32 as well is not known here.
+    They may have vanished, or be zero in float32 as well.
     """
 
     def __init__(self):
@@ -110,7 +110,7 @@ class ZeroGradients:
     def lasting(self) -> dict[str, list]:
         """Returns the steps of such readings of each layer, if they suffice.
 
-        Those in a row up to the last reading: at least 3, over 30 steps.
+        It takes at least 3 in a row up to the last reading, over 30 steps.
         """
         return {
             path: steps
@@ -156,8 +156,8 @@ def least_headroom(
 ) -> tuple[str, float] | None:
     """Returns the path and headroom of the layer that has least, or `None`.
 
-    Of layers in 16 bits, each in the format that it computes in; minus
-    infinity of the first whose numbers are not all finite.
+    Only layers in 16 bits count, each in its own format. The headroom is minus
+    infinity if a number is not finite.
 
     Args:
         readings: List of `LayerReading`.

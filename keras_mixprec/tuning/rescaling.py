@@ -1,13 +1,12 @@
-"""Whether a layer may stay in float16 on rescaled inputs, and by how much.
+"""Finds powers of two that keep a layer in float16 on rescaled inputs.
 
-A fault of range is one of exponents, and of a layer that is positively
-homogeneous, `f(2**-k * x) == 2**(-k * d) * f(x)`, a power of two takes it away:
-that is exact, see `RescaledPolicy`. Nothing is known of a layer by its class.
-That it is homogeneous, and of which degree `d`, is measured in float32 with
-weights other than its own, since a bias that is zero at first is trained, and
-on inputs about 1, since a softmax of large logits only looks like it; which
-`k` its numbers need is measured in float16, forward and backward, against what
-float32 gives.
+An overflow or underflow is about the exponent, not the digits. A power of two
+cures it, exactly, in a layer that is positively homogeneous: `f(2**-k * x) ==
+2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not say
+whether it is homogeneous. So this measures its degree `d` in float32, with
+other weights than its own, since a bias that is zero at first is trained, and
+on inputs about 1, since a softmax of large logits only looks homogeneous. Then
+it measures in float16, forward and backward, which `k` the numbers need.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ from keras_mixprec.diagnosis.compare import (
     largest,
     nonfinite,
     relative_error,
-    resolved_error,
 )
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
@@ -42,7 +40,7 @@ from keras_mixprec.policies.names import source_name
 from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# By how many powers of two the inputs are multiplied to see the degree.
+# The power of two that multiplies inputs to show the degree.
 _PROBED_BITS = -4
 
 # Powers of two that are tried; a square moves by four from one to the next.
@@ -52,8 +50,8 @@ _LADDER = range(-14, 15, 2)
 # layer from its degree, such as an epsilon, may not show in what float16 holds.
 _UNSEEN = 2.0**-11
 
-# What the best error of all powers of two may be exceeded by, and below which
-# none is better than another: a chain of float16 roundings.
+# A power of two may have twice the best error, or the error of a chain of
+# float16 roundings.
 _NEARLY_BEST, _ROUNDINGS = 2.0, 2.0**-8
 
 
@@ -71,12 +69,11 @@ class Rescalings:
         self._calls = None
 
     def policy_for(self, finding, scale_bits: float | None) -> str | None:
-        """Returns a policy with which the layer of a finding is right.
+        """Returns a policy that repairs the layer of a finding.
 
         Args:
             finding: `Finding`.
-            scale_bits: Float. The loss scale as a power of two, `None` if
-                there is none.
+            scale_bits: Float. The loss scale as a power of two, or `None`.
         """
         verdict = finding.verdict
         of_range = "mixed_bfloat16" in KINDS[verdict.kind].repaired_by
@@ -114,7 +111,7 @@ def _policy_of(calls, scale_bits):
 
 
 def _is_bound(call):
-    """Whether more depends on a layer's inputs than its outputs.
+    """Returns whether more depends on a layer's inputs than its outputs.
 
     Or what it is given comes from layers inside of it, which follow policies of
     their own.
@@ -155,7 +152,7 @@ class _Rescaling:
         scale_bits: Float. The loss scale in use, as a power of two.
 
     Attributes:
-        is_large: Boolean. Whether its outputs do not fit its dtype, or the
+        is_large: Boolean, whether its outputs do not fit its dtype, or the
             next batch's may not.
     """
 
@@ -174,7 +171,7 @@ class _Rescaling:
         self.is_large = largest(self._exact) > self._limit
 
     def degree(self) -> int | None:
-        """Returns the degree of homogeneity, `None` if there is none."""
+        """Returns the degree of homogeneity, or `None`."""
         size = largest([to_array(x) for x in self._replay.inputs]) or 1.0
         first = int(
             np.clip(-np.log2(size), -MOST_BITS - _PROBED_BITS, MOST_BITS)
@@ -207,7 +204,7 @@ class _Rescaling:
         limit = max(_NEARLY_BEST * min(errors.values()), _ROUNDINGS)
         limit = min(limit, thresholds.FORWARD_ERROR)
         found = {bits for bits, error in errors.items() if error <= limit}
-        # Where it is right as it is, what comes after it needs its range.
+        # If the layer is right unscaled, the code after it needs its range.
         return {0} if 0 in found else found
 
     def _error(self, bits, degree):
@@ -215,7 +212,7 @@ class _Rescaling:
         return relative_error(self._forward(policy), self._exact)
 
     def is_right(self, policy: RescaledPolicy) -> bool:
-        """Whether results and gradients are those of float32."""
+        """Returns whether results and gradients agree with float32."""
         own = policy.get_config()
         wide = RescaledPolicy(**own | {"source_name": "float32"})
         with _other_weights(self._layer, largest(self._exact)):
@@ -224,24 +221,16 @@ class _Rescaling:
             )
         if not homogeneous:
             return False
-        return _is_within(
-            thresholds.FORWARD_ERROR,
-            self._forward(policy),
-            self._exact,
-            lambda jitter: self._replay.forward("float32", jitter=jitter),
-        ) and self._gradients_are_right(policy)
+        error = relative_error(self._forward(policy), self._exact)
+        return error <= thresholds.FORWARD_ERROR and (
+            self._gradient_error(policy) <= thresholds.BACKWARD_ERROR
+        )
 
-    def _gradients_are_right(self, policy):
-        def gradients(*arguments, **keywords):
-            return self._replay.gradients(
-                self._cotangents, *arguments, **keywords
-            )
-
-        return _is_within(
-            thresholds.BACKWARD_ERROR,
-            gradients(policy.name, layers=[self._layer]),
-            gradients("float32"),
-            lambda jitter: gradients("float32", jitter=jitter),
+    def _gradient_error(self, policy):
+        gradients = self._replay.gradients
+        return relative_error(
+            gradients(self._cotangents, policy.name, layers=[self._layer]),
+            gradients(self._cotangents, "float32"),
         )
 
     def _forward(self, policy):
@@ -250,23 +239,6 @@ class _Rescaling:
     def _in_float32(self, policy):
         with in_float32(self._layer):
             return self._forward(policy)
-
-
-def _is_within(tolerance, low, exact, jittered):
-    """Whether results are those of float32, but for what it does not resolve.
-
-    Args:
-        tolerance: Float.
-        low: List of arrays, in float16.
-        exact: List of arrays, in float32.
-        jittered: Function of a seed that returns `exact` of inputs and weights
-            that are off by half an ulp.
-    """
-    error = relative_error(low, exact)
-    if tolerance < error < math.inf:
-        others = map(jittered, range(thresholds.TIE_JITTERS))
-        error = resolved_error(low, exact, others, tolerance)
-    return error <= tolerance
 
 
 def _bits(array, other):
@@ -284,10 +256,10 @@ def _agree(results, exact):
 
 @contextlib.contextmanager
 def _other_weights(layer, size):
-    """Context in which a layer's weights are others, none of them zero.
+    """Context that gives a layer other weights, none of them zero.
 
-    Those that are all zeros, as a bias is before training, get numbers like
-    what the layer returns.
+    A weight of all zeros, as a bias is before training, gets numbers like the
+    layer's outputs.
     """
     random, variables = np.random.default_rng(0), own_trainable(layer)
     with restoring(variables):

@@ -23,8 +23,8 @@ def measure(tensor):
     """Returns the numbers of a tensor, counted on its device.
 
     Args:
-        tensor: Float tensor of any shape and dtype. What float32 cannot hold
-            of a float64 counts as infinite.
+        tensor: Float tensor of any shape and dtype. A float64 beyond float32
+            counts as infinite.
 
     Returns:
         Float32 tensor that `Statistics.from_row` reads. Counts are exact up to
@@ -33,8 +33,8 @@ def measure(tensor):
     magnitudes = ops.abs(ops.cast(ops.reshape(tensor, (-1,)), "float32"))
     exponents = ops.right_shift(ops.view(magnitudes, "int32"), _MANTISSA_BITS)
     finite = ops.where(exponents < _EXPONENTS - 1, magnitudes, 0.0)
-    # JAX traces this, of which `bincount` is incapable. The sums of segments of
-    # torch are float32 ones, which count to 2**24.
+    # JAX traces this, and cannot trace `bincount`. The sums of segments of
+    # torch are float32 numbers, which count to 2**24.
     if keras.backend.backend() == "jax":
         ones = ops.ones_like(exponents)
         counts = ops.segment_sum(ones, exponents, num_segments=_EXPONENTS)
@@ -72,18 +72,18 @@ def statistics_of(array: np.ndarray) -> "Statistics":
 class Statistics:
     """The range of one tensor, or of several taken together.
 
-    Of several side by side, each number is an array: see `stacked`.
+    For several tensors each number is an array: see `stacked`.
 
     Attributes:
         cumulative: Int array `(257,)`: how many elements have a biased float32
-            exponent below each from 0 to 256. Those of exponent 0 are zeros,
-            of 255 infinities and NaNs.
-        largest: Float. Largest finite magnitude, 0 if there is none.
+            exponent below each from 0 to 256. Exponent 0 means zero, and 255
+            infinity or NaN.
+        largest: Float. The largest finite magnitude, or 0.
         nan: Int. Number of NaNs.
 
     Example:
     >>> from keras_mixprec.formats import get_format
-    >>> from keras_mixprec.numerics.statistics import statistics_of
+    >>> from keras_mixprec.monitoring.statistics import statistics_of
     >>> limits = get_format("float16")
     >>> found = statistics_of(np.array([0.0, 2.0**-20, 1.0, 2.0**14]))
     >>> round(float(found.headroom_bits(limits)), 2)
@@ -149,7 +149,7 @@ class Statistics:
         return self._share(1, _index(limits.smallest_subnormal))
 
     def headroom_bits(self, limits: Format) -> float:
-        """Bits by which the largest could grow, infinite if all are zero.
+        """Bits by which the largest number may grow, infinite if all are zero.
 
         Negative if it does not fit the format, and none if there are
         infinities already.

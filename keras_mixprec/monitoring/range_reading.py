@@ -21,22 +21,22 @@ from keras_mixprec.keras_internals import (
     stored_value,
     updated_variables,
 )
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.attention_logits import logits_hook
-from keras_mixprec.numerics.calls import observe_outputs
-from keras_mixprec.numerics.dry_step import restored, run_held
-from keras_mixprec.numerics.layer_hooks import names_of_output
-from keras_mixprec.numerics.statistics import (
+from keras_mixprec.monitoring.attention_logits import logits_hook
+from keras_mixprec.monitoring.statistics import (
     Statistics,
     measure,
     statistics_of,
 )
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.calls import observe_outputs
+from keras_mixprec.numerics.dry_step import restored, run_held
+from keras_mixprec.numerics.layer_hooks import names_of_output
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.rescaled import rescaling_of
 
 
 class LayerReading(NamedTuple):
-    """What was measured of one layer call.
+    """The measurements of one layer call.
 
     Attributes:
         path: String. The layer's path, with `#k` behind it for the call after
@@ -60,8 +60,8 @@ class Ranges(NamedTuple):
 
     Attributes:
         readings: List of `LayerReading`, in the order of the calls.
-        limits: The `Format` that headroom refers to: float16 if any layer
-            computes in it or none in 16 bits, bfloat16 otherwise.
+        limits: The `Format` that headroom refers to. It is bfloat16 if layers
+            compute in it and none in float16, else float16.
         dtypes: Dict from layer path to the dtype of its outputs.
         failures: Dict from the path of each layer, or name of each optimizer,
             that could not be measured to the reason.
@@ -74,7 +74,7 @@ class Ranges(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all outputs of layers are finite."""
+        """Returns whether all outputs of layers are finite."""
         parts = [reading.parts.get("activation") for reading in self.readings]
         return not any(part.nonfinite for part in parts if part)
 
@@ -82,9 +82,9 @@ class Ranges(NamedTuple):
 def read_ranges(model: keras.Model, data) -> Ranges:
     """Measures layers, weights and updates as the next step would meet them.
 
-    The model's own `train_step` runs once with its optimizers held, which are
-    then given the gradients apart. Nothing is changed afterwards, and the train
-    function is not compiled again.
+    The model's own `train_step` runs once with its optimizers held. Afterwards
+    these get the gradients. The model does not change, and the train function
+    is not compiled again.
 
     Args:
         model: A built and compiled `keras.Model`, with variables that are up
@@ -194,7 +194,7 @@ class _Taken:
                 self._take(names, "activation", position, value)
 
             def on_cotangent(gradient):
-                # That of the logits only if none comes by the output.
+                # The gradient of the logits counts only if the output has none.
                 if (names[0], "gradient", position) not in self._found:
                     self._take(names, "gradient", position, gradient)
 
@@ -246,7 +246,7 @@ class _Taken:
 
     @contextlib.contextmanager
     def _noting_failure(self, path):
-        # Whatever a layer hands on, the others are measured.
+        # One layer that fails must not stop the others.
         try:
             yield
         except Exception as error:
@@ -284,7 +284,7 @@ def output_dtype(layer) -> str:
 
 
 def _updates_next(optimizer):
-    """Whether its next step is to change variables, unless it is skipped."""
+    """Returns whether its next step changes variables unless it is skipped."""
     steps = micro_batches(optimizer)
     if (int(to_array(steps)) + 1) % accumulation_steps(optimizer):
         return False

@@ -2,9 +2,9 @@
 
 The attention layers of Keras and KerasHub hand their logits to a `Softmax`
 layer inside of them or to `ops.softmax`, or they hand query and key to
-`ops.dot_product_attention`, as `MultiHeadAttention` does without dropout. What
-that computes inside nobody sees, so that the product is computed once more, of
-a step that is measured.
+`ops.dot_product_attention`, as `MultiHeadAttention` does without dropout. That
+function does not show its logits, so the product is computed once more in a
+step that is measured.
 """
 
 import math
@@ -14,14 +14,14 @@ from keras import ops
 
 from keras_mixprec.numerics.layer_hooks import CallHook
 
-# What is as small as this, or smaller, is a mask that was added: -1e4, -1e9 and
-# half of the lowest number of a format are in use.
+# Logits this low or lower have a mask added to them: -1e4, -1e9 and half of the
+# lowest number of a format are in use.
 _MASK = -1e4
 
 # Elements of the logits up to which they are computed once more: 64 MiB.
 _MOST = 2**24
 
-# What a dimension counts as that is known only when the step runs.
+# The size that an unknown dimension counts as.
 _USUAL_BATCH = 64
 
 
