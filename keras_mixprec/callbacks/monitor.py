@@ -262,30 +262,26 @@ class MixPrecMonitor(CopiedCallback):
             ),
         )
         self._has_logged = True
-        self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.recorder.kept
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Guards the metrics and reads the counters, the first time."""
-        self._session.begin_epoch(self, epoch)
+        self.verdicts = self._session.verdicts
+        self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
         # Not needed before a `fit` ends.
         from keras_mixprec.monitoring.summary import end_events, summarize
 
-        self.summary = summarize(self._session)
-        step = self._session.step
+        watch = self._session.watch
+        self.summary = summarize(watch)
         for event in end_events(self.summary):
-            self._session.log.event(step, event)
+            watch.log.event(watch.step, event)
 
     def abandoned(self) -> None:
         """Sums up a `fit` that an exception has ended."""
         self._is_chief = self._session.log.writes
-        self._report_dir = self._session.log_dir
         with contextlib.suppress(Exception):
             self._sum_up()
             if self.verbose:
                 print_message(str(self.summary))
+        super().abandoned()
 
     def _open_log(self):
         # Workers that write to one folder would overwrite each other.
@@ -297,18 +293,10 @@ class MixPrecMonitor(CopiedCallback):
 
         return ForwardedLog(self.log_dir, self.loggers)
 
-    # `on_train_batch_end` would make Keras fetch the logs of every step from
-    # the device before it starts the next one.
-    def on_train_batch_begin(
-        self, batch: int, logs: dict | None = None
-    ) -> None:
-        """Reads the counters before this step, if it is time to."""
-        self._session.begin_batch(self, batch)
-
     def on_test_end(self, logs: dict | None = None) -> None:
         """Reports what is wrong with an `evaluate` outside of `fit`."""
         super().on_test_end(logs)
-        if self._session is None or not self._session.watches(self):
+        if self._session is None:
             from keras_mixprec.monitoring.validation import watch_evaluation
 
             self.verdicts = watch_evaluation(
@@ -316,20 +304,17 @@ class MixPrecMonitor(CopiedCallback):
             )
             self._has_logged |= bool(self.verdicts)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self, logs)
-
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""
         session = self._session
         session.finish()
-        session.attempt("sum up this run", self._sum_up)
-        self._is_chief = session.log.writes
-        self._report_dir = session.log_dir
+        log, watch = session.log, session.watch
+        watch.attempt("sum up this run", self._sum_up)
+        self._is_chief, self._report_dir = log.writes, watch.log_dir
         session.leave(self)
-        if self.loggers and session.log.writes:
-            session.log.finish(self.summary, lambda: self.report)
+        self._session = None
+        if self.loggers and log.writes:
+            log.finish(self.summary, lambda: self.report)
         if self.verbose and self.summary:
             print_message(str(self.summary))
         session.raise_if_failed()

@@ -57,27 +57,44 @@ class CopiedCallback(keras.callbacks.Callback):
     """
 
     _session: Any = None
-    _OF_ONE_FIT = ("_model", "_session", "_tuning")
+    _OF_ONE_FIT = ("_model", "_session", "_repairs")
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Begins to watch the model, or to count the batches of an epoch."""
+        self._session.begin_epoch(self, epoch)
+
+    # `on_train_batch_end` would make Keras fetch the logs of every step from
+    # the device before it starts the next one.
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """Does what is due before this step."""
+        self._session.begin_batch(self, batch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Keeps the loss of the epoch; a validation is no time of training."""
-        if session := vars(self).get("_session"):
-            session.begin_validation(self)
+        if self._session:
+            self._session.begin_validation(self)
 
     def on_test_end(self, logs: dict | None = None) -> None:
         """Training goes on."""
-        if session := vars(self).get("_session"):
-            session.budget.go_on()
+        if self._session:
+            self._session.end_validation()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Reads the counters at the end of the epoch."""
+        self._session.end_epoch(self, logs)
 
     def abandoned(self) -> None:
         """An exception has ended `fit`."""
+        self._session = None
 
     def leave_out(self, seconds: float) -> None:
         """Takes note of a pause in `fit`, which is no time of training.
 
-        Of which the overhead budget is a share.
+        The overhead budget is a share of the time of training.
         """
-        self._session.budget.add(READINGS, seconds, is_overhead=False)
+        self._session.watch.budget.add(READINGS, seconds, is_overhead=False)
 
     def __getstate__(self):
         state = dict(vars(self))

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -21,7 +22,7 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
-from keras_mixprec.tuning.history import TunerHistory, start_message
+from keras_mixprec.tuning.history import start_message
 from keras_mixprec.tuning.plan_store import PlanOnDisk, computes_in_16_bits
 from keras_mixprec.tuning.proposal import RUNGS
 
@@ -226,13 +227,14 @@ class PrecisionTuner(CopiedCallback):
         self.recover = check_choice("recover", recover, (True, False))
         self.max_returns = check_integer("max_returns", max_returns)
         self._held_back = held_back(validate, monitor, mode)
-        self._has_validated = False
+        self.has_validated = False
         self._check_together()
         self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
         # In `fit`.
         self._session: Any = None
-        self._tuning: Any = None
+        self._repairs: Any = None
+        self._before: list = []
         self._warned = self._keeps_file = False
 
     def _check_together(self):
@@ -254,21 +256,12 @@ class PrecisionTuner(CopiedCallback):
         repairs = Repairs.of(model)
         known = None if self._is_dry else self._disk.load(model)
         self._session = Session.join(self, Settings(verbose=self.verbose))
-        if self._tuning is None or self._tuning.repairs is not repairs:
+        if self._repairs is not repairs:
             self.history = []
-        file = "" if self._is_dry else str(self._disk.path)
-        records = TunerHistory(
-            self, self._session, repairs, self._save_plan, file
+        self._repairs, self._before = repairs, []
+        self._session.add_tuner(
+            partial(Tuning, self, repairs, self._before, self._held_back)
         )
-        self._tuning = Tuning(
-            self,
-            self._session,
-            repairs,
-            records,
-            self._held_back,
-            self._has_validated,
-        )
-        self._session.add_tuner(self._tuning)
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
@@ -277,55 +270,34 @@ class PrecisionTuner(CopiedCallback):
             self._disk.save(repairs, keep_earlier=bool(aside))
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
-            self._tuning.records.at_first(
-                "loss_scaling", "the loss is scaled from now on"
-            )
+            text = "the loss is scaled from now on"
+            self._before.append(("loss_scaling", text, {}))
         if self.recover and not self.dry_run and not has_own_step(model):
             skip_nonfinite_steps(model)
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Counts the batches of the epoch."""
-        self._session.begin_epoch(self, epoch)
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict | None = None
-    ) -> None:
-        """Changes what has to be changed before this step."""
-        self._session.begin_batch(self, batch)
-        self._tuning.before_batch()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self, logs)
-
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""
-        session, tuning = self._session, self._tuning
+        session = self._session
         session.finish()
-        self._has_validated = True
-        tuning.records.rebuild(session.step)
-        self._save_plan()
+        self.has_validated = True
+        self.save_plan()
         # The monitor's summary begins with the same sentence.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
-        news = wide or tuning.records.has_news
+        news = wide or session.watch.tuning.records.has_news
         if self.verbose and news and not session.settings.summary:
             # As in the monitor, not needed before.
             from keras_mixprec.monitoring.summary import summarize
 
-            said = summarize(session).headline["text"]
+            said = summarize(session.watch).headline["text"]
             print_message(f"PrecisionTuner: {said}")
         session.leave(self)
+        self._session = None
         session.raise_if_failed()
-
-    def abandoned(self) -> None:
-        """Drops what must not outlive a `fit` that an exception has ended."""
-        if self._tuning:
-            self._tuning.forget()
 
     def _start_from(self, plan, state):
         """Follows what fits of the plan; names and returns what does not."""
-        repairs = self._tuning.repairs
+        repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)
         self._keeps_file = bool(aside) and is_wide
@@ -335,7 +307,7 @@ class PrecisionTuner(CopiedCallback):
         fits = not repairs.asked.keys() <= aside.keys()
         text = start_message(self._disk, fits, changes, aside, self._keeps_file)
         fields = {"left_aside": aside} if aside else {}
-        self._tuning.records.at_first("start", text, **fields)
+        self._before.append(("start", text, fields))
         if aside and not self.verbose:
             warnings.warn(f"PrecisionTuner {text}.", UserWarning, stacklevel=3)
         return aside
@@ -351,19 +323,25 @@ class PrecisionTuner(CopiedCallback):
         chief = active.processes().is_chief(self._session.model)
         return chief and not (self._is_dry or self._keeps_file)
 
-    def _save_plan(self) -> None:
+    @property
+    def plan_file(self) -> str:
+        """Where the plan is written to, empty for nowhere."""
+        return "" if self._is_dry else str(self._disk.path)
+
+    def save_plan(self) -> None:
         """Keeps the plan, also in its file if this is the chief's."""
-        repairs = self._tuning.repairs
-        self.plan = repairs.plan()
+        self.plan = self._repairs.plan()
         if not self._writes_plan:
             return
         try:
             # A folder that was removed meanwhile is made again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
-            self._disk.update(repairs)
+            self._disk.update(self._repairs)
         except OSError as error:
-            event = failure_event("plan_not_written", error)
-            self._session.log.event(self._session.step, event)
+            watch = self._session.watch
+            watch.log.event(
+                watch.step, failure_event("plan_not_written", error)
+            )
             if not self._warned:
                 self._warned = True
                 warnings.warn(

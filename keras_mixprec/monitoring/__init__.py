@@ -25,9 +25,12 @@ Files:
 - `range_schedule.py`: when the ranges of layers are read; `range_log.py`: logs
   them.
 - `audit_schedule.py`: when a model is due for an audit.
-- `audits.py`: diagnoses the next batch of `fit`, and reports verdicts.
-- `failing_batches.py`: keeps the batches of skipped steps, and reports which
-  had bad data.
+- `audits.py`: diagnoses batches of `fit`, and reports verdicts.
+- `diagnoses.py`: when a run without a tuner is diagnosed.
+- `task.py`: what is done beside training, and when.
+- `held_batches.py`: holds batches until their step is over, to find one that
+  fails.
+- `failing_batches.py`: which batches of skipped steps had bad data.
 - `metric_values.py`: metrics that float16 makes infinite or NaN.
 - `validation.py`: which loss or metric of an evaluation is wrong, and why.
 - `performance.py`: logs how fast training is.

@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.course import Course
 from keras_mixprec.diagnosis.forecasts import AuditForecast
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 
@@ -71,17 +72,52 @@ class AuditSchedule:
         """Whether the next audit counts as overhead."""
         return self._audits > len(_AUDITS)
 
-    def compare(self, taken: int, first: float) -> bool:
-        """Whether it is time to compare a run without an audit with float32.
+    def is_comparison_due(self, taken: int, first: float) -> bool:
+        """Whether a run that is not audited is to be compared with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
             first: Float. Steps before the first time; then twice as many.
         """
-        steps = self.steps + taken
-        due = steps >= max(first, 2 * self._compared)
-        self._compared = steps if due else self._compared
-        return due
+        return self.steps + taken >= max(first, 2 * self._compared)
+
+    def compare(self, taken: int):
+        """The run is compared with float32 now.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        self._compared = self.steps + taken
+
+    def begin(self, model):
+        """Notes where training begins, the first time.
+
+        Args:
+            model: The `keras.Model`, with variables that are synchronized.
+        """
+        if self.start is None:
+            self.start = Course.of(model, math.nan)
+
+    def note_first_loss(self, sums: tuple | None):
+        """Notes the loss of the first step, unless a better one is known.
+
+        Args:
+            sums: The sum of losses and their weights, `None` for none.
+        """
+        if self.start and sums and sums[1] and math.isnan(self.start.loss):
+            self.start = self.start._replace(loss=sums[0] / sums[1])
+
+    def took(self, seconds: float):
+        """Notes how long a diagnosis took."""
+        self.cost = seconds
+
+    def examine_scale_use(self):
+        """How the step uses the loss scale is examined now."""
+        self.scale_use_known = True
+
+    def repair(self, is_done: bool):
+        """Notes whether all that was found is repaired now."""
+        self.all_repaired = is_done
 
     def steps_left(self, taken: int) -> int:
         """Returns how many steps there are to the next audit, if any.

@@ -226,8 +226,7 @@ class CounterLog:
     """Reads the counters from time to time and logs what is new.
 
     Args:
-        session: The `Session`.
-        counters: `Counters` of its model.
+        watch: The `Watch`.
 
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
@@ -243,16 +242,16 @@ class CounterLog:
             returned it, `None` if it is scaled.
     """
 
-    def __init__(self, session, counters):
+    def __init__(self, watch):
         from keras_mixprec.monitoring.low_scale import LowScales  # In `fit`.
 
-        self._session = session
-        self._counters, self._log = counters, session.log
-        count = len(session.model.trainable_variables)
+        self._watch = watch
+        self._counters, self._log = watch.counters, watch.log
+        count = len(watch.model.trainable_variables)
         self._by_variable = Thinning(rows_by_variable(count))
-        self._skips = Skips(session.log)
-        self._low_scales = LowScales(session.log)
-        self.loss = LossCurve(session.model, session.log)
+        self._skips = Skips(watch.log)
+        self._low_scales = LowScales(watch.log)
+        self.loss = LossCurve(watch.model, watch.log)
         self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
         self.due_at = self._first_step = 0
@@ -272,14 +271,14 @@ class CounterLog:
             gap: Int. Steps from one reading to the next, `None` for those of
                 the settings.
         """
-        session = self._session
+        watch = self._watch
         if step < self.due_at and gap is None or step == self.step:
             return
-        gap = session.settings.update_freq if gap is None else gap
+        gap = watch.settings.update_freq if gap is None else gap
         taken, before = (s - self._first_step for s in (step, self.step))
         if step - self.step >= gap:
-            doubled = taken >= 2 * before and session.settings.max_overhead
-            if doubled or session.budget.left(READINGS) > 0:
+            doubled = taken >= 2 * before and watch.settings.max_overhead
+            if doubled or watch.budget.left(READINGS) > 0:
                 self.read(step)
                 return
         before = self._known
@@ -296,7 +295,7 @@ class CounterLog:
 
     def _plan(self, step):
         """Plans the next look, where `stop_after` may be reached."""
-        settings = self._session.settings
+        settings = self._watch.settings
         gap, most = settings.update_freq, settings.stop_after
         if most is not None:
             gap = min(gap, max(most - self.seen.in_a_row, 1))
@@ -314,7 +313,7 @@ class CounterLog:
             self._first_step = step
         self.step = step
         self.due_at = step + 1  # If reading fails.
-        session = self._session
+        watch = self._watch
         with self.synchronized():
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
@@ -323,20 +322,17 @@ class CounterLog:
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
         # Before it is logged: a scale that is put back is that of this step.
-        readings = session.bad_data.put_scales_back(session, readings)
-        self._note_lack(step, used, step > session.first_step)
+        readings = watch.bad_data.put_scales_back(watch, readings)
+        self._note_lack(step, used, step > watch.first_step)
         started = _clock.now()
         rules = {name: w.optimizer.rule for name, w in used.items()}
         self._write(readings, rules, counted)
-        # A tuner looks at each of them by itself.
-        new = self._new_losses(now.losses)
-        many = new >= TRIGGER_STEPS and not session.has_tuner
-        if many or now.mean_is_lost:
-            self.trouble = True
+        many = self._new_losses(now.losses) >= TRIGGER_STEPS
+        self.trouble |= many or now.mean_is_lost
         self.loss.write(step, loss, now.losses)
         self._plan(step)
-        session.budget.add(READINGS, _clock.now() - started)
-        session.bad_data.report(session)
+        watch.budget.add(READINGS, _clock.now() - started)
+        watch.bad_data.report(watch)
 
     def _note_lack(self, step, used, trained):
         """Logs what does not scale the loss, before the first step or after."""
@@ -344,7 +340,7 @@ class CounterLog:
             return
         self._lacks_read.add(trained)
         before = self.lack
-        self.lack = lack_of_scaling(self._session.model, used, trained)
+        self.lack = lack_of_scaling(self._watch.model, used, trained)
         if self.lack not in (None, before):
             event = {"kind": "no_loss_scaling", "by": self.lack}
             self._log.event(step, event)
@@ -353,12 +349,12 @@ class CounterLog:
         """Logs that no optimizer in use was applied in any step."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
-        trains = bool(self._session.model.trainable_variables)
+        trains = bool(self._watch.model.trainable_variables)
         if (
             used
             and trains
             and not applied
-            and self.step > self._session.first_step
+            and self.step > self._watch.first_step
         ):
             self.lack = "apply"
             event = {"kind": "no_loss_scaling", "by": self.lack}
@@ -367,34 +363,47 @@ class CounterLog:
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
         before = self._losses
-        self._losses = count - self._session.bad_data.count
+        self._losses = count - self._watch.bad_data.count
         return self._losses - before
 
-    def begin_epoch(self, step: int):
-        """An epoch begins, and what is averaged over one.
+    # The loss, which begins again with each epoch.
 
-        Args:
-            step: Int. How many steps were taken before.
-        """
+    def begin_epoch(self, step: int):
+        """An epoch begins after this step."""
         self.loss.begin_epoch(step)
+
+    def read_loss(self) -> tuple | None:
+        """Returns the sum of losses in this epoch, and their weights."""
+        with self.synchronized():
+            return self.loss.read()
+
+    def hold_loss(self):
+        """Keeps these sums during a validation, which uses their variables."""
+        with self.synchronized():
+            self.loss.hold()
+
+    def end_epoch(self, step: int, logs: dict | None):
+        """An epoch has ended with this step, and reports these logs."""
+        with self.synchronized():
+            self.loss.end_epoch(step, logs)
 
     @contextlib.contextmanager
     def synchronized(self):
         """Context in which counters are those of the last step."""
-        started, session = _clock.now(), self._session
+        started, watch = _clock.now(), self._watch
         with self._counters.synchronized(self.loss.variables) as waited:
-            session.performance.clock.waited(session.step, waited)
+            watch.performance.clock.waited(watch.step, waited)
             yield
-        session.budget.add(READINGS, _clock.now() - started - waited)
+        watch.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""
         if self._collapsed:
-            self._session.examiner.report_rest(self.step)
+            self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
         self._note_idle()
         events = self._counters.nonfinite_events()
-        for event in events + self._session.bad_data.events():
+        for event in events + self._watch.bad_data.events():
             self._log.event(self.step, event)
 
     def _write(self, readings, rules, counted):
@@ -413,21 +422,17 @@ class CounterLog:
 
     def _classify(self, readings):
         """Takes note of what the counters of all optimizers say of a run."""
-        session, found = self._session, readings.values()
+        watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
-            session.ranges.hurry()
+            watch.ranges.hurry()
         for reading in found:
             if reading.collapsed:
-                session.examiner.report_collapse(
-                    reading.loss_scale, reading.in_a_row, self.step
+                watch.examiner.note_collapse(
+                    reading.loss_scale, reading.in_a_row
                 )
         self._collapsed = any(reading.collapsed for reading in found)
-        # A tuner looks at every skipped step by itself.
-        self.trouble = any(
-            reading.stuck or (reading.below_1 and not session.has_tuner)
-            for reading in found
-        )
-        verdicts = session.examiner.verdicts
-        most = session.settings.stop_after
+        self.trouble = any(reading.is_trouble for reading in found)
+        verdicts = watch.verdicts
+        most = watch.settings.stop_after
         reasons = (reason_to_stop(r, verdicts, most) for r in found)
         self.reason_to_stop = next(filter(None, reasons), None)

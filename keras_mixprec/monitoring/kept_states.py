@@ -4,6 +4,7 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
+from keras_mixprec.diagnosis.thresholds import DIVERGED, WORSE
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
@@ -37,8 +38,8 @@ class KeptStates:
         due_at: The step before which the next one is to be kept, infinite for
             none.
         held: The last `KeptState`s, the newest last.
-        growth: Float. By how much the loss was above the best one when it was
-            read last, as a share of that; NaN if it was not finite.
+        growth: Float. How far the loss was above the best one at the last
+            reading, as a share of that one; NaN if it was not finite.
     """
 
     def __init__(self):
@@ -67,6 +68,16 @@ class KeptStates:
             self._best = min(self._best, loss)
             least = max(abs(self._best), 1e-30)
             self.growth = (loss - self._best) / least
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the loss was not far above the best one."""
+        return self.growth <= WORSE
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the loss has grown as it does where training diverges."""
+        return not self.growth < DIVERGED
 
     def back_to(self, step: int | None) -> KeptState:
         """Returns the state of a step, and forgets those after it.

@@ -122,17 +122,14 @@ class Reading(NamedTuple):
         return any(b > a for a, b in itertools.pairwise(scales))
 
     @property
-    def stuck(self) -> bool:
-        """Whether more steps in a row are skipped than a search explains."""
-        return self.in_a_row >= TRIGGER_STEPS
+    def is_trouble(self) -> bool:
+        """Whether more steps are skipped than a search for the scale explains.
 
-    @property
-    def below_1(self) -> bool:
-        """Whether as many skipped steps have taken the scale to below 1.
-
-        What overflows at 1 does so in float16 whatever the scale is for.
+        In a row, or down to a scale below 1: what overflows at 1 overflows in
+        float16 without any scale.
         """
-        return self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+        is_low = self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+        return self.in_a_row >= TRIGGER_STEPS or is_low
 
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.

@@ -172,17 +172,17 @@ def _steps(count):
     return format_count(count, "step")
 
 
-def summarize(session) -> TrainingSummary:
+def summarize(watch) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        session: The `Session`, after its last reading.
+        watch: The `Watch`, after its last reading.
     """
     # Not needed before a `fit` ends.
     from keras_mixprec.policies.graph_rewrite import in_force
 
-    rows = precision_summary(session.model).to_list()
-    used = session.counters.used()
+    rows = precision_summary(watch.model).to_list()
+    used = watch.counters.used()
     counts = {name: w.since_start() for name, w in used.items()}
     optimizers = {
         name: OptimizerSummary(
@@ -192,35 +192,34 @@ def summarize(session) -> TrainingSummary:
             first_scale=w.first_scale,
             last_scale=counts[name].scale,
             overflow_counts=w.overflow_counts(),
-            nonfinite_counts=session.counters.nonfinite_gradients(name),
+            nonfinite_counts=watch.counters.nonfinite_gradients(name),
         )
         for name, w in used.items()
     }
-    steps = session.step - session.first_step
-    lack = session.counter_log.lack
+    lack = watch.counter_log.lack
     facts = Facts(
-        events=session.log.story,
+        events=watch.log.story,
         layers=rows,
-        steps=steps,
+        steps=watch.taken,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=_in_a_row(optimizers),
-        measured=session.range_log.last is not None,
-        fits=session.log.fits + 1,
-        first=session.first_step + 1,
-        examined=bool(session.examiner.schedule.errors),
-        flat_loss=session.progress.flat_loss(
+        measured=watch.range_log.last is not None,
+        fits=watch.log.fits + 1,
+        first=watch.first_step + 1,
+        examined=bool(watch.examiner.schedule.errors),
+        flat_loss=watch.progress.flat_loss(
             [row["compute_dtype"] for row in rows]
         ),
     )
     return TrainingSummary(
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
         optimizers=optimizers,
-        folder=session.log.folder,
-        unscaled_float16=remedy(session.model, lack) if lack else "",
-        bad_data=str(session.bad_data),
-        nonfinite_losses=session.counters.nonfinite_losses(),
+        folder=watch.log.folder,
+        unscaled_float16=remedy(watch.model, lack) if lack else "",
+        bad_data=str(watch.bad_data),
+        nonfinite_losses=watch.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
-        left_in_float16=_left_in_float16(session.model),
+        left_in_float16=_left_in_float16(watch.model),
         **closing(facts),
     )
 

@@ -227,10 +227,19 @@ class Repairs:
         """Compiles the train function again, for another update rule."""
         self._rebuild(lambda: rebuild_functions(self._model))
 
-    def rebuild_seconds(self) -> float | None:
+    @property
+    def is_rebuilt(self) -> bool:
+        """Whether the functions were rebuilt since `take_rebuild_seconds`."""
+        return self._rebuilt_at is not None
+
+    def take_rebuild_seconds(self) -> float | None:
         """Returns what the last rebuild cost, once, when its step is done."""
         started, self._rebuilt_at = self._rebuilt_at, None
         return None if started is None else _clock.now() - started
+
+    def sign(self, sign_off: dict):
+        """Notes what a metric on held-back data was at the end of training."""
+        self.sign_off = sign_off
 
     def _change(self, policies):
         before = self.policies()

@@ -26,36 +26,23 @@ class TunerHistory:
     """Reports each change once it is made, and has the plan written.
 
     Args:
-        tuner: The `PrecisionTuner`, to whose history it is added.
-        session: The `Session`, for its log.
+        tuner: The `PrecisionTuner`, which has the history and the plan.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
-        save_plan: Function without arguments that writes the plan.
-        plan_file: String. Where to, empty for nowhere.
 
     Attributes:
         has_news: Boolean. Whether anything was done in this `fit`.
     """
 
-    def __init__(self, tuner, session, repairs, save_plan, plan_file):
+    def __init__(self, tuner, watch, repairs):
         self.has_news = False
         self._history = tuner.history
-        self._verbose = tuner.verbose
-        self._bfloat16 = tuner.bfloat16
+        self._tuner = tuner
         self._dry = {"dry_run": True} if tuner.dry_run else {}
-        self._file = {"plan_file": plan_file} if plan_file else {}
-        self._session = session
+        file = tuner.plan_file
+        self._file = {"plan_file": file} if file else {}
+        self._watch = watch
         self._repairs = repairs
-        self._save_plan = save_plan
-        self._done_before = []
-
-    def at_first(self, kind: str, message: str, **fields):
-        """Reports what was done before training, when that begins."""
-        self._done_before.append((kind, message, fields))
-
-    def begin(self, step: int):
-        """Training has begun, with this step."""
-        for kind, message, fields in self._done_before:
-            self.report(kind, step, message, **fields)
 
     def report(self, kind: str, step: int, message: str, **fields):
         """Reports that something happened.
@@ -69,9 +56,9 @@ class TunerHistory:
         event = {"kind": kind, **fields, "message": message}
         self._history.append({"step": step, **event})
         self.has_news = True
-        self._session.log.event(step, event)
-        self._save_plan()
-        if self._verbose:
+        self._watch.log.event(step, event)
+        self._tuner.save_plan()
+        if self._tuner.verbose:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
@@ -94,7 +81,7 @@ class TunerHistory:
         # The advice of a verdict is float32, which always repairs.
         if kind == "demote" and "mixed_bfloat16" in _after(changes):
             why_here = "`bfloat16=True`"
-            if self._bfloat16 == "auto":
+            if self._tuner.bfloat16 == "auto":
                 why_here = recommend_policy().reason
             message += f"; bfloat16 has enough range, and {why_here}"
         self.report(
@@ -181,13 +168,13 @@ class TunerHistory:
         message = f"returns to the state of step {since:,} and {then}"
         self.report("return", step, message, to=since, done=done)
 
-    def rebuild(self, step: int):
+    def rebuild(self):
         """Reports what the last rebuild cost, once its step is done."""
-        seconds = self._repairs.rebuild_seconds()
+        seconds = self._repairs.take_rebuild_seconds()
         if seconds is not None:
             self._history[-1]["seconds"] = seconds
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
-            self._session.log.event(step, event)
+            self._watch.log.event(self._watch.step, event)
 
 
 def _after(changes):

@@ -32,19 +32,19 @@ class Validation:
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
-        session: The `Session`.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
         records: `TunerHistory`.
         held_back: `HeldBack`, or `None`.
     """
 
-    def __init__(self, tuner, session, repairs, records, held_back):
+    def __init__(self, tuner, watch, repairs, records, held_back):
         self._tuner = tuner
-        self._session = session
+        self._watch = watch
         self._repairs = repairs
         self._records = records
         self._held_back = held_back
-        self._evaluation = Evaluation(session.model, held_back)
+        self._evaluation = Evaluation(watch.model, held_back)
         self._cost, self._count = 0.0, 0
         self._warned = False
 
@@ -58,12 +58,12 @@ class Validation:
             ValueError: If the metric is not finite.
             Exception: Whatever the evaluation raises.
         """
-        if self._held_back is None:
+        if self._held_back is None or self._tuner.has_validated:
             return
-        self._session.synchronized_model()
+        self._watch.synchronized_model()
         value = self._timed(self._evaluation.reference)
         event = {"kind": "validate", **self._numbers(value, None)}
-        self._session.log.event(step, event)
+        self._watch.log.event(step, event)
 
     # Returning to 16 bits.
 
@@ -127,9 +127,9 @@ class Validation:
             step: Int.
             may_demote: Boolean. Whether anything may be changed.
         """
-        if self._held_back is None or step == self._session.first_step:
+        if self._held_back is None or not self._watch.taken:
             return
-        self._session.synchronized_model()
+        self._watch.synchronized_model()
         started, within, blamed, why = _clock.now(), False, [], ""
         trials = self._trials(step)
         if trials is None:
@@ -151,7 +151,7 @@ class Validation:
             )
         seconds = round(_clock.now() - started, 3)
         numbers |= {"within": within, "to_blame": blamed, "seconds": seconds}
-        self._repairs.sign_off = {"step": step, **numbers}
+        self._repairs.sign({"step": step, **numbers})
         self._records.report("sign_off", step, text, **numbers)
 
     def _repair(self, trials, value, step, may_demote):
@@ -173,7 +173,7 @@ class Validation:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
         wanted |= repairs.left_alone(wanted, step)
         changes = repairs.demote(wanted)
-        repairs.rebuild_seconds()  # No step follows that compiles.
+        repairs.take_rebuild_seconds()  # No step follows that compiles.
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
 
@@ -181,13 +181,13 @@ class Validation:
         """The fewest layers without which the metric is within tolerance."""
         self._announce(f"searches {len(wanted)} layers for those to blame")
         errors = dict.fromkeys(wanted, 0.0)
-        for name, own in self._session.examiner.schedule.errors.items():
+        for name, own in self._watch.examiner.schedule.errors.items():
             path = name.partition("#")[0]
             error = own.get("forward", 0.0)
             if path in errors and not errors[path] >= error:
                 errors[path] = min(error, 1e9)
         # Every worker has seen other batches.
-        agreed = any_worker(self._session.model, [*errors.values()])
+        agreed = any_worker(self._watch.model, [*errors.values()])
         errors = dict(zip(errors, agreed, strict=True))
         ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
@@ -221,10 +221,10 @@ class Validation:
                 f"{self._held_back.name} is {reference:g} in float32 too, so "
                 "it decides nothing: look at the weights and the held-back data"
             )
-        (failed,) = any_worker(self._session.model, [error is not None])
+        (failed,) = any_worker(self._watch.model, [error is not None])
         if error is not None:
             event = failure_event("validation_failed", error)
-            self._session.log.event(step, event)
+            self._watch.log.event(step, event)
             if not self._warned:
                 self._warned = True
                 warn_disabled("validate", error, who="PrecisionTuner")
@@ -232,8 +232,7 @@ class Validation:
 
     def over_budget(self, evaluations: int) -> bool:
         """Whether so many evaluations are too many now."""
-        taken = self._session.step - self._session.first_step
-        allowed = _EVALUATIONS + taken // _STEPS
+        allowed = _EVALUATIONS + self._watch.taken // _STEPS
         return self._count + evaluations > allowed
 
     def evaluate(self, assignment: dict, reference: float) -> tuple:
@@ -251,7 +250,7 @@ class Validation:
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
-        (worst,) = any_worker(self._session.model, [worse])
+        (worst,) = any_worker(self._watch.model, [worse])
         return value, worst <= self._tuner.tolerance
 
     def _timed(self, work):
@@ -261,7 +260,7 @@ class Validation:
         finally:
             self._cost = _clock.now() - started
             self._count += 1
-            budget = self._session.budget
+            budget = self._watch.budget
             budget.add("validation", self._cost, is_overhead=False)
 
     def _announce(self, what):
