@@ -8,7 +8,7 @@ from keras_mixprec._fit_end import SESSION_ATTRIBUTE
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.callbacks.watch import Watch
-from keras_mixprec.monitoring.attach import stop_watching
+from keras_mixprec.monitoring.attach import guard_of
 from keras_mixprec.monitoring.failures import note_end
 
 
@@ -62,7 +62,7 @@ class Session:
         if not is_own or session.watch:
             if session:
                 session.log.close()
-            stop_watching(model)
+            guard_of(model).stop()
             session = vars(model)[SESSION_ATTRIBUTE] = cls(model, params)
         session._add(callback, settings)
         return session
@@ -97,7 +97,7 @@ class Session:
         """The last callback to leave closes the log."""
         self._members.remove(callback)
         if not self._members:
-            stop_watching(self.model)
+            guard_of(self.model).stop()
             self.log.close()
             if self.watch.several_workers:
                 # The others' reports read a log that the chief has closed.
@@ -111,7 +111,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             stack.callback(vars(model).pop, SESSION_ATTRIBUTE, None)
             stack.callback(self.log.close)
-            stack.callback(stop_watching, model)
+            stack.callback(guard_of(model).stop)
             for callback in self._members:
                 stack.callback(callback.abandoned)
             watch = self.watch
@@ -119,10 +119,6 @@ class Session:
                 note_end(self.log, watch.step if watch else 0, error)
                 if watch:
                     watch.counter_log.read(watch.step)
-
-    def is_in_fit(self, callback) -> bool:
-        """Whether the `fit` of a callback that joined is under way."""
-        return callback in self._members
 
     def synchronized_model(self):
         """Returns the model, with the variables of the last step."""
@@ -165,7 +161,7 @@ class Session:
     def begin_validation(self, callback):
         """A validation begins within an epoch."""
         if self.watch and self._members[:1] == [callback]:
-            self.watch.begin_validation(self._knows_steps)
+            self.watch.begin_validation(self._steps is not None)
 
     def end_validation(self):
         """Training goes on."""
@@ -175,13 +171,13 @@ class Session:
     def end_epoch(self, callback, logs: dict | None):
         """Reads the counters at the end of an epoch, and what it reports."""
         if self.watch and callback is self._members[0]:
-            steps = (self._params or {}).get("steps")
-            self.watch.end_epoch(steps, logs)
+            self.watch.end_epoch(self._steps, logs)
             self.raise_if_failed()
 
     @property
-    def _knows_steps(self):
-        return bool((self._params or {}).get("steps"))
+    def _steps(self):
+        """Steps of an epoch, `None` if that is not known."""
+        return (self._params or {}).get("steps")
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""

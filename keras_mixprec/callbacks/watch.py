@@ -11,15 +11,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker, of_all_workers
 from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
 from keras_mixprec.guards.train_function import StepCount, TrainFunction
-from keras_mixprec.monitoring.attach import (
-    CHARTS,
-    METRICS,
-    SETTINGS,
-    LayerLog,
-    guard_of,
-    log_epoch,
-    settings_of,
-)
+from keras_mixprec.monitoring.attach import LayerLog, guard_of
 from keras_mixprec.monitoring.audits import Examiner
 from keras_mixprec.monitoring.counter_log import CounterLog
 from keras_mixprec.monitoring.counters import Counters
@@ -36,6 +28,7 @@ from keras_mixprec.monitoring.progress import Progress
 from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.monitoring.task import Task
+from keras_mixprec.reporting.schema import EPOCHS
 
 # How often, between two readings, to ask whether one that is due is within
 # budget. It takes 20 us to ask, which is 1% of a step of small layers on JAX.
@@ -169,27 +162,16 @@ class Watch:
         """Logs what there is to log before the first step."""
         model, attempt = self.synchronized_model(), self.attempt
         self._function.explain_errors(partial(explain_error, self))
-        attempt("log settings", self._log_settings)
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.precision_settings import log_begin
+
+        attempt("log settings", log_begin, self)
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, model)
         attempt("look whether the loss falls", self.progress.begin)
         attempt("measure layers", self.ranges.start)
         attempt("keep failing batches", keep_failing, self)
-
-    def _log_settings(self):
-        # Not needed before a `fit` begins.
-        from keras_mixprec.monitoring import precision_settings
-
-        log, model, step = self.log, self.model, self.step
-        log.layout(step, CHARTS)
-        settings = settings_of(model)
-        log.settings(settings, SETTINGS, METRICS)
-        settings |= self.settings.logged()
-        tuner = self.tuning is not None
-        precision_settings.log_begin(log, step, model, tuner, settings)
-        for event in self.settings.before_training:
-            log.event(step, event)
 
     @property
     def step(self) -> int:
@@ -337,7 +319,7 @@ class Watch:
         if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
             self._idle_until = 0  # It may have changed what is due.
-        attempt("log epochs", log_epoch, self.log, step)
+        self.log.rows(step, EPOCHS, [(step, _clock.wall())])
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
 
@@ -367,9 +349,9 @@ class Watch:
             attempt("share verdicts", self.share_verdicts)
         attempt("read the counters", self.counter_log.close)
         attempt("log layers", self.log_layers)
-        from keras_mixprec.monitoring import precision_settings
+        from keras_mixprec.monitoring.precision_settings import log_end
 
-        attempt("log settings", precision_settings.log_end, self.log, step)
+        attempt("log settings", log_end, self.log, step)
         leave = self.examiner.schedule.leave
         what = "plan audits of the next `fit`"
         attempt(what, leave, self.model, self.taken)

@@ -1,100 +1,15 @@
-"""Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
+"""Attaching to a model in `fit`: its layers, optimizers and metrics."""
 
-from collections import Counter
-
-import keras
-
-from keras_mixprec import _clock
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of, variable_scope
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.range_reading import output_dtype
-from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import (
-    EPOCHS,
-    FED_BY,
-    RANGES,
-    SPEED,
-)
-
-# What the Custom Scalars tab draws together; tags as regular expressions.
-CHARTS = {
-    "Mixed precision": {
-        "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
-        "skipped steps": [r"mixprec/skipped_steps.*"],
-        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
-        "shares lost in 16 bits": [
-            rf"{RANGES}/gradient_subnormal",
-            rf"{RANGES}/weight_gradient_below",
-            rf"{RANGES}/lost_updates",
-        ],
-        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
-        "step time (s)": [rf"{SPEED}/step_time.*"],
-        "samples a second": [rf"{SPEED}/samples_per_second"],
-        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
-        "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
-    }
-}
-
-# What distinguishes runs in the HParams tab, and what its table has of each:
-# without a list it takes every curve for a metric.
-SETTINGS = {
-    "policy": str,
-    "optimizer": str,
-    "learning_rate": float,
-    "loss_scale": str,
-    "first_loss_scale": float,
-    "matmul_precision": str,
-}
-METRICS = {
-    "mixprec/loss_scale": "loss scale",
-    "mixprec/skipped_steps": "skipped steps",
-    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
-    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
-    f"{RANGES}/lost_updates": "lost updates",
-    f"{SPEED}/step_time_median": "step time (s)",
-    f"{SPEED}/samples_per_second": "samples a second",
-    f"{SPEED}/peak_memory": "peak memory (bytes)",
-}
-
-
-def settings_of(model: keras.Model) -> dict:
-    """Returns what distinguishes one run from another in the HParams tab.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-
-    Returns:
-        Dict from some of the names in `SETTINGS` to values.
-    """
-    policies = Counter(PrecisionPlan.from_model(model).values())
-    optimizer = getattr(model, "optimizer", None)
-    settings: dict = {"matmul_precision": matmul_precision.in_force().products}
-    if policies:
-        settings["policy"] = policies.most_common(1)[0][0]
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # A user's subclass of Keras' own has no rule.
-        rule = getattr(optimizer, "rule", optimizer)
-        settings["loss_scale"] = type(rule).__name__
-        scale = optimizer.initial_scale
-        if optimizer.built:
-            scale = active.step().read(optimizer.dynamic_scale)
-        settings["first_loss_scale"] = float(scale)
-        optimizer = optimizer.inner_optimizer
-    if optimizer is not None:
-        settings["optimizer"] = type(optimizer).__name__
-        # That of a schedule is the one it begins with.
-        # A `MultiOptimizer` has several.
-        if (rate := getattr(optimizer, "learning_rate", None)) is not None:
-            settings["learning_rate"] = float(to_array(rate))
-    return settings
+from keras_mixprec.reporting.schema import FED_BY
 
 
 class LayerLog:
@@ -147,16 +62,6 @@ def _with_feeders(summary, model):
     return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
 
 
-def log_epoch(log, step: int):
-    """Logs that an epoch ends now, with the time.
-
-    Args:
-        log: The `RunLog`.
-        step: Int. Its last step.
-    """
-    log.rows(step, EPOCHS, [(step, _clock.wall())])
-
-
 # The attribute of a model that holds the guard of its metrics, which refers to
 # the model: kept anywhere else it would keep that alive.
 _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
@@ -168,7 +73,7 @@ def watch_optimizers(model) -> dict:
     Keras' own is exchanged for one that shares its state. A user's subclass of
     it is left alone, and not returned. The metrics of a model that computes in
     16 bits are guarded against the batches that are skipped, until
-    `stop_watching`.
+    its guard is stopped.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is
@@ -176,16 +81,6 @@ def watch_optimizers(model) -> dict:
     """
     with variable_scope(model):
         return _watch(model)
-
-
-def keep_watching(model):
-    """Guards the train function again if it was recompiled meanwhile."""
-    guard_of(model).keep()
-
-
-def stop_watching(model):
-    """Leaves the model as it is without being watched."""
-    guard_of(model).stop()
 
 
 def guard_of(model) -> MetricGuard:

@@ -24,7 +24,7 @@ _IN_FULL = 1000
 
 
 class Skips:
-    """Writes down which steps were skipped, and how the loss scale went.
+    """Logs which steps were skipped, and how the loss scale went.
 
     Args:
         log: The `RunLog`.
@@ -33,12 +33,16 @@ class Skips:
     def __init__(self, log):
         self._log = log
         self._left = _IN_FULL
-        self._blocks, self._gaps = {}, {}
-        self._waiting, self._closed = defaultdict(list), {}
-        self._blocks_thinning, self._rows_thinning = Thinning(), Thinning()
+        self._thinning = Thinning()
+        # By optimizer, what waits to be logged.
+        self._blocks: dict[str, Block] = {}
+        self._gaps: dict[str, tuple] = {}
+        self._points: dict[str, list] = {}
+        # Whether the last point is still to move on, as nothing changes.
+        self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
-        """Writes what a reading found.
+        """Logs what a reading found.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
@@ -46,7 +50,10 @@ class Skips:
             reading: `Reading` of that optimizer.
         """
         self._log_steps(name, reading)
-        self._log_scale(name, reading)
+        self._add_points(name, reading.points)
+        waits = self._blocks or self._gaps or any(self._points.values())
+        if waits and self._thinning.due():
+            self.report_rest(reading.step)
 
     def report_rest(self, step: int):
         """Logs what waits for it.
@@ -54,28 +61,37 @@ class Skips:
         Args:
             step: Int.
         """
-        self._write_rows(step)
-        self._write_blocks(step)
+        for name, points in self._points.items():
+            if points:
+                self._log.rows(step, SCALE, points, optimizer=name)
+        for name, block in self._blocks.items():
+            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
+            self._log.event(step, event | dataclasses.asdict(block))
+        for name, (first, last) in self._gaps.items():
+            event = {"kind": "loss_scale_not_known", "optimizer": name}
+            steps = {"first_step": first, "last_step": last}
+            self._log.event(step, event | steps)
+        for waiting in (self._points, self._blocks, self._gaps):
+            waiting.clear()
 
     def _log_steps(self, name, reading):
         step = reading.step
         steps = reading.new_steps[: self._left]
         self._left -= len(steps)
         for skipped in steps:
-            self._log.event(
-                step,
-                {
-                    "kind": "skipped_step",
-                    "optimizer": name,
-                    "at_step": skipped.step,
-                    "scale": skipped.scale,
-                    "variables": skipped.variables,
-                    "kinds": skipped.kinds,
-                    **({"loss": skipped.loss} if skipped.loss else {}),
-                    # Rows of the batch, where the data are to blame.
-                    **({"bad_input": skipped.inputs} if skipped.inputs else {}),
-                },
-            )
+            event = {
+                "kind": "skipped_step",
+                "optimizer": name,
+                "at_step": skipped.step,
+                "scale": skipped.scale,
+                "variables": skipped.variables,
+                "kinds": skipped.kinds,
+            }
+            if skipped.loss:
+                event["loss"] = skipped.loss
+            if skipped.inputs:  # Rows of the batch that are to blame.
+                event["bad_input"] = skipped.inputs
+            self._log.event(step, event)
         if steps:
             tag = curve_tag("mixprec/skipped_step", name)
             self._log.text(step, tag, markdown_table(_rows(steps)))
@@ -87,43 +103,22 @@ class Skips:
             self._blocks[name] = block.joined(self._blocks.get(name))
         for first, last in reading.gaps:
             self._gaps[name] = self._gaps.get(name, (first,))[0], last
-        if (blocks or reading.gaps) and self._blocks_thinning.due():
-            self._write_blocks(step)
 
-    def _log_scale(self, name, reading):
-        rows = self._waiting[name]
-        start, *points = reading.points
-        if name not in self._closed:
+    def _add_points(self, name, points):
+        rows = self._points.setdefault(name, [])
+        start, *points = points
+        if name not in self._moves:
             rows.append(start)
-            self._closed[name] = False
+            self._moves[name] = False
         for point in points:
             changed = point.scale != start.scale
             if changed or point.skipped != start.skipped:
                 # Between two readings without a change only the last counts.
-                if rows and self._closed[name] and not changed:
+                if rows and self._moves[name] and not changed:
                     rows.pop()
                 rows.append(point)
-                self._closed[name] = not changed
+                self._moves[name] = not changed
             start = point
-        if len(rows) and self._rows_thinning.due():
-            self._write_rows(reading.step)
-
-    def _write_rows(self, step):
-        for name, rows in self._waiting.items():
-            if rows:
-                self._log.rows(step, SCALE, rows, optimizer=name)
-        self._waiting.clear()
-
-    def _write_blocks(self, step):
-        for name, block in self._blocks.items():
-            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
-            self._log.event(step, event | dataclasses.asdict(block))
-        for name, (first, last) in self._gaps.items():
-            event = {"kind": "loss_scale_not_known", "optimizer": name}
-            steps = {"first_step": first, "last_step": last}
-            self._log.event(step, event | steps)
-        self._blocks.clear()
-        self._gaps.clear()
 
 
 def _rows(steps):
@@ -254,7 +249,7 @@ class CounterLog:
         self.loss = LossCurve(watch.model, watch.log)
         self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
-        self.due_at = self._first_step = 0
+        self.due_at = 0
         self.seen = self._known = Glance()
         self.trouble = self._collapsed = False
         self.reason_to_stop: str | None = None
@@ -275,7 +270,7 @@ class CounterLog:
         if step < self.due_at and gap is None or step == self.step:
             return
         gap = watch.settings.update_freq if gap is None else gap
-        taken, before = (s - self._first_step for s in (step, self.step))
+        taken, before = (s - watch.first_step for s in (step, self.step))
         if step - self.step >= gap:
             doubled = taken >= 2 * before and watch.settings.max_overhead
             if doubled or watch.budget.left(READINGS) > 0:
@@ -309,8 +304,6 @@ class CounterLog:
         """
         if step == self.step:
             return
-        if self.step is None:
-            self._first_step = step
         self.step = step
         self.due_at = step + 1  # If reading fails.
         watch = self._watch
@@ -323,7 +316,10 @@ class CounterLog:
             now = self.seen = self._known = self._counters.now(loss)
         # Before it is logged: a scale that is put back is that of this step.
         readings = watch.bad_data.put_scales_back(watch, readings)
-        self._note_lack(step, used, step > watch.first_step)
+        # Before the first step, and after.
+        if (trained := watch.taken > 0) not in self._lacks_read:
+            self._lacks_read.add(trained)
+            self._note_lack(lack_of_scaling(watch.model, used, trained))
         started = _clock.now()
         rules = {name: w.optimizer.rule for name, w in used.items()}
         self._write(readings, rules, counted)
@@ -334,31 +330,19 @@ class CounterLog:
         watch.budget.add(READINGS, _clock.now() - started)
         watch.bad_data.report(watch)
 
-    def _note_lack(self, step, used, trained):
-        """Logs what does not scale the loss, before the first step or after."""
-        if trained in self._lacks_read:
-            return
-        self._lacks_read.add(trained)
-        before = self.lack
-        self.lack = lack_of_scaling(self._watch.model, used, trained)
-        if self.lack not in (None, before):
-            event = {"kind": "no_loss_scaling", "by": self.lack}
-            self._log.event(step, event)
+    def _note_lack(self, lack):
+        """Logs what does not scale the loss, if that is new."""
+        if lack not in (None, self.lack):
+            event = {"kind": "no_loss_scaling", "by": lack}
+            self._log.event(self.step, event)
+        self.lack = lack
 
-    def _note_idle(self):
-        """Logs that no optimizer in use was applied in any step."""
+    def _is_idle(self):
+        """Whether no optimizer in use was applied in any step."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
-        trains = bool(self._watch.model.trainable_variables)
-        if (
-            used
-            and trains
-            and not applied
-            and self.step > self._watch.first_step
-        ):
-            self.lack = "apply"
-            event = {"kind": "no_loss_scaling", "by": self.lack}
-            self._log.event(self.step, event)
+        trains = self._watch.taken and self._watch.model.trainable_variables
+        return used and trains and not applied
 
     def _new_losses(self, count):
         """How many more are not finite, but those of bad data."""
@@ -401,7 +385,8 @@ class CounterLog:
         if self._collapsed:
             self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
-        self._note_idle()
+        if self._is_idle():
+            self._note_lack("apply")
         events = self._counters.nonfinite_events()
         for event in events + self._watch.bad_data.events():
             self._log.event(self.step, event)

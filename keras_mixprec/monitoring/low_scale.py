@@ -29,7 +29,6 @@ class _Course:
         self._has_grown = False
         # The largest scale that suited gradients, and since when it is less.
         self.held, self.since = 0.0, None
-        self.reported = None
         # Whether nothing but bad data has lowered it since.
         self.by_data_alone = True
 
@@ -77,6 +76,8 @@ class LowScales:
     def __init__(self, log):
         self._log = log
         self._courses: dict = {}
+        # By optimizer, what was last reported until it has recovered.
+        self._reported: dict = {}
 
     def read(self, name: str, reading, rule):
         """Logs what a reading says of it, if that is new.
@@ -92,17 +93,16 @@ class LowScales:
         course = self._courses.setdefault(name, _Course())
         bad = {skipped.step for skipped in reading.new_steps if skipped.inputs}
         settled = course.add(reading.points, bad)
-        now, known = reading.loss_scale, course.reported
+        now = reading.loss_scale
         if not course.is_low(now):
-            if known is not None:
-                course.reported = None
+            if self._reported.pop(name, None):
                 event = {"kind": "loss_scale_recovered", "optimizer": name}
                 self._log.event(reading.step, event | {"scale": now})
-        elif settled and (known is None or now < known):
+        elif settled and now < self._reported.get(name, math.inf):
             event = _event(name, course, now, rule)
             if event["good_steps"] >= _LONG:
-                course.reported = now
                 self._log.event(reading.step, event)
+                self._reported[name] = now
 
 
 def _event(name, course, scale, rule):

@@ -358,9 +358,9 @@ class StepReader:
         """Adds the steps that are kept in full, and the others as a block."""
         now, recent = self._now, self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
-        self._new.new_steps += [
+        self._new.new_steps.extend(
             step._replace(step=_at(step.step, before, now)) for step in recent
-        ]
+        )
         if others := count - len(recent):
             first = before.counts.attempted + 1
             last = recent[0].step - 1 if recent else now.counts.attempted

@@ -4,7 +4,7 @@ Trigger, diagnose, demote, write. These are the tasks of a tuner:
 
 | task | when | what it does |
 |---|---|---|
-| begin | before the first step | refuses mistakes, has the first batch audited |
+| begin | before the first step | refuses mistakes; audits the first batch |
 | look | at readings, until it gives up | after more non-finite steps than a \
 search for the loss scale explains, it waits for a batch that fails; now and \
 then it has the next batch audited |

@@ -7,7 +7,7 @@ import keras
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_share
 from keras_mixprec.keras_internals import Functional
-from keras_mixprec.monitoring.attach import keep_watching
+from keras_mixprec.monitoring.attach import guard_of
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import isolated_layers
@@ -249,7 +249,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        keep_watching(self._model)
+        guard_of(self._model).keep()  # What was recompiled.
         self.rebuilds += 1
         self._rebuilt_at = started
 
