@@ -3,12 +3,12 @@
 Both callbacks of a `fit` join one session, so that together they read the
 counters once and diagnose once:
 
-- `on_train_begin`: each callback joins the session. The settings of a monitor
-  win over those of a tuner.
+- `on_train_begin`: each callback joins the session. A monitor's settings win
+  over a tuner's.
 - `on_epoch_begin`: once the model is built, a `Watch` is made. It exchanges the
   optimizers for ones that record their steps, and guards the metrics.
-- `on_train_batch_begin`: nothing before most steps. Otherwise the tasks that
-  are due run: they read the counters, read ranges, diagnose, tune.
+- `on_train_batch_begin`: nothing before most steps. Before others the tasks run
+  whose step has come: they read the counters, read ranges, diagnose, tune.
 - `on_epoch_end`: the counters are read, and dtypes are logged.
 - `on_train_end`: the last reading and the summary. The model is left as it was,
   except for the dtypes that a tuner has changed.

@@ -73,8 +73,8 @@ class Session:
             self.settings = self.settings if self._members else settings
         elif known is not None:
             raise ValueError(
-                "A `fit` can have one `MixPrecMonitor` only. Received: those "
-                f"of log_dir={known!r} and log_dir={settings.log_dir!r}"
+                "A `fit` can have one `MixPrecMonitor` only. Received: two, "
+                f"with log_dir={known!r} and log_dir={settings.log_dir!r}"
             )
         else:
             self.settings, self.log = settings, settings.open_log()
@@ -133,7 +133,7 @@ class Session:
             self.watch.begin_epoch(epoch)
 
     def begin_batch(self, callback, batch: int):
-        """Does what is due before this step."""
+        """Runs the tasks whose step has come."""
         if callback is not self._members[0]:
             return
         if not self.watch and not self._try_to_start():

@@ -12,14 +12,14 @@ from keras_mixprec.reporting.run_log import NoLog
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a session does; the arguments of `MixPrecMonitor`.
+    """The options of a session, most of them arguments of `MixPrecMonitor`.
 
     Attributes:
-        log_dir: String. Where the log is asked for, `None` by a callback that
-            asks for none: its settings give way to another's.
+        log_dir: String, the folder of the log. `None` for a tuner, whose
+            settings give way to a monitor's.
         open_log: Function that returns a `RunLog`. Defaults to one that keeps
             nothing.
-        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
+        summary: Boolean, whether the `TrainingSummary` is printed at the end.
         before_training: List of dicts, events logged as training starts.
     """
 
@@ -53,7 +53,7 @@ class Settings:
 class CopiedCallback(keras.callbacks.Callback):
     """A callback that is copied without the model and the `fit` it is in.
 
-    What it was given and what a `fit` has left as its result is copied.
+    Its arguments and the results of a `fit` are copied.
     """
 
     _session: Any = None
@@ -68,7 +68,7 @@ class CopiedCallback(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:
-        """Does what is due before this step."""
+        """Runs the tasks whose step has come."""
         self._session.begin_batch(self, batch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:

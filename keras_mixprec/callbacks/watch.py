@@ -1,4 +1,4 @@
-"""What is done beside training in one `fit`: a list of tasks."""
+"""The list of tasks that run between the steps of one `fit`."""
 
 import math
 from collections.abc import Callable
@@ -30,17 +30,17 @@ from keras_mixprec.monitoring.range_schedule import RangeReader
 from keras_mixprec.monitoring.task import Task
 from keras_mixprec.reporting.schema import EPOCHS
 
-# How often, between two readings, to ask whether one that is due is within
-# budget. It takes 20 us to ask, which is 1% of a step of small layers on JAX.
+# How often to ask, between two readings, whether the budget allows one. It
+# takes 20 us to ask, which is 1% of a step of small layers on JAX.
 _RETRIES = 8
 
 
 class Watch:
     """Watches one model during one `fit`, for every callback in it.
 
-    Everything that is done beside training is a `Task`. Before a step, those
-    that are due run in the order of the list; then nothing is asked until the
-    next one is due.
+    All work except training is a `Task`. Before a step, the tasks run whose
+    step has come, in the order of the list. Then none is asked until the step
+    of the next one.
 
     Args:
         session: The `Session`.
@@ -51,7 +51,7 @@ class Watch:
         settings, log, verdicts, failing_batches: As in the session.
         who: String. The callback that speaks.
         first_step: Int. The step that this `fit` begins with.
-        several_workers: Boolean. Whether several workers train the model
+        several_workers: Boolean, whether several workers train the model
             together.
         budget: `OverheadBudget`, what all of this costs.
         examiner: `Examiner`, which diagnoses batches.
@@ -65,16 +65,17 @@ class Watch:
         performance: `PerformanceLog`.
         progress: `Progress`, whether the model learns.
         tuning: The tuner's `Tuning`, `None` without a tuner.
-        log_dir: String. Where the first worker logs, as far as is known.
+        log_dir: String. The folder that the first worker logs to, as far as
+            known.
         first_batch: The first batch, once it was seen.
-        is_before_step: Boolean. Whether a step has begun, and what is done now
+        is_before_step: Boolean, whether a step has begun, and what is done now
             comes before it. On JAX that step has taken the variables with it.
         failure: String. Why `fit` is to end with an exception, `None` if it is
             not.
     """
 
     def __init__(self, session):
-        # A run with only a tuner, or none, has no use for these before.
+        # Importing the package does not load these.
         from keras_mixprec.monitoring.metric_values import MetricValues
         from keras_mixprec.monitoring.performance import PerformanceLog
 
@@ -124,7 +125,7 @@ class Watch:
         self._tasks = self._all_tasks()
 
     def _all_tasks(self) -> list[Task]:
-        """Returns what is done beside training, in this order."""
+        """Returns the tasks, in the order in which they run."""
         counters, ranges, held = self.counter_log, self.ranges, self.held
         examiner, progress = self.examiner, self.progress
         deciding = self.tuning or self._diagnoses
@@ -200,7 +201,7 @@ class Watch:
         self._count.begin_epoch()
 
     def begin_batch(self, batch: int, shows_progress: bool):
-        """Does what is due before this step."""
+        """Runs the tasks whose step has come."""
         self._guard.keep()
         in_progress_bar(shows_progress)
         self._count.begin_batch(batch)
@@ -212,14 +213,14 @@ class Watch:
             self._count.cancel_batch()
 
     def _act(self, step):
-        """Does what is due, and notes when there is something to do again."""
+        """Runs the tasks whose step has come, and notes the next step."""
         if step > self.first_step:
             self.budget.begin()
         for task in self._tasks:
             if task.due() <= step:
                 self.attempt(task.purpose, task.run, who=task.who)
         self.attempt("time steps", self.performance.clock.go_on, step)
-        # What the budget does not allow yet need not be asked for in each.
+        # There is no need to ask in each step what the budget allows.
         freq = self.settings.update_freq
         retry = max(min(freq, self.settings.probe_every or freq) // _RETRIES, 1)
         dates = []
@@ -235,13 +236,13 @@ class Watch:
         """Does a part of the work; if it fails, training goes on without it.
 
         Args:
-            task: As `Task.purpose`. What failed once is not done again.
+            task: As `Task.purpose`. A purpose that failed once is skipped.
             work: Function.
             *arguments: What it is given.
             who: String. The callback that does it, if it is another one.
 
         Returns:
-            What it returns, `None` if it fails or has failed.
+            The result of `work`, `None` if it fails or has failed.
         """
         if not task:
             return work(*arguments)
@@ -249,7 +250,7 @@ class Watch:
             return None
         try:
             return work(*arguments)
-        # Whatever it runs into, training continues.
+        # No error of it ends training.
         except Exception as error:
             self._given_up.add(task)
             event = failure_event("task_failed", error, task=task)
@@ -280,7 +281,7 @@ class Watch:
         self.is_before_step = False
 
     def waits_for(self, visit: Callable | None) -> bool:
-        """Whether what `on_next_batch` has returned is still to be called."""
+        """Returns whether a visit of `on_next_batch` is still to come."""
         return self._function.waits(visit)
 
     def begin_validation(self, knows_steps: bool):
@@ -339,7 +340,7 @@ class Watch:
         self._function.cancel()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
-        # What it shows may be reason for a diagnosis.
+        # Its ranges may be a reason for a diagnosis.
         attempt("measure layers", self.ranges.finish)
         attempt("look whether the loss falls", self.progress.finish)
         attempt("diagnose", self._diagnoses.finish)
@@ -363,9 +364,9 @@ class Watch:
 
         Args:
             examination: `Examination`.
-            batch: What was examined, as `train_step` takes it.
+            batch: The examined batch, as `train_step` takes it.
             step: Int.
-            raised: Boolean. Whether its step has raised. Defaults to `False`.
+            raised: Boolean, whether its step has raised. Defaults to `False`.
         """
         if self.tuning:
             self.tuning.repair(examination, batch, step, raised)
@@ -392,7 +393,7 @@ class Watch:
     def _agree(self):
         """Does what all workers must do at one step, if all are for it.
 
-        If one worker stops while others go on, these wait for ever.
+        If one worker stops while others go on, the others hang.
         """
         self._next_agreement = self.step + self.settings.agree_every
         reason = self.counter_log.reason_to_stop

@@ -35,7 +35,7 @@ class LayerLog:
         Args:
             step: Int. The number of the next batch.
         """
-        # What is not built yet has no weights and no FLOPs.
+        # A layer that is not built yet has no weights and no FLOPs.
         built = [entry.layer.built for entry in walk(self._model)]
         now = PrecisionPlan.from_model(self._model), built
         if now == self._known:
@@ -115,7 +115,7 @@ def _watch(model):
 
 
 def _knows_all(model):
-    """Whether all trainable variables are there, if it has any."""
+    """Returns whether all trainable variables are there, if it has any."""
     layers = (entry.layer for entry in walk_with_model(model))
     return model.trainable_variables or all(layer.built for layer in layers)
 

@@ -1,4 +1,4 @@
-"""When a model is due for an audit."""
+"""The steps at which a model is audited."""
 
 import dataclasses
 import math
@@ -40,11 +40,11 @@ class AuditSchedule:
         steps: Int. Steps taken under it, up to the last `fit`.
         start: `Course` of the model at its first diagnosis, `None` before.
         errors: Dict, as in `Examination`, of the last diagnosis.
-        all_repaired: Boolean. Whether all that the last diagnosis found is
-            repaired. Otherwise the next `fit` starts a new schedule.
+        all_repaired: Boolean, whether all that the last diagnosis found is
+            repaired. If not, the next `fit` starts a new schedule.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
         forecast: `AuditForecast` from the headroom at each audit.
-        scale_use_known: Boolean. Whether it is known how the model's step
+        scale_use_known: Boolean, whether it is known how the model's step
             uses the loss scale.
     """
 
@@ -64,16 +64,16 @@ class AuditSchedule:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no audit yet."""
+        """Returns whether there was no audit yet."""
         return not self._audits
 
     @property
     def is_overhead(self) -> bool:
-        """Whether the next audit counts as overhead."""
+        """Returns whether the next audit counts as overhead."""
         return self._audits > len(_AUDITS)
 
     def is_comparison_due(self, taken: int, first: float) -> bool:
-        """Whether a run that is not audited is to be compared with float32.
+        """Returns whether to compare a run that is not audited with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
@@ -142,7 +142,7 @@ class AuditSchedule:
     def hurry(self) -> int | None:
         """Brings the next audit forward if a layer overflows before it.
 
-        To half of the steps that are left, which halves them each time.
+        It halves the steps that are left, each time.
 
         Returns:
             Int. Steps from the last audit to the next, `None` if it stays.
@@ -178,7 +178,7 @@ class AuditSchedule:
         self._identity = _identity(model)
 
     def belongs_to(self, model) -> bool:
-        """Whether the model is still what it was when a `fit` ended."""
+        """Returns whether the model is still what it was when a `fit` ended."""
         return self.all_repaired and self._identity == _identity(model)
 
 
@@ -187,7 +187,7 @@ def audit_schedule(model, new: bool = False) -> AuditSchedule:
 
     Args:
         model: A compiled `keras.Model`, with variables that are synchronized.
-        new: Boolean. Whether it is a new one in any case. Defaults to `False`.
+        new: Boolean, whether it is a new one in any case. Defaults to `False`.
     """
     known = _SCHEDULES.get(model)
     if new or known is None or not known.belongs_to(model):

@@ -30,7 +30,7 @@ from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
 
-# What a column of `AUDITED` is called after the direction.
+# The end of the names of the columns in `AUDITED`, after the direction.
 _ERROR = "_error_against_float32"
 
 # After a diagnosis that float32 does not repair either, the next steps would
@@ -51,13 +51,13 @@ class Examiner:
     Attributes:
         schedule: `AuditSchedule` of the model.
         states: `KeptStates` of it.
-        first_loss_due: The step from which on the loss of the first step is to
-            be noted, infinite once it is.
+        first_loss_due: The step before which the loss of the first step is
+            noted, infinite after that.
         paused_until: Int. The step before which no other diagnosis is made,
             after a fault that no precision repairs.
-        has_found: Boolean. Whether anything but a collapsed loss scale has been
+        has_found: Boolean, whether anything but a collapsed loss scale has been
             reported since the last repair.
-        gave_up: Boolean. Whether a diagnosis failed, so that none follows.
+        gave_up: Boolean, whether a diagnosis failed, so that none follows.
     """
 
     def __init__(self, watch):
@@ -78,10 +78,10 @@ class Examiner:
         """Begins with the audits of the model, as if it were a new one."""
         self.schedule = audit_schedule(self._watch.model, new=True)
 
-    # Where training began, and which states it was in.
+    # The start of training, and its good states.
 
     def begin(self, model):
-        """Notes where training begins, by which a divergence is known.
+        """Notes where training begins, to notice a divergence from there.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
@@ -116,7 +116,7 @@ class Examiner:
 
     @property
     def has_new_zeros(self) -> bool:
-        """Whether gradients stay zero that no diagnosis has compared."""
+        """Returns whether zero gradients have not been diagnosed yet."""
         zeros = self._watch.range_log.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
 
@@ -133,20 +133,20 @@ class Examiner:
     ) -> Any:
         """Diagnoses a batch, and follows what is found up.
 
-        Whatever fails in it ends diagnoses, not training.
+        An error in it ends diagnoses, not training.
 
         Args:
             batch: As for `examine`.
             follow_up: Function of an `Examination`, the rows that were
                 examined, and the step.
-            is_overhead: Boolean. Whether it counts as overhead.
+            is_overhead: Boolean, whether it counts as overhead.
             rows: As for `examine`.
             who: String. The callback that asks, if it is another one.
-            verbose: `0` or `1`. Whether that shows its progress, beside the
-                settings.
+            verbose: `0` or `1`, whether to show its progress even if the
+                settings do not.
 
         Returns:
-            What `follow_up` returns, `None` if anything fails.
+            The result of `follow_up`, `None` if anything fails.
         """
         watch = self._watch
         step, who = watch.step, who or watch.who
@@ -177,16 +177,16 @@ class Examiner:
 
         Args:
             batch: As `train_step` takes it.
-            who: String. The callback that shows its progress, empty for
-                nobody.
+            who: String. The callback that shows its progress, empty for none.
             rows: Function of the batch that returns the rows to examine.
                 Defaults to `None`, all.
-            raised: Boolean. Whether the step has raised. Defaults to `False`.
+            raised: Boolean, whether the step has raised. Defaults to `False`.
 
         Returns:
             The `Examination`, and the rows that were examined.
         """
-        # With 20 other files, which a run without a diagnosis has no use for.
+        # It loads 20 other files, which a run without a diagnosis does not
+        # need.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
         watch = self._watch
@@ -239,7 +239,7 @@ class Examiner:
         Args:
             values: Dict from metrics to numbers, as `validated` returns it.
         """
-        # With the diagnosis, which a run without validation has no use for.
+        # It loads the diagnosis, which a run without validation does not need.
         from keras_mixprec.diagnosis.examination import Examination
         from keras_mixprec.diagnosis.in_training import divergence_by_now
         from keras_mixprec.monitoring.validation import ValidationWatch
@@ -277,7 +277,7 @@ class Examiner:
             self.report(examine_scale_use(watch.model, batch, watch.step))
 
     def find_divergence(self) -> bool:
-        """Reports why a loss that has not fallen did not, if steps show it."""
+        """Reports why the loss did not fall, if repeated steps show it."""
         from keras_mixprec.diagnosis.in_training import divergence_since
 
         step = self._watch.step
@@ -304,7 +304,7 @@ class Examiner:
         self.report([fault.verdict(self._watch.step) for fault in faults])
 
     def exact_loss(self, batch) -> float:
-        """Returns the loss of a batch in float32, NaN if there is none.
+        """Returns the loss of a batch in float32, NaN without a loss.
 
         Args:
             batch: As for `examine`, or `None`.
@@ -317,7 +317,7 @@ class Examiner:
         return np.nan
 
     def forget_divergence(self):
-        """Takes what comes for new: the model is what it was before."""
+        """Forgets a divergence: the model has its earlier state back."""
         self.forget_trouble()
         self.paused_until = 0
         self._reported -= {(kind, None, None) for kind in LOST}
@@ -381,12 +381,12 @@ class Examiner:
         return dataclasses.replace(verdict, failing_since=since)
 
     def has_reported(self, kind: str) -> bool:
-        """Whether a fault of no layer has been reported."""
+        """Returns whether a fault of no layer has been reported."""
         return (kind, None, None) in self._reported
 
     @property
     def has_news(self) -> bool:
-        """Whether there are verdicts that other workers do not know."""
+        """Returns whether there are verdicts that other workers do not know."""
         return len(self._watch.verdicts) > self._shared
 
     def unshared(self) -> list[Verdict]:
@@ -425,7 +425,7 @@ class Examiner:
 
     @contextlib.contextmanager
     def errors_reported(self, who: str = ""):
-        """Context in which what fails ends diagnoses, not training.
+        """Context in which an error ends diagnoses, not training.
 
         Args:
             who: String. The callback that asks, if it is another one.
@@ -437,7 +437,7 @@ class Examiner:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"
                 self._report_failure(error, what, who)
-        # Whatever a diagnosis runs into, training continues.
+        # No error of a diagnosis ends training.
         except Exception as error:
             self.give_up(error, who)
 

@@ -34,11 +34,11 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # By optimizer, what waits to be logged.
+        # Data of each optimizer that waits to be logged.
         self._blocks: dict[str, Block] = {}
         self._gaps: dict[str, tuple] = {}
         self._points: dict[str, list] = {}
-        # Whether the last point is still to move on, as nothing changes.
+        # True while nothing changes, so that the last point moves on.
         self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
@@ -147,7 +147,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
     Args:
         model: A compiled `keras.Model`.
         used: Dict of `StepReader`es, the loss scale optimizers in use.
-        trained: Boolean. Whether a step has been taken, so that it is known
+        trained: Boolean, whether a step has been taken, so that it is known
             which optimizers are in use.
 
     Returns:
@@ -205,9 +205,9 @@ def _computes_in_float16(model):
     return any(e.layer.compute_dtype == "float16" for e in entries)
 
 
-# Curves of every variable are most of a log: 400 of them, read 20,000 times
-# in a million steps, are 40 MB at this many points an interval; of more
-# variables there are fewer points.
+# Curves of every variable are most of a log. 400 variables, read 20,000 times
+# in a million steps, take 40 MB at this many points an interval. More variables
+# have fewer points each.
 ROWS_BY_VARIABLE = 128
 _VARIABLES = 400
 
@@ -227,14 +227,14 @@ class CounterLog:
         step: Int. The step of the last reading, `None` before the first.
         due_at: Int. The step from which on to look at them again.
         seen: `Glance`, as of the last look.
-        trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale, as of the last reading: five in a row, or five down to
-            a scale below 1; or five losses were not finite since the reading
-            before, or where none are counted their mean is not.
+        trouble: Boolean, whether the last reading shows more than a search for
+            the loss scale: five skipped steps in a row, or five down to a scale
+            below 1, or five losses since the reading before that were not
+            finite. If losses are not counted, their mean is looked at.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
-        lack: String. What does not scale the loss, as `lack_of_scaling`
-            returned it, `None` if it is scaled.
+        lack: String. The part that does not scale the loss, as
+            `lack_of_scaling` returned it; `None` if the loss is scaled.
     """
 
     def __init__(self, watch):
@@ -263,8 +263,8 @@ class CounterLog:
 
         Args:
             step: Int. Step of the log.
-            gap: Int. Steps from one reading to the next, `None` for those of
-                the settings.
+            gap: Int. Steps from one reading to the next, `None` to use the
+                settings.
         """
         watch = self._watch
         if step < self.due_at and gap is None or step == self.step:
@@ -314,7 +314,8 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # Before it is logged: a scale that is put back is that of this step.
+        # A scale that is put back counts for this step, so it is logged after
+        # that.
         readings = watch.bad_data.put_scales_back(watch, readings)
         # Before the first step, and after.
         if (trained := watch.taken > 0) not in self._lacks_read:
@@ -338,14 +339,14 @@ class CounterLog:
         self.lack = lack
 
     def _is_idle(self):
-        """Whether no optimizer in use was applied in any step."""
+        """Returns whether no optimizer in use was applied in any step."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
         trains = self._watch.taken and self._watch.model.trainable_variables
         return used and trains and not applied
 
     def _new_losses(self, count):
-        """How many more are not finite, but those of bad data."""
+        """Returns how many new losses are not finite, bad data apart."""
         before = self._losses
         self._losses = count - self._watch.bad_data.count
         return self._losses - before
@@ -373,7 +374,7 @@ class CounterLog:
 
     @contextlib.contextmanager
     def synchronized(self):
-        """Context in which counters are those of the last step."""
+        """Context in which the counters include the last step."""
         started, watch = _clock.now(), self._watch
         with self._counters.synchronized(self.loss.variables) as waited:
             watch.performance.clock.waited(watch.step, waited)

@@ -17,9 +17,10 @@ _COST = 20
 class Diagnoses:
     """Has the next batch diagnosed when there is reason to.
 
-    Reasons are several skipped steps in a row; once in a run, a loss that has
-    grown, or gradients of layers that stay exactly zero; and steps that skip
-    nothing: after a number of steps, and whenever twice as many were taken.
+    Several skipped steps in a row are a reason. A loss that has grown is one
+    once in a run, and so are gradients of layers that stay exactly zero. Faults
+    that skip no step are searched for after a number of steps, and whenever
+    twice as many were taken.
 
     Args:
         watch: The `Watch`.
@@ -32,7 +33,7 @@ class Diagnoses:
         self._examiner = watch.examiner
         self._asked: set[str] = set()
         self._asked_at = None
-        # What waits for the next batch, until that has been diagnosed.
+        # The visit that waits for the next batch, until that is diagnosed.
         self._visit: Callable | None = None
         self._has_waited = False
 

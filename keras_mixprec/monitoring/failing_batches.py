@@ -31,10 +31,9 @@ class BadData:
     Attributes:
         count: Int. How many there were, those apart that the optimizer no
             longer remembers in full.
-        batches: List of dicts with `"epoch"` and `"batch"`, both counted from
-            0 as callbacks are given them, `"step"`, the first of which is 1,
-            and `"rows"`, the first bad row of each part of the batch, from 0;
-            the first 1,000.
+        batches: List of dicts, the first 1,000. `"epoch"` and `"batch"` count
+            from 0, as in callbacks, and `"step"` counts from 1. `"rows"` has
+            the first bad row of each part of the batch, from 0.
     """
 
     def __init__(self):
@@ -106,9 +105,9 @@ class BadData:
                 verdict.numbers["batches"] = places
 
     def located(self, watch, verdict: Verdict, step: int | None) -> Verdict:
-        """Returns a diagnosis' verdict with what a reading knows of bad data.
+        """Returns a diagnosis' verdict with the places of bad data.
 
-        What was skipped before is reported first.
+        Steps that were skipped before are reported first.
 
         Args:
             watch: The `Watch`.
@@ -193,13 +192,13 @@ class BadData:
 
 
 def _fell(reading):
-    """Whether bad data alone lowered a scale."""
+    """Returns whether bad data alone lowered a scale."""
     skipped = reading.new_steps and _is_bad_data_alone(reading)
     return bool(skipped) and reading.loss_scale < reading.points[0].scale
 
 
 def _is_bad_data_alone(reading):
-    """Whether no other step was skipped."""
+    """Returns whether no other step was skipped."""
     return all(s.inputs for s in reading.new_steps) and not reading.others
 
 
@@ -266,10 +265,10 @@ def bad_samples(model) -> dict:
         model: The `keras.Model`, in `fit`.
 
     Returns:
-        Dict from `"x"`, `"y"` and `"sample_weight"`, of several arrays each by
-        its key as `"x['age']"`, to an array of indices, in the order of the
-        user's arrays, shuffled or not, and whether these are all; empty if
-        `fit` was given no arrays.
+        Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, and
+        whether these are all. Of several arrays each has its key, as
+        `"x['age']"`. Indices count in the order of the user's arrays, shuffled
+        or not. Empty if `fit` was given no arrays.
     """
     arrays = arrays_in_fit(model)
     if arrays is None:

@@ -1,4 +1,4 @@
-"""What is said of what fails: a part of monitoring, or a step."""
+"""Messages about a part of monitoring that fails, or a step that raises."""
 
 import contextlib
 import logging
@@ -47,9 +47,9 @@ def failure_event(kind: str, reason, **fields) -> dict:
     """Returns the event for the log that something failed.
 
     Args:
-        kind: String. What the event is called.
+        kind: String. The kind of the event.
         reason: Exception or string.
-        **fields: What else the event has.
+        **fields: More fields of the event.
 
     Returns:
         Dict with `reason`, one line, and the `details` behind it.
@@ -72,10 +72,10 @@ def explain_error(watch, error: Exception, batch) -> bool:
     Args:
         watch: The `Watch`.
         error: What the step raised.
-        batch: What it was given, as `train_step` takes it.
+        batch: The batch of that step, as `train_step` takes it.
 
     Returns:
-        Whether that is repaired, so that the step can be taken again.
+        True if the fault is repaired, so that the step can be taken again.
     """
     watch.counter_log.read(watch.step)
     examiner, verdicts, repaired = watch.examiner, [], False
@@ -94,7 +94,7 @@ def explain_error(watch, error: Exception, batch) -> bool:
 
 
 def note_end(log, step: int, error: BaseException):
-    """Logs which exception has ended `fit`, in which step.
+    """Logs the exception that has ended `fit`, and the step.
 
     Not one that the log has already, of a step that raised or of `stop_after`.
 
@@ -122,8 +122,8 @@ def _repaired(watch, batch, verdicts):
     who = "MixPrecMonitor" * watch.settings.verbose
     found = watch.examiner.examine(batch, who, raised=True)
     verdicts += [finding.verdict for finding in found[0].findings]
-    # Other workers wait for the gradients of this step, and what a
-    # `train_step` of the user's own has done by now nobody knows.
+    # Other workers wait for the gradients of this step, and it is not known
+    # what a `train_step` of the user's own has done by now.
     alone = not (watch.several_workers or has_own_step(model))
     updated = watch.counters.attempted() != watch.taken
     if not watch.tuning or not alone or updated:

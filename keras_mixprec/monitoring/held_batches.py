@@ -37,7 +37,7 @@ class _Wait(NamedTuple):
 class HeldBatches:
     """Hands over batches whose step has failed to those who wait for one.
 
-    Nothing of a batch is copied, apart from the random state.
+    Batches are not copied; the random state is.
 
     Args:
         watch: The `Watch`.
@@ -72,7 +72,7 @@ class HeldBatches:
 
         Returns:
             Whether that is possible. If one call of the train function takes
-            several steps, nobody knows which of them has failed.
+            several steps, it is not known which of them has failed.
         """
         watch = self._watch
         if getattr(watch.model, "steps_per_execution", 1) > 1:

@@ -39,7 +39,7 @@ class PerformanceLog:
 
         Args:
             step: Int. The number of the next step.
-            last: Boolean. Whether nothing follows. Defaults to `False`.
+            last: Boolean, whether nothing follows. Defaults to `False`.
         """
         if not self.clock.measured or not (self._thinning.due() or last):
             return
@@ -77,7 +77,7 @@ class PerformanceLog:
         if self._samples.total:
             every = self._samples.is_of_all_workers
             return stretch.samples * (1 if every else self._workers)
-        # TensorFlow's compiled step fetches by itself.
+        # TensorFlow's compiled step fetches its own batches.
         count = self._watch.ranges.samples
         return stretch.steps * self._workers * count or math.nan
 

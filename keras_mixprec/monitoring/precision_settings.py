@@ -1,4 +1,4 @@
-"""What beside the layers' policies decides on precision, for the log."""
+"""Settings of a run that decide on precision, for the log."""
 
 import warnings
 from collections import Counter
@@ -17,7 +17,7 @@ from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
 from keras_mixprec.reporting.schema import RANGES, SPEED
 
-# What the Custom Scalars tab draws together; tags as regular expressions.
+# The charts of the Custom Scalars tab, with tags as regular expressions.
 CHARTS = {
     "Mixed precision": {
         "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
@@ -36,8 +36,8 @@ CHARTS = {
     }
 }
 
-# What distinguishes runs in the HParams tab, and what its table has of each:
-# without a list it takes every curve for a metric.
+# The settings that distinguish runs in the HParams tab, and the metrics in its
+# table. Without a list it shows every curve.
 SETTINGS = {
     "policy": str,
     "optimizer": str,
@@ -83,8 +83,8 @@ def settings_of(model: keras.Model) -> dict:
         optimizer = optimizer.inner_optimizer
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
-        # That of a schedule is the one it begins with.
-        # A `MultiOptimizer` has several.
+        # A schedule has the rate that it begins with. A `MultiOptimizer` has
+        # several.
         if (rate := getattr(optimizer, "learning_rate", None)) is not None:
             settings["learning_rate"] = float(to_array(rate))
     return settings
@@ -135,7 +135,7 @@ def log_begin(watch):
 
 
 def _no_16_bits(model, dtypes):
-    """The event that says that all is wide, and why as far as is known."""
+    """Returns the event for a model without 16-bit layers, and why."""
     lost, now = lost_policy(), global_policy().name
     if has_set(model):
         lost, why = None, ": apply_policy or PrecisionTuner has set them so"

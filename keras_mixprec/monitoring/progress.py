@@ -1,4 +1,4 @@
-"""Whether a run learns, and whether its task can be learnt."""
+"""Looks whether a run learns, and whether its task can be learnt."""
 
 import math
 from collections.abc import Collection
@@ -12,8 +12,8 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.reporting.flat_loss import flat_loss, last_change
 from keras_mixprec.reporting.headline import STUCK
 
-# Steps before which nothing is said, and after which a loss that has not fallen
-# is looked into before the end.
+# Nothing is reported in fewer steps than the first. After the second, a loss
+# that has not fallen is looked into before the end.
 _LEAST_STEPS, _MANY_STEPS = 30, 500
 
 # A loss that has fallen by less than this share of itself may have a reason.
@@ -23,8 +23,8 @@ _FALL = 0.02
 class Progress:
     """Looks at a task before the first step, and then at whether it is learnt.
 
-    At the end, and whenever eight times as many steps were taken. A step is
-    looked into if the loss does not fall, or gradients are exactly zero.
+    It looks at the end, and whenever eight times as many steps were taken. It
+    looks into a step if the loss does not fall, or gradients are exactly zero.
 
     Args:
         watch: The `Watch`.
@@ -70,7 +70,7 @@ class Progress:
             self._look_into_step()
 
     def _has_diverged(self):
-        """Whether the loss is no less than at first since it grew meanwhile."""
+        """Returns whether the loss grew, and is no less than at first."""
         watch, points = self._watch, self._points()
         examiner, start = watch.examiner, watch.examiner.schedule.start
         if examiner.has_reported("divergence"):
@@ -99,7 +99,7 @@ class Progress:
         return flat_loss(course, watch.log.story, layers, compared)
 
     def wants_comparison(self, dtypes: Collection) -> bool:
-        """Whether 16 bits may be why the loss does not fall.
+        """Returns whether 16 bits may be why the loss does not fall.
 
         Args:
             dtypes: What layers compute in.
@@ -109,7 +109,7 @@ class Progress:
         return bool(narrow and not known and self.flat_loss(narrow))
 
     def _look_into_step(self, at_the_end=True):
-        # With the diagnosis, which a run that learns has no use for.
+        # It loads the diagnosis, which a run that learns does not need.
         from keras_mixprec.diagnosis.in_training import learning_rate
         from keras_mixprec.diagnosis.standstill import why_it_stands_still
 

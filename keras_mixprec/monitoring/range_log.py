@@ -18,7 +18,7 @@ class RangeLog:
 
     Args:
         log: The `RunLog`.
-        verbose: `0` or `1`. Whether to print a warning of an overflow to come.
+        verbose: `0` or `1`, whether to print a warning of an overflow to come.
 
     Attributes:
         last: The last `Ranges`, `None` before.
@@ -41,7 +41,7 @@ class RangeLog:
         Args:
             measured: `Ranges`.
             step: Int. How many steps were taken before.
-            histograms: Boolean. Whether to write those of exponents as well.
+            histograms: Boolean, whether to write the histograms of exponents.
         """
         self.last, self.last_step = measured, step
         readings = measured.readings
@@ -62,7 +62,7 @@ class RangeLog:
     def least_headroom(self) -> dict:
         """Returns `(path, bits)` of the last ranges, by part of a layer.
 
-        Of layers in 16 bits.
+        Only layers in 16 bits count.
         """
         if self.last is None:
             return {}

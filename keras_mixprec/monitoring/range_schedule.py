@@ -8,7 +8,6 @@ from typing import Any
 from keras import tree
 
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.formats import format_count
 from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.monitoring.overhead import PROBES
 from keras_mixprec.monitoring.samples import count_samples
@@ -18,27 +17,24 @@ from keras_mixprec.numerics.range_reading import (
     read_ranges,
 )
 
-# What the sentence on what was withheld begins with.
-_RANGES = "Ranges of layers "
-
 
 class RangeReader:
     """Reads the ranges of all layers on some of the batches of a run.
 
-    It reads them after the first step, after the last and whenever eight times
-    as many were taken, whatever that takes: the ranges of a run that dies are
-    not old. Between these it reads every so often, and after the loss scale
-    grew or a step was skipped, as far as the overhead budget allows. Histograms
-    are logged whenever twice as many steps were taken.
+    It always reads them after the first step, after the last, and whenever
+    eight times as many were taken, so a run that dies leaves recent ranges.
+    Between these it reads every so often, and after the loss scale grew or a
+    step was skipped, as far as the overhead budget allows. Histograms are
+    logged whenever twice as many steps were taken.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
-        due_at: The step from which on a reading is due, infinite for never.
+        due_at: The step of the next reading, infinite for never.
         samples: Int. Samples in the first batch, `0` before it.
-        batch: The last batch that was read without infinities or NaNs, at
-            first that of the first step; `None` before it.
+        batch: The last batch that was read without infinities or NaNs. It
+            begins with the batch of the first step, and is `None` before.
         withheld: String. Why something was not measured, in one sentence;
             empty if all was.
     """
@@ -107,19 +103,6 @@ class RangeReader:
         batch, self.batch = self.batch, None
         return batch
 
-    def __str__(self):
-        """What was measured at what cost, and what was not."""
-        if not self._steps:
-            return self.withheld
-        measured = (
-            f"Ranges of all layers measured "
-            f"{format_count(len(self._steps), 'time')} beside training, in "
-            f"{self._seconds:.1f} s"
-        )
-        if not self.withheld:
-            return f"{measured}."
-        return f"{measured}, and {self.withheld.removeprefix(_RANGES)}"
-
     def _hold(self, batch):
         self.samples = count_samples(batch)
         if not self._off:
@@ -135,7 +118,7 @@ class RangeReader:
             ranges = read_ranges(watch.model, batch)
             histograms = watch.taken >= 2 * self._last_histograms
             watch.range_log.write(ranges, watch.step, histograms)
-        # Whatever it runs into, training continues.
+        # No error of it ends training.
         except Exception as error:
             if self._failed is not None:  # What failed once may be repaired.
                 self._off, self.due_at = _reason(error), math.inf
@@ -157,7 +140,9 @@ class RangeReader:
     def _withhold(self, reason):
         step = self._watch.step
         if not self.withheld:
-            self.withheld = f"{_RANGES}withheld at step {step}: {reason}"
+            self.withheld = (
+                f"Ranges of layers withheld at step {step}: {reason}"
+            )
             event = {"kind": "ranges_withheld", "message": self.withheld}
             self._watch.log.event(step, event)
 
@@ -177,8 +162,8 @@ def _reason_for_none(settings):
 def _interval(every, model):
     """Steps from one reading to the next, at least `every`.
 
-    Of steps whose gradients are accumulated, only the last one updates:
-    readings meet each of them in turn.
+    If gradients are accumulated over several steps, only the last of them
+    updates. Readings meet each of them in turn.
     """
     optimizers = optimizers_of(model).values()
     windows = math.prod(map(accumulation_steps, optimizers))

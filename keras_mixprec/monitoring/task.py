@@ -1,11 +1,11 @@
-"""Something that is done beside training."""
+"""A piece of work that runs between the steps of training."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Task(NamedTuple):
-    """Something that is done beside training, before some of the steps.
+    """A piece of work that runs before some of the steps.
 
     Attributes:
         purpose: String, a verb and its object. If one task fails, all tasks
@@ -15,7 +15,7 @@ class Task(NamedTuple):
         due: Function that returns the step from which on there is something to
             do: 0 for now, infinity for never.
         who: String. The callback that does it, if it is another one.
-        is_thinned: Boolean. Whether the budget may hold it back when it is due.
+        is_thinned: Boolean, whether the budget may hold it back.
     """
 
     purpose: str

@@ -16,10 +16,10 @@ no longer need their demotion return to 16 bits; one that fails again waits
 twice as long. With held-back data, a metric has to allow the return, and signs
 the plan off.
 
-Several workers start from the plan of the first one, which alone writes it, and
-change the same layers at the same step: each hands its proposal to all others,
-and all draw the same conclusion from the same proposals. A worker that
-recompiled by itself would wait for the others for ever.
+Several workers start from the plan of the first one, which alone writes it.
+They change the same layers at the same step: each hands its proposal to all
+others, and all draw the same conclusion. A worker that recompiled alone would
+hang.
 
 Files:
 

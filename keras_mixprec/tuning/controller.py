@@ -14,7 +14,7 @@ from keras_mixprec.tuning.recovery import Recovery
 from keras_mixprec.tuning.trigger import Trigger
 from keras_mixprec.tuning.validation import Validation
 
-# At first counters are read whenever there are an eighth more steps.
+# Counters are read each time the step count has grown by 1/8, early on.
 _READINGS_GROW = 8
 
 # A return to 16 bits is tried on this many failing batches, the last ones.
@@ -24,9 +24,8 @@ _EVIDENCE = 4
 class Tuning:
     """Decides when to diagnose, and changes what has to be changed.
 
-    If several workers train the model together, all do the same at the same
-    steps, because they go by what they have agreed on: each diagnoses its own
-    batches, and what any of them finds counts.
+    Several workers do the same at the same steps, because they agree on each
+    decision. Each diagnoses its own batches, and the findings of all count.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments and its history.
@@ -37,7 +36,7 @@ class Tuning:
         watch: The `Watch`.
 
     Attributes:
-        keeps_scale: Boolean. Whether a loss scale is raised again that fell
+        keeps_scale: Boolean, whether a loss scale is raised again that fell
             because of bad data alone.
         records: `TunerHistory`.
     """
@@ -56,7 +55,7 @@ class Tuning:
         self._has_begun = self._has_given_up = False
         # Before this step there is nothing to look at.
         self._due: float = 0
-        # Whether non-finite steps are the reason for the last diagnosis.
+        # True if non-finite steps are the reason for the last diagnosis.
         self._triggered = False
         self._changed_at: int | None = None
         # Batches, and a copy of the weights while a demotion is on probation.
@@ -115,7 +114,7 @@ class Tuning:
         self._repairs.begin(step)
         self._due = step + 1
         examiner = watch.examiner
-        # If one worker does not know the model yet, nobody knows more.
+        # If the model is new to one worker, it is new to all.
         (new,) = any_worker(watch.model, [examiner.schedule.is_new])
         if new:
             examiner.start_schedule()
@@ -174,7 +173,7 @@ class Tuning:
         self._examine_next(step, triggered=False, is_overhead=is_overhead)
 
     def _may_examine(self, step):
-        """Whether a diagnosis may be made now, on all workers."""
+        """Returns whether a diagnosis may be made now, on all workers."""
         examiner = self._watch.examiner
         not_here = examiner.gave_up or step < examiner.paused_until
         (not_yet,) = any_worker(self._watch.model, [not_here])
@@ -182,7 +181,7 @@ class Tuning:
 
     def _is_cooling(self, step):
         changed = self._changed_at
-        # What one batch shows before the first step need not be all.
+        # The batch before the first step may not show all faults.
         if changed in (None, self._watch.first_step):
             return False
         return step < changed + self._tuner.cooldown
@@ -195,11 +194,12 @@ class Tuning:
         """Diagnoses a batch; each worker does its own at this step.
 
         Args:
-            batch: As `train_step` takes it, `None` if there is none here.
+            batch: As `train_step` takes it, `None` if only other workers have
+                one.
             step: Int.
-            triggered: Boolean. Whether non-finite steps are the reason, and the
+            triggered: Boolean, whether non-finite steps are the reason, and the
                 whole batch is examined.
-            is_overhead: Boolean. Whether it counts as overhead. If not, it is
+            is_overhead: Boolean, whether it counts as overhead. If not, it is
                 seen first whether there is more in it than in its first rows.
         """
         self._triggered = triggered
@@ -231,12 +231,12 @@ class Tuning:
 
         Args:
             examination: `Examination`.
-            batch: What was examined, as `train_step` takes it.
+            batch: The examined batch, as `train_step` takes it.
             step: Int.
-            raised: Boolean. Whether its step has raised, which cannot wait.
+            raised: Boolean, whether its step has raised, which cannot wait.
 
         Returns:
-            What is proposed, `None` if nothing may be changed now.
+            The proposal, `None` if no change is allowed now.
         """
         if raised:
             self._changed_at = None

@@ -1,13 +1,13 @@
-"""What a tuner has done: its history, in the log and on the console."""
+"""The history of a tuner, in the log and on the console."""
 
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
 from keras_mixprec.policies.hardware import recommend_policy
 
-# What has grown where this worker's own loss has not.
+# The text if another worker found the growth.
 _ELSEWHERE = "loss of another worker's batch grew"
 
-# What to do where the tuner gives up.
+# Advice for when the tuner gives up.
 BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
     "as the verdicts advise"
@@ -31,7 +31,7 @@ class TunerHistory:
         repairs: `Repairs` of the model.
 
     Attributes:
-        has_news: Boolean. Whether anything was done in this `fit`.
+        has_news: Boolean, whether anything was done in this `fit`.
     """
 
     def __init__(self, tuner, watch, repairs):
@@ -51,7 +51,7 @@ class TunerHistory:
             kind: String. As in `PrecisionTuner.history`.
             step: Int.
             message: String.
-            **fields: What else the history has of it.
+            **fields: More fields of the entry.
         """
         event = {"kind": kind, **fields, "message": message}
         self._history.append({"step": step, **event})
@@ -128,8 +128,8 @@ class TunerHistory:
         )
         if verb == "advise":
             message = (
-                "cannot change this model's loss scale of "
-                f"2**{before:g}, at which gradients vanish. They survive at "
+                "cannot change this model's loss scale. Gradients vanish at "
+                f"its value of 2**{before:g}, and survive at "
                 f"2**{after:g}: train with that, as the verdicts advise"
             )
         scales = {"before": 2.0**before, "after": 2.0**after}
@@ -141,8 +141,8 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: String. What has grown and how far, `None` if it is what
-                another worker compares.
+            growth: String. The growth that was found, `None` if another worker
+                found it.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
@@ -150,19 +150,20 @@ class TunerHistory:
             "undo",
             step,
             f"undoes the demotion of {listed(changes)}: with it the "
-            f"{growth or _ELSEWHERE}. Weights and "
-            f"optimizer state are those of step {since} again. Look for "
-            "outliers in the data, or clip gradients",
+            f"{growth or _ELSEWHERE}. Weights and optimizer state return to "
+            f"step {since}. Look for outliers in the data, or "
+            "clip gradients",
             **self._layers(changes),
         )
 
     def returned(self, step: int, since: int, done: str | None):
-        """Reports that the model is what it was before training diverged.
+        """Reports that the model has the state from before training diverged.
 
         Args:
             step: As for `report`.
             since: Int. The step whose state it is.
-            done: String. What training goes on with, `None` if it stops.
+            done: String. The change that training goes on with, `None` if it
+                stops.
         """
         then = f"goes on with {done}" if done else "stops training there"
         message = f"returns to the state of step {since:,} and {then}"
@@ -188,10 +189,10 @@ def start_message(
 
     Args:
         disk: `PlanOnDisk`.
-        fits: Boolean. Whether any of the plan is used.
+        fits: Boolean, whether any of the plan is used.
         changes: Dict from path to the policies before and after.
         aside: Dict from path to why the plan is not followed there.
-        keeps_file: Boolean. Whether the file is not written to.
+        keeps_file: Boolean, whether the file is not written to.
     """
     sets = f", which sets {listed(changes)} to {_after(changes)}"
     starts = "starts from" if fits else "does not start from"

@@ -1,4 +1,4 @@
-"""Whether a demotion helps training, and which layers may return to 16 bits."""
+"""Does a demotion help training, and which layers may return to 16 bits?"""
 
 import math
 
@@ -22,9 +22,9 @@ _STEPS = 500
 
 
 def _growth(what, before, now, least=0.0):
-    """What has grown further than training needs in so few steps, `None` else.
+    """Returns a clause on growth that training does not need, or `None`.
 
-    Beyond a multiple of what it was, which counts as `least` if it was less.
+    The limit is a multiple of `before`, or of `least` if that is larger.
     """
     limit = thresholds.DIVERGED * max(abs(before), least)
     if not math.isfinite(before) or now <= limit:
@@ -43,8 +43,8 @@ class Probation:
         watch: The `Watch`, before the layers are demoted.
         step: Int. The step of the demotion.
         gap: Int. Steps until weights are compared first.
-        batch: As `train_step` takes it, of which the loss is compared; `None`
-            if there is none. Better no outlier.
+        batch: The batch whose loss is compared, as `train_step` takes it, or
+            `None`. It should not be an outlier.
 
     Attributes:
         step: Int. As given.
@@ -52,13 +52,13 @@ class Probation:
         paths: Set of the paths of the layers that were demoted since.
 
     Raises:
-        NotImplementedError: If a weight is spread over several processes, none
-            of which can copy it.
+        NotImplementedError: If a weight is spread over several processes, so
+            that none can copy it.
     """
 
     def __init__(self, watch, step: int, gap: int, batch):
-        # Its variables are those of the last step, or a step is under way that
-        # `synchronized_model` would take for the one before.
+        # Its variables are up to date, or a step is under way, which
+        # `synchronized_model` would not know.
         model = watch.model
         self.step = step
         self.scale_bits = watch.counters.scale_bits()
@@ -74,12 +74,12 @@ class Probation:
 
     @property
     def due(self) -> int:
-        """The step at which to compare."""
+        """The step of the next comparison."""
         return self.step + self._gap
 
     @property
     def is_over(self) -> bool:
-        """Whether what comes now has another cause."""
+        """Returns whether what comes now has another cause."""
         return self._gap > _STEPS
 
     def divergence(self, step: int) -> str | None:
@@ -89,7 +89,7 @@ class Probation:
             step: Int.
 
         Returns:
-            What has grown and how far, `None` if nothing has diverged.
+            A clause on the growth, `None` if training has not diverged.
         """
         self._gap *= 2
         model = self._watch.synchronized_model()
@@ -104,15 +104,15 @@ class Probation:
         if not math.isfinite(self._loss):
             return None
         now = examiner.exact_loss(self._batch)
-        # What is nearly 0 of one batch may be a thousandfold after the next
-        # step, though not of what it was before any training.
+        # A loss of one batch that is nearly 0 may grow a thousandfold in the
+        # next step, but not beyond its value before any training.
         start = examiner.schedule.start
         least = abs(start.loss) if start else 0.0
         grown = _growth("float32 loss of one batch", self._loss, now, least)
         if grown is None:
             return None
-        # What was nearly 0 by chance before any training, a hundred times as
-        # much after ten steps, falls again where training is sound.
+        # A loss that was nearly 0 by chance before any training may grow a
+        # hundredfold in ten steps. It falls again if training is sound.
         before, self._suspected = self._suspected, now
         falls = before is None or now < before / 2
         return None if math.isfinite(now) and falls else grown
@@ -138,7 +138,8 @@ def layers_that_may_return(watch, repairs, paths, batches, step: int) -> set:
         step: Int.
     """
     found = set(paths)
-    # What is right beside others may not be so alone, once.
+    # A layer may be right beside others and wrong alone, so this is tried
+    # twice.
     for _ in range(2):
         found -= _at_fault(watch, repairs, found, batches, step)
     with temporary_policies(repairs.as_built(found)):

@@ -19,18 +19,18 @@ class Trigger:
 
     Steps that were skipped or had a loss that is not finite count, on any
     worker. One within 500 triggers a diagnosis; each false alarm, such as bad
-    data, doubles how many it takes. Steps that are skipped in a row do so
-    whenever they are, but not before as many since the last false alarm: of a
-    run that diverges nearly every step is non-finite. A diagnosis that says how
-    far the loss scale has to fall explains as many skipped steps.
+    data, doubles how many it takes. Steps that are skipped in a row always do,
+    unless there were fewer since the last false alarm. In a run that diverges,
+    nearly every step is non-finite. A diagnosis that says how far the loss
+    scale has to fall explains as many skipped steps.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
         span: Int. Steps that non-finite ones are counted over.
-        last_nonfinite_step: Int. The last step at which there were new ones,
-            `None` before.
+        last_nonfinite_step: Int. The last step that had new ones, `None`
+            before.
     """
 
     # A healthy scale search that has found its ceiling loses one step in 2000.

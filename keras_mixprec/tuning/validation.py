@@ -1,4 +1,4 @@
-"""Whether a metric on held-back data allows a return to 16 bits, and the plan.
+"""A metric on held-back data allows a return to 16 bits, and the plan.
 
 The same weights are evaluated in float32 and under a plan. Evaluations are
 counted; those that can wait do so until enough steps were taken.
@@ -25,10 +25,9 @@ _OVER_BUDGET = "; validation is over its budget"
 
 
 class Validation:
-    """Decides by a metric on held-back data; by nothing if there are none.
+    """Lets a metric on held-back data decide, if there are such data.
 
-    All workers evaluate at the same steps, and go by the worst of what they
-    find.
+    All workers evaluate at the same steps, and the worst result of all counts.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
@@ -70,8 +69,8 @@ class Validation:
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
         """Returns which layers may return to 16 bits, and the metric then.
 
-        The fewest stay of those with which together the metric is not within
-        the tolerance.
+        If the metric is not within the tolerance, the fewest layers stay that
+        bring it there.
 
         Args:
             paths: Set of paths of demoted layers, which a diagnosis has found
@@ -125,7 +124,7 @@ class Validation:
 
         Args:
             step: Int.
-            may_demote: Boolean. Whether anything may be changed.
+            may_demote: Boolean, whether anything may be changed.
         """
         if self._held_back is None or not self._watch.taken:
             return
@@ -193,7 +192,7 @@ class Validation:
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # With all of them in float32 it is what it is compared with.
+            # With all of them in float32 it equals the reference.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
@@ -208,7 +207,7 @@ class Validation:
     # Evaluating.
 
     def _trials(self, step):
-        """What is compared with float32 now, `None` if nothing can be."""
+        """Returns the `_Trials` of now, `None` if the reference fails."""
         self._announce(f"evaluates the model at step {step}")
         reference, error = math.nan, None
         try:
@@ -231,7 +230,7 @@ class Validation:
         return None if failed else _Trials(self, reference)
 
     def over_budget(self, evaluations: int) -> bool:
-        """Whether so many evaluations are too many now."""
+        """Returns whether so many evaluations are too many now."""
         allowed = _EVALUATIONS + self._watch.taken // _STEPS
         return self._count + evaluations > allowed
 
@@ -296,12 +295,12 @@ class _Trials:
         self._known = {}
 
     def within(self, key, assignment: dict, is_must: bool = False) -> bool:
-        """Whether the metric is within tolerance, and the budget not used up.
+        """Returns whether the metric is within tolerance and the budget.
 
         Args:
-            key: What the evaluation is known by.
+            key: The key of the evaluation.
             assignment: As for `Evaluation.with_policies`.
-            is_must: Boolean. Whether it is made whatever that costs.
+            is_must: Boolean, whether the budget does not count.
         """
         if key not in self._known:
             if not is_must:
@@ -314,7 +313,7 @@ class _Trials:
         return self._known[key][1]
 
     def value(self, key) -> float:
-        """Returns the metric that `within` has found, NaN if it has not."""
+        """Returns the metric that `within` has found, or NaN."""
         return self._known.get(key, (math.nan,))[0]
 
 
