@@ -59,20 +59,6 @@ class RangeLog:
             self._write_histograms(readings, step)
         self._warn_of(measured.failures, step)
 
-    def least_headroom(self) -> dict:
-        """Returns `(path, bits)` of the last ranges, by part of a layer.
-
-        Only layers in 16 bits count.
-        """
-        if self.last is None:
-            return {}
-        readings, _, dtypes, _ = self.last
-        found = {
-            part: ranges.least_headroom(readings, dtypes, part)
-            for part in EXPONENTS
-        }
-        return {part: least for part, least in found.items() if least}
-
     def _write_histograms(self, readings, step):
         found = [
             (part, reading.path, bins)
