@@ -31,6 +31,8 @@ Files:
 - `held_batches.py`: holds batches until their step is over, to find one that
   fails.
 - `failing_batches.py`: which batches of skipped steps had bad data.
+- `kept_states.py`: the last good states of a run, to look back at.
+- `progress.py`: whether the loss falls, and the task can be learnt.
 - `metric_values.py`: metrics that float16 makes infinite or NaN.
 - `validation.py`: which loss or metric of an evaluation is wrong, and why.
 - `performance.py`: logs how fast training is.
