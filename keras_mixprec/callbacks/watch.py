@@ -143,7 +143,10 @@ class Watch:
             Task("", self._agree, lambda: self._next_agreement),
             # Before a diagnosis, which may change dtypes.
             Task(
-                "measure layers", ranges.read, lambda: ranges.due_at, "", True
+                "measure layers",
+                ranges.read,
+                lambda: ranges.due_at,
+                is_thinned=True,
             ),
             Task(
                 "keep good states",
