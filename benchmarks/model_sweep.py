@@ -117,7 +117,7 @@ def _fitted(model, x, y):
     return _Fitted(
         f"{seconds:.1f}",
         str(model.optimizer.skipped_steps),
-        str(len(monitor._session.range_log.last.readings)),
+        str(len(monitor.report.to_dict()["layers"])),
         tuple(monitor.verdicts),
     )
 

@@ -203,11 +203,11 @@ def _switch_on(kind, folder):
 
 def _undiagnosed(wanted):
     """Context without diagnoses, which come after few steps if they may."""
-    from keras_mixprec.monitoring import audits
+    from keras_mixprec.monitoring import diagnoses
 
     if not wanted:
         return contextlib.nullcontext()
-    return mock.patch.object(audits, "_COST", float("inf"))
+    return mock.patch.object(diagnoses, "_COST", float("inf"))
 
 
 def main():

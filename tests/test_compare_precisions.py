@@ -208,7 +208,7 @@ def test_wrong_calls_say_what_is_wrong(message):
 
 class Kept(kmp.MixPrecMonitor):
     def on_train_end(self, logs=None):
-        self.trained = self._session.budget.trained
+        self.trained = self._session.watch.budget.trained
         super().on_train_end(logs)
 
 

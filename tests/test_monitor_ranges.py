@@ -21,7 +21,7 @@ from reporting_readers import read_heat, read_tag
 from tuner_models import chain, tuner
 
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring import audits, range_reading, range_schedule
+from keras_mixprec.monitoring import diagnoses, range_reading, range_schedule
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 
@@ -203,7 +203,7 @@ def test_a_repaired_layer_is_no_finding(tmp_path):
 
 @pytest.fixture
 def no_diagnoses(monkeypatch):
-    monkeypatch.setattr(audits, "_COST", 1e9)
+    monkeypatch.setattr(diagnoses, "_COST", 1e9)
 
 
 undiagnosed = pytest.mark.usefixtures("no_diagnoses")

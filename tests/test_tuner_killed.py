@@ -46,7 +46,7 @@ def train(folder, kill=None, checkpoint=None):
     first, callback = epoch if checkpoint else 0, tuner(folder / "plan.json")
 
     def note(epoch=-1, logs=None):
-        optimizer, repairs = model.optimizer, callback._tuning.repairs
+        optimizer, repairs = model.optimizer, callback._repairs
         variables = [*model.weights, *optimizer.variables]
         states[epoch] = {
             "sizes": [float(np.abs(v.numpy()).sum()) for v in variables],

@@ -1,30 +1,26 @@
 """The callbacks: monitoring a run, and repairing it.
 
 Both callbacks of a `fit` join one session, so that together they read the
-counters once and diagnose once. What happens in a `fit`:
+counters once and diagnose once:
 
-- `on_train_begin`: each callback joins the session. A monitor's settings go
-  before a tuner's.
-- `on_epoch_begin`: once the model is built the session begins to watch it: its
-  optimizers are exchanged for ones that record their steps, its metrics are
-  guarded.
-- `on_train_batch_begin`: before most steps nothing. When it is due: counters
-  are read and logged, ranges are read on the next batch, and it is diagnosed;
-  after that the tuner decides.
-- `on_epoch_end`: the counters are read, dtypes are logged.
-- `on_train_end`: the last reading, the summary; the model is left as it was,
-  but for the dtypes that a tuner has changed.
+- `on_train_begin`: each callback joins the session. A monitor's settings win
+  over a tuner's.
+- `on_epoch_begin`: once the model is built, a `Watch` is made. It exchanges the
+  optimizers for ones that record their steps, and guards the metrics.
+- `on_train_batch_begin`: nothing before most steps. Before others the tasks run
+  whose step has come: they read the counters, read ranges, diagnose, tune.
+- `on_epoch_end`: the counters are read, and dtypes are logged.
+- `on_train_end`: the last reading and the summary. The model is left as it was,
+  except for the dtypes that a tuner has changed.
 
-There is no `on_train_batch_end`: Keras would fetch the logs of every step from
-the device for it.
-
-What a callback was given is handed on as a frozen `Settings`. What is done
-beside training is a list of tasks, each of which says when it is due.
+There is no `on_train_batch_end`, because Keras would fetch the logs of every
+step from the device for it.
 
 Files:
 
 - `monitor.py`: `MixPrecMonitor`.
 - `tuner.py`: `PrecisionTuner`.
-- `session.py`: what both share in one `fit`: the tasks, and what they remember.
-- `settings.py`: the options of a session; callbacks that can be copied.
+- `settings.py`: the options of a session, and the hooks of both callbacks.
+- `session.py`: which callbacks are in a `fit`, and how it ends.
+- `watch.py`: the tasks of a `fit`, and everything that they share.
 """

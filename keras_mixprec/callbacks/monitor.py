@@ -47,74 +47,74 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec/heat/<n>` | all of these by layer, for the plugin | R |
     | `mixprec_<part>_exponent/<path>` | histograms | some R |
 
-    Parts are `activation`, `gradient` and `weight`, of which weights have no
-    histogram. Kinds are `inf`, `-inf` and `nan`, each from when it was first
-    seen.
+    Parts are `activation`, `gradient` and `weight`; weights have no histogram.
+    Kinds are `inf`, `-inf` and `nan`, each from when it was first seen.
 
     U: every `update_freq` steps and at the end of an epoch, but of short
     epochs only at some, and whenever a step was skipped or a loss not finite.
     S: at each step that changed it. R: when ranges were read. The x axis counts
-    batches, skipped ones included, on over several calls of `fit`. Between two
-    readings the compiled step itself keeps the record, so a skipped step is not
-    lost when nobody reads.
+    batches, skipped ones included, and continues over several calls of `fit`.
+    The compiled step itself records what happens between two readings, so no
+    skipped step is lost.
 
-    Step `s` is after `s` steps, 0 before the first: the scale at step `s` is
-    the one that step `s + 1` runs with, and what is found then is found at step
-    `s`. A `skipped_step` event names its own number as `at_step`, where the
-    scale falls, and the scale that it ran with. Epochs, batches of an epoch,
-    rows and samples are counted from 0, as in callbacks and arrays. A scale
-    that was set by hand between two readings is known from the second on, and
-    `events.jsonl` says so (`loss_scale_not_known`).
+    Step `s` is the moment after `s` steps, 0 before the first. Step `s + 1`
+    runs with the scale of step `s`, and a fault that is found then has step
+    `s`. A `skipped_step` event has its own number as `at_step`, where the scale
+    falls, and the scale that it ran with. Epochs, batches of an epoch, rows and
+    samples are counted from 0, as in callbacks and arrays. If you set a scale
+    between two readings, it is known from the second on, and `events.jsonl` has
+    a `loss_scale_not_known`.
 
-    A disk that becomes full, or a removed folder, does not end training: one
-    warning reports it, and what is lost is logged when that is possible again.
-    While another run is logged to the same `log_dir`, in any process, this one
-    writes to `<log_dir>/mixprec_2` and so on.
+    A full disk or a removed folder does not end training: one warning reports
+    it, and lost data are logged when that is possible again. While another run
+    is logged to the same `log_dir`, in any process, this one writes to
+    `<log_dir>/mixprec_2` and so on.
 
-    The first of several workers writes the log, with what any of them finds.
-    All need the monitor, with the same arguments: they stop together.
+    The first of several workers writes the log, with the findings of all. All
+    need the monitor, with the same arguments: they stop together.
 
-    Works with `keras_mixprec.LossScaleOptimizer`, and with Keras' own, which
-    it exchanges for one that shares its state and follows its rule. Training
-    stays the same, unless a `train_step` forgets to scale the loss: Keras' own
-    divides those gradients by the loss scale all the same, the other one
-    applies them undivided and warns. A model with several optimizers as
-    attributes is logged by attribute name.
+    The monitor works with `keras_mixprec.LossScaleOptimizer`, and with Keras'
+    own, which it exchanges for one that shares its state and follows its rule.
+    Training stays the same, unless a `train_step` forgets to scale the loss:
+    Keras' own optimizer divides those gradients by the loss scale all the same,
+    the other one applies them undivided and warns. If a model has several
+    optimizers as attributes, they are logged by attribute name.
 
-    Ranges are those of every activation, gradient and weight in the next step:
-    the model's `train_step` runs once on its batch, with the optimizers held,
-    and all that it changes is put back. That is not compiled, but on JAX.
-    However short a run is, they are read after its first step, after its last
-    and whenever eight times as many steps were taken, which is no part of the
-    overhead; in between every `probe_every` steps, after the scale grew and
-    after a skipped step, as far as `max_overhead` allows. Histograms are
-    logged whenever twice as many steps were taken. The summary and
-    `events.jsonl` say how long it took.
+    Ranges are measured of every activation, gradient and weight in the next
+    step. The model's `train_step` runs once on its batch, with the optimizers
+    held, and all changes are undone. Only JAX compiles this. Ranges are always
+    read after the first step, after the last, and whenever eight times as many
+    steps were taken, which does not count as overhead. Between these they are
+    read every `probe_every` steps, after the scale grew and after a skipped
+    step, as far as `max_overhead` allows. Histograms are logged whenever twice
+    as many steps were taken. The summary and `events.jsonl` have the time that
+    it took.
 
-    When five steps in a row are skipped, the next batch is diagnosed as by
-    `keras_mixprec.diagnose`, and what is wrong with which layer is printed and
-    written to `events.jsonl`. Faults that skip no step are searched for after
+    When five steps in a row are skipped, the monitor diagnoses the next batch
+    as `keras_mixprec.diagnose` does. It prints the faults of layers and writes
+    them to `events.jsonl`. Faults that skip no step are searched for after
     `20 / max_overhead` steps, which are 1,000, and whenever twice as many were
-    taken, unless a `PrecisionTuner` does so. Nothing of this depends on how
-    fast the machine is.
+    taken, unless a `PrecisionTuner` does so. None of this depends on the speed
+    of the machine.
 
-    A part of the monitor that fails is left out from then on, with a warning
-    that says which; training goes on.
+    If a part of the monitor fails, a warning names it, and training goes on
+    without it.
 
-    While an optimizer skips steps, a batch whose loss is not finite is kept out
-    of the running loss and metrics, so that callbacks which stop, or save the
-    best, see the loss of the steps that were taken. Until its first good batch
-    an epoch shows what Keras shows of metrics that have seen no batch. An epoch
+    While an optimizer skips steps, batches with a non-finite loss do not count
+    in the running loss and metrics. So callbacks that stop, or save the best,
+    see the loss of the steps that were taken. Until its first good batch, an
+    epoch shows what Keras shows of metrics that have seen no batch. An epoch
     without any good batch reports infinity for a loss, and the worst value of
-    each metric: NaN where Keras does not know it. Batches show NaN after an
-    epoch without any good one, and once weights are lost: `TerminateOnNaN` ends
-    such runs. Nor does a skipped batch make the state that layers write
-    themselves non-finite, such as the moving mean of a `BatchNormalization`.
-    After `fit` the model and its metrics are as they were before.
+    each metric: NaN if Keras does not know it. Batches show NaN after an epoch
+    without any good one, and once weights are lost: `TerminateOnNaN` ends such
+    runs. A skipped batch does not make the state that layers write non-finite
+    either, such as the moving mean of a `BatchNormalization`. After `fit` the
+    model and its metrics are as they were before.
 
-    A loop written by hand calls the methods of the callback as `fit` does, in
-    a `keras.callbacks.CallbackList` say; those of epochs may be left out. A
-    copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
+    A loop written by hand calls the methods of the callback as `fit` does, for
+    example in a `keras.callbacks.CallbackList`; the methods of epochs may be
+    left out. A copy (`copy.deepcopy`, `pickle`) has the results, but not the
+    model.
 
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
@@ -122,32 +122,33 @@ class MixPrecMonitor(CopiedCallback):
         probe_every: Int, steps between two readings of ranges. `0` for none at
             all. Defaults to `100`.
         max_overhead: Float, share of the training time. Readings of the
-            counters without news and of ranges in between are thinned to
-            stay below it; what happens once is not, nor are diagnoses, which
-            are counted in steps. Up to half of it, at most 1.25 percentage
-            points, is reserved for overhead that cannot be timed; the two kinds
-            of readings take at most half of the rest each. At 1 they are not
-            thinned. At 0 no ranges are read. Defaults to `0.02`.
+            counters without news, and readings of ranges in between, are
+            thinned to stay below it. Work that happens once is not thinned, nor
+            are diagnoses, which are counted in steps. Up to half of it, at most
+            1.25 percentage points, is reserved for overhead that cannot be
+            timed. The two kinds of readings take at most half of the rest each.
+            The value 1 thins nothing, and 0 reads no ranges. Defaults to
+            `0.02`.
         keep_failing_batches: Int. How many batches of skipped steps to keep
             with all that made them fail, the first ones. While there is room,
-            every batch is held until its step is known to have succeeded,
-            which waits for the device in every step. Defaults to `0`.
-        stop_after: Int. Skipped steps in a row after which training stops,
-            whatever the loss scale; the step that begins then may be taken.
-            The counters are looked at that often. Defaults to `None`, never.
-        verbose: `0` or `1`. Whether to print the summary at the end. Defaults
+            every batch is held until its step is known to have succeeded, so
+            every step waits for the device. Defaults to `0`.
+        stop_after: Int. Training stops after this many skipped steps in a row,
+            at any loss scale; one more step may be taken. The counters are
+            looked at that often. Defaults to `None`, never.
+        verbose: `0` or `1`, whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
-            `"raise"` to end it with a `FloatingPointError`, so that a job
-            fails and `keras.callbacks.BackupAndRestore`, which deletes its
-            backup when `fit` returns, keeps it. The log is closed and
-            `summary` is there in either case. Defaults to `"stop"`.
-        lint: What `keras_mixprec.lint(model, ...)` returned. Its findings of
-            high and medium severity are logged as of before training, and the
-            report and the tab show them beside the verdicts. Defaults to
-            `None`: the model is not checked, since that takes seconds.
-        doctor: What `keras_mixprec.doctor()` returned, whose findings are
-            logged and shown in the same way. Defaults to `None`.
+            `"raise"` to end it with a `FloatingPointError`. Then a job fails,
+            and `keras.callbacks.BackupAndRestore` keeps its backup, which it
+            deletes when `fit` returns. Both close the log and leave a
+            `summary`. Defaults to `"stop"`.
+        lint: The result of `keras_mixprec.lint(model, ...)`. Its findings of
+            high and medium severity are logged as found before training. The
+            report and the tab show them with the verdicts. Defaults to `None`:
+            the model is not checked, since that takes seconds.
+        doctor: The result of `keras_mixprec.doctor()`. Its findings are logged
+            and shown in the same way. Defaults to `None`.
         loggers: List of those who get curves, events and the report as well:
             `WandbLogger()`, `MLflowLogger()` or what else has the methods of
             `Logger`, all of `keras_mixprec.loggers`. Defaults to `()`.
@@ -223,8 +224,8 @@ class MixPrecMonitor(CopiedCallback):
 
     @property
     def report(self) -> Any:
-        """What was logged, for people."""
-        # What reads a log takes no part in writing it.
+        """The report of the log."""
+        # Training does not need it.
         from keras_mixprec.reporting.report import load_report
 
         if not self._has_logged:
@@ -262,30 +263,26 @@ class MixPrecMonitor(CopiedCallback):
             ),
         )
         self._has_logged = True
-        self.verdicts = self._session.examiner.verdicts
-        self.failing_batches = self._session.recorder.kept
-
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Guards the metrics and reads the counters, the first time."""
-        self._session.begin_epoch(self, epoch)
+        self.verdicts = self._session.verdicts
+        self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
         # Not needed before a `fit` ends.
         from keras_mixprec.monitoring.summary import end_events, summarize
 
-        self.summary = summarize(self._session)
-        step = self._session.step
+        watch = self._session.watch
+        self.summary = summarize(watch)
         for event in end_events(self.summary):
-            self._session.log.event(step, event)
+            watch.log.event(watch.step, event)
 
     def abandoned(self) -> None:
         """Sums up a `fit` that an exception has ended."""
         self._is_chief = self._session.log.writes
-        self._report_dir = self._session.log_dir
         with contextlib.suppress(Exception):
             self._sum_up()
             if self.verbose:
                 print_message(str(self.summary))
+        super().abandoned()
 
     def _open_log(self):
         # Workers that write to one folder would overwrite each other.
@@ -297,18 +294,10 @@ class MixPrecMonitor(CopiedCallback):
 
         return ForwardedLog(self.log_dir, self.loggers)
 
-    # `on_train_batch_end` would make Keras fetch the logs of every step from
-    # the device before it starts the next one.
-    def on_train_batch_begin(
-        self, batch: int, logs: dict | None = None
-    ) -> None:
-        """Reads the counters before this step, if it is time to."""
-        self._session.begin_batch(self, batch)
-
     def on_test_end(self, logs: dict | None = None) -> None:
         """Reports what is wrong with an `evaluate` outside of `fit`."""
         super().on_test_end(logs)
-        if self._session is None or not self._session.watches(self):
+        if self._session is None:
             from keras_mixprec.monitoring.validation import watch_evaluation
 
             self.verdicts = watch_evaluation(
@@ -316,20 +305,17 @@ class MixPrecMonitor(CopiedCallback):
             )
             self._has_logged |= bool(self.verdicts)
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self, logs)
-
     def on_train_end(self, logs: dict | None = None) -> None:
         """Reads the counters, writes the summary and closes the log."""
         session = self._session
         session.finish()
-        session.attempt("sum up this run", self._sum_up)
-        self._is_chief = session.log.writes
-        self._report_dir = session.log_dir
+        log, watch = session.log, session.watch
+        watch.attempt("sum up this run", self._sum_up)
+        self._is_chief, self._report_dir = log.writes, watch.log_dir
         session.leave(self)
-        if self.loggers and session.log.writes:
-            session.log.finish(self.summary, lambda: self.report)
+        self._session = None
+        if self.loggers and log.writes:
+            log.finish(self.summary, lambda: self.report)
         if self.verbose and self.summary:
             print_message(str(self.summary))
         session.raise_if_failed()

@@ -12,14 +12,14 @@ from keras_mixprec.reporting.run_log import NoLog
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a session does; the arguments of `MixPrecMonitor`.
+    """The options of a session, most of them arguments of `MixPrecMonitor`.
 
     Attributes:
-        log_dir: String. Where the log is asked for, `None` by a callback that
-            asks for none: its settings give way to another's.
+        log_dir: String, the folder of the log. `None` for a tuner, whose
+            settings give way to a monitor's.
         open_log: Function that returns a `RunLog`. Defaults to one that keeps
             nothing.
-        summary: Boolean. Whether the `TrainingSummary` is printed at the end.
+        summary: Boolean, whether the `TrainingSummary` is printed at the end.
         before_training: List of dicts, events logged as training starts.
     """
 
@@ -53,31 +53,48 @@ class Settings:
 class CopiedCallback(keras.callbacks.Callback):
     """A callback that is copied without the model and the `fit` it is in.
 
-    What it was given and what a `fit` has left as its result is copied.
+    Its arguments and the results of a `fit` are copied.
     """
 
     _session: Any = None
-    _OF_ONE_FIT = ("_model", "_session", "_tuning")
+    _OF_ONE_FIT = ("_model", "_session", "_repairs")
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Begins to watch the model, or to count the batches of an epoch."""
+        self._session.begin_epoch(self, epoch)
+
+    # `on_train_batch_end` would make Keras fetch the logs of every step from
+    # the device before it starts the next one.
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """Runs the tasks whose step has come."""
+        self._session.begin_batch(self, batch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Keeps the loss of the epoch; a validation is no time of training."""
-        if session := vars(self).get("_session"):
-            session.begin_validation(self)
+        if self._session:
+            self._session.begin_validation(self)
 
     def on_test_end(self, logs: dict | None = None) -> None:
         """Training goes on."""
-        if session := vars(self).get("_session"):
-            session.budget.go_on()
+        if self._session:
+            self._session.end_validation()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Reads the counters at the end of the epoch."""
+        self._session.end_epoch(self, logs)
 
     def abandoned(self) -> None:
         """An exception has ended `fit`."""
+        self._session = None
 
     def leave_out(self, seconds: float) -> None:
         """Takes note of a pause in `fit`, which is no time of training.
 
-        Of which the overhead budget is a share.
+        The overhead budget is a share of the time of training.
         """
-        self._session.budget.add(READINGS, seconds, is_overhead=False)
+        self._session.watch.budget.add(READINGS, seconds, is_overhead=False)
 
     def __getstate__(self):
         state = dict(vars(self))

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
@@ -21,7 +22,7 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.tuning.controller import Tuning
 from keras_mixprec.tuning.demotions import Repairs
-from keras_mixprec.tuning.history import TunerHistory, start_message
+from keras_mixprec.tuning.history import start_message
 from keras_mixprec.tuning.plan_store import PlanOnDisk, computes_in_16_bits
 from keras_mixprec.tuning.proposal import RUNGS
 
@@ -32,53 +33,54 @@ _BFLOAT16 = ("auto", True, False)
 class PrecisionTuner(CopiedCallback):
     """Demotes numerically unstable layers to a wider dtype during training.
 
-    Before the first step, when steps are skipped or losses are not finite
-    more often than a search for the loss scale explains, after 16 steps and 48,
-    and then after four times as many as the time before, one batch is diagnosed
-    as by `keras_mixprec.diagnose`. Steps count over
-    all `fit` calls until the model is compiled again or its dtypes or weights
-    are set. A diagnosis that takes long is announced. A loss scale at
-    which gradients vanish is raised to where they survive, and a fixed one is
-    set to the scale that suits all layers if there is one; where it cannot be
-    set, the history says once which one is needed. The smallest set
-    of layers that repairs what is found is demoted: to bfloat16 where the fault
-    is one of range and the device computes in it, else to float32. Weights,
-    optimizer state, metrics and counters stay; the compiled functions are
-    recompiled once for each set. Bad data, divergence and a loss scale that is
-    still searching demote nothing; a loss scale that fell because of bad data
-    alone is put back (not where several workers train together).
+    The tuner diagnoses one batch, as `keras_mixprec.diagnose` does, before the
+    first step, after 16 steps and 48, and then after four times as many as the
+    time before. It also does so when steps are skipped or losses are not finite
+    more often than a search for the loss scale explains. Steps count over all
+    `fit` calls until the model is compiled again or its dtypes or weights are
+    set. A long diagnosis is announced.
 
-    If the largest weight grows a hundredfold within 500 steps of a demotion,
-    or the float32 loss of one batch (beyond a hundred times that before
-    training as well), what the demotion let through made training diverge: it
-    is undone, and weights, optimizer state and loss scale are those of before
-    (not where several workers train together). The loss is compared after
-    `cooldown` steps, and after twice as many each time.
+    The smallest set of layers that repairs the faults is demoted: to bfloat16
+    if the fault is one of range and the device computes in it, or else to
+    float32. Weights, optimizer state, metrics and counters stay; the compiled
+    functions are recompiled once for each set. If gradients vanish at a loss
+    scale, it is raised. A fixed one is set to the scale that suits all layers,
+    if there is one; if it cannot be set, the history has the right one, once.
+    Bad data, divergence and a loss scale that is still searching demote
+    nothing. A loss scale that fell because of bad data alone is put back (not
+    where several workers train together).
 
-    When all is quiet for `cooldown` steps, what turns out not to be needed
-    is returned to 16 bits, and after `promote_after` steps every demoted
-    layer that a diagnosis as built finds sound; one that fails again waits
-    twice as long.
+    A demotion may let training diverge. It is undone if the largest weight
+    grows a hundredfold within 500 steps, or the float32 loss of one batch, if
+    that is also a hundred times the loss before training. Weights, optimizer
+    state and loss scale then return to their values before the demotion (not
+    where several workers train together). The loss is compared after `cooldown`
+    steps, and after twice as many each time.
 
-    With `validate`, a metric on held-back data decides as well: the same
-    weights are evaluated in float32 and under a plan, in inference. A layer
-    returns to 16 bits only if the metric stays within `tolerance` of float32's;
-    else it stays, and `plan.reasons` says why. When training ends the plan is
-    signed off in the same way: if it is not within the tolerance the fewest
-    layers that bring it there are demoted. The metric is evaluated once before
-    the first step, so that a mistake in it ends `fit` at once; one that fails
-    later, or is not finite in float32, lets no layer return; a warning says so.
+    After `cooldown` quiet steps, layers that turn out not to need their
+    demotion return to 16 bits. After `promote_after` steps, so do all demoted
+    layers that a diagnosis in their former dtype finds sound. A layer that
+    fails again waits twice as long.
+
+    With `validate`, a metric on held-back data decides too. The same weights
+    are evaluated in float32 and under a plan, in inference. A layer returns to
+    16 bits only if the metric stays within `tolerance` of float32's; if not,
+    `plan.reasons` has the reason. When training ends the plan is signed off in
+    the same way: if the metric is not within the tolerance, the fewest layers
+    that bring it there are demoted. The metric is evaluated once before the
+    first step, so that a mistake in it ends `fit` at once. If it fails later,
+    or is not finite in float32, no layer returns, and a warning reports it.
     Returns, and the search for layers at the end, may take 50 evaluations, and
-    one more for each 100 steps; none changes weights, metrics, the state of
-    layers or random numbers.
+    one more for each 100 steps. They change no weights, metrics, layer state or
+    random numbers.
 
-    Under `tf.distribute` or `torch.distributed` every worker trains with it,
-    and all change the same layers at the same step: each diagnoses its own
-    batches, and what any of them finds counts. All start from the plan of
-    the first worker, which writes it.
+    Under `tf.distribute` or `torch.distributed` every worker trains with the
+    tuner. Each diagnoses its own batches, the findings of all count, and all
+    change the same layers at the same step. All start from the plan of the
+    first worker, which writes it.
 
-    Use it alone or beside `MixPrecMonitor`, which then logs what it does:
-    both share the readings and the diagnoses.
+    Use it alone or with `MixPrecMonitor`, which then logs what it does: both
+    share the readings and the diagnoses.
 
     A loop written by hand calls the methods of the callback as `fit` does and
     trains with `train_on_batch`; the model must be built when it starts from a
@@ -90,12 +92,12 @@ class PrecisionTuner(CopiedCallback):
     Args:
         plan: String or path-like, a JSON file. If it is there, training
             starts from it; it is written on every change and at the end. If
-            that fails in training, a warning says so and training continues.
-            Your code wins where it has changed since the plan was written:
-            layers that it gives another policy, and those that only the
-            model or only the plan has, are named and left as they are; the old
-            file is kept beside the new one. Defaults to `None`.
-        dry_run: Boolean. Whether to say what would be changed and change
+            that fails in training, a warning reports it and training
+            continues. Your code wins if it has changed since the plan was
+            written: layers with another policy, and layers that only the model
+            or only the plan has, are named and left alone. The old file is
+            kept next to the new one. Defaults to `None`.
+        dry_run: Boolean, whether to say what would be changed and change
             nothing; the plan is neither read nor written. Defaults to
             `False`.
         promote_after: Int. Quiet steps after which a demoted layer is tried as
@@ -111,37 +113,37 @@ class PrecisionTuner(CopiedCallback):
             `model.stop_training` does, `"raise"` a `FloatingPointError`, which
             lets `keras.callbacks.BackupAndRestore` keep its backup, or
             `"float32"` for all layers. Defaults to `"continue"`.
-        bfloat16: Boolean, or `"auto"`: whether the device is one for which
-            `recommend_policy` says `"mixed_bfloat16"`, on a CPU by what
-            `doctor` measured. Defaults to `"auto"`.
+        bfloat16: Boolean, whether the device computes in bfloat16. `"auto"`
+            if `recommend_policy` recommends `"mixed_bfloat16"`; on a CPU it
+            uses the measurements of `doctor`. Defaults to `"auto"`.
         update_freq: Int, batches between two readings of the counters; at
             first there are more of them. Defaults to `50`.
-        verbose: `0` or `1`. Whether to print what is changed. Defaults to `1`.
+        verbose: `0` or `1`, whether to print what is changed. Defaults to `1`.
         validate: Tuple `(x_val, y_val)` or `(x_val, y_val, sample_weight)`, a
             dataset that can be read again and again, or a function of the model
-            that returns a number. What it calls must not be compiled by
-            itself, since that keeps the dtypes it was traced with. Defaults to
-            `None`.
+            that returns a number. The function must not call compiled
+            functions of its own, because these keep the dtypes they were
+            traced with. Defaults to `None`.
         monitor: String. Which metric of held-back data counts, as
             `EarlyStopping` names it. Defaults to `"val_loss"`.
         mode: String. `"min"` if less of the metric is better, `"max"` if more
-            is. `"auto"` goes by what Keras knows of the metric; of any other,
-            as of a function's, a difference to either side counts. Defaults to
-            `"auto"`.
+            is. `"auto"` uses Keras' knowledge of the metric; for any other
+            metric, or a function, a difference to either side counts. Defaults
+            to `"auto"`.
         tolerance: Float, in the metric's own unit: 0.002 of an accuracy is 0.2
             percentage points. How much worse than in float32 it may be.
             Defaults to `0.002`.
-        rungs: Sequence of strings, what is tried for a layer whose fault is one
-            of range, in this order: `"rescale"` keeps it in float16 where it
-            computes the same on inputs times a power of two (see
-            `RescaledPolicy`), `"bfloat16"` is left out where `bfloat16` says
-            so, `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
-        recover: Boolean. Whether to return to the last good state when training
-            has diverged or weights are lost, and to go on with what the cause
-            asks for: a learning rate that holds, or clipped gradients. Training
-            stops in that state if the cause is another one. Steps that are not
-            finite are skipped, also where nothing scales the loss. Not where
-            several workers train together. Defaults to `False`.
+        rungs: Sequence of strings, the repairs that are tried, in this order,
+            for a layer with a fault of range. `"rescale"` keeps it in float16
+            if it computes the same on inputs times a power of two (see
+            `RescaledPolicy`). `"bfloat16"` is left out if `bfloat16` is false.
+            `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
+        recover: Boolean, whether to return to the last good state when training
+            has diverged or weights are lost. Training goes on with a learning
+            rate that holds, or with clipped gradients. If there is another
+            cause, it stops in that state. Steps that are not finite are
+            skipped, also if nothing scales the loss. It does nothing if several
+            workers train together. Defaults to `False`.
         max_returns: Int. How often to return; then training stops in the last
             good state. Defaults to `3`.
 
@@ -149,26 +151,24 @@ class PrecisionTuner(CopiedCallback):
         plan: The `PrecisionPlan` that the model follows, with the verdict for
             each demoted layer; `None` before the first `fit`.
         history: List of dicts, all that was changed or would have been changed
-            since the callback was given this model: `kind` (`"start"`,
-            `"demote"`, `"shrink"`, `"promote"`, `"keep"`, `"loss_scaling"`,
-            `"raise_scale"`, `"lower_scale"`, `"advise_scale"` (the loss
-            scale that the model needs, which it leaves to you), `"undo"`,
-            `"return"` (to the state of step `to`), `"give_up"`,
-            `"sign_off"`), `step`,
-            and for changes `layers`, a dict from path to the policies `before`
-            and `after`, and the `seconds` that the rebuild and the step after
-            it took. Those that a metric has decided have `metric`, its name,
-            its value in `float32` and under the `plan`, and the `tolerance`;
-            `"sign_off"` has `within`, and `to_blame`, the layers that the
-            metric is not within the tolerance for.
+            since the callback was given this model. Each has a `step` and a
+            `kind`: `"start"`, `"demote"`, `"shrink"`, `"promote"`, `"keep"`,
+            `"loss_scaling"`, `"raise_scale"`, `"lower_scale"`,
+            `"advise_scale"` (the loss scale that you should set), `"undo"`,
+            `"return"` (to the state of step `to`), `"give_up"` or
+            `"sign_off"`. Changes have `layers`, a dict from path to the
+            policies `before` and `after`, and the `seconds` of the rebuild and
+            the step after it. If a metric has decided, the entry has its name
+            as `metric`, its value in `float32` and under the `plan`, and the
+            `tolerance`. `"sign_off"` has `within`, and in `to_blame` the layers
+            that keep the metric from being within the tolerance.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or `monitor` or `mode` is
-            given without `validate`; when training starts, if another tuner is
-            among the callbacks of the same `fit`, the plan is
-            damaged or belongs to another model, `monitor` is no metric of the
-            model, or the metric is not finite in float32.
+            given without `validate`. When training starts, if there is another
+            tuner in the same `fit`, the plan is damaged, `monitor` is no metric
+            of the model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
         FloatingPointError: In training, as `on_limit` says.
 
@@ -226,13 +226,14 @@ class PrecisionTuner(CopiedCallback):
         self.recover = check_choice("recover", recover, (True, False))
         self.max_returns = check_integer("max_returns", max_returns)
         self._held_back = held_back(validate, monitor, mode)
-        self._has_validated = False
+        self.has_validated = False
         self._check_together()
         self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
         # In `fit`.
         self._session: Any = None
-        self._tuning: Any = None
+        self._repairs: Any = None
+        self._before: list = []
         self._warned = self._keeps_file = False
 
     def _check_together(self):
@@ -254,78 +255,48 @@ class PrecisionTuner(CopiedCallback):
         repairs = Repairs.of(model)
         known = None if self._is_dry else self._disk.load(model)
         self._session = Session.join(self, Settings(verbose=self.verbose))
-        if self._tuning is None or self._tuning.repairs is not repairs:
+        if self._repairs is not repairs:
             self.history = []
-        file = "" if self._is_dry else str(self._disk.path)
-        records = TunerHistory(
-            self, self._session, repairs, self._save_plan, file
+        self._repairs, self._before = repairs, []
+        self._session.add_tuner(
+            partial(Tuning, self, repairs, self._before, self._held_back)
         )
-        self._tuning = Tuning(
-            self,
-            self._session,
-            repairs,
-            records,
-            self._held_back,
-            self._has_validated,
-        )
-        self._session.add_tuner(self._tuning)
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
-        # Whether it can be written shall be known now.
+        # An error in writing it is raised now.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
         if not self.dry_run and _can_be_scaled(model):
             ensure_loss_scaling(model)
-            self._tuning.records.at_first(
-                "loss_scaling", "the loss is scaled from now on"
-            )
+            text = "the loss is scaled from now on"
+            self._before.append(("loss_scaling", text, {}))
         if self.recover and not self.dry_run and not has_own_step(model):
             skip_nonfinite_steps(model)
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Counts the batches of the epoch."""
-        self._session.begin_epoch(self, epoch)
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict | None = None
-    ) -> None:
-        """Changes what has to be changed before this step."""
-        self._session.begin_batch(self, batch)
-        self._tuning.before_batch()
-
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Reads the counters at the end of the epoch."""
-        self._session.end_epoch(self, logs)
-
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""
-        session, tuning = self._session, self._tuning
+        session = self._session
         session.finish()
-        self._has_validated = True
-        tuning.records.rebuild(session.step)
-        self._save_plan()
+        self.has_validated = True
+        self.save_plan()
         # The monitor's summary begins with the same sentence.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
-        news = wide or tuning.records.has_news
+        news = wide or session.watch.tuning.records.has_news
         if self.verbose and news and not session.settings.summary:
             # As in the monitor, not needed before.
             from keras_mixprec.monitoring.summary import summarize
 
-            said = summarize(session).headline["text"]
+            said = summarize(session.watch).headline["text"]
             print_message(f"PrecisionTuner: {said}")
         session.leave(self)
+        self._session = None
         session.raise_if_failed()
-
-    def abandoned(self) -> None:
-        """Drops what must not outlive a `fit` that an exception has ended."""
-        if self._tuning:
-            self._tuning.forget()
 
     def _start_from(self, plan, state):
         """Follows what fits of the plan; names and returns what does not."""
-        repairs = self._tuning.repairs
+        repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)
         self._keeps_file = bool(aside) and is_wide
@@ -335,7 +306,7 @@ class PrecisionTuner(CopiedCallback):
         fits = not repairs.asked.keys() <= aside.keys()
         text = start_message(self._disk, fits, changes, aside, self._keeps_file)
         fields = {"left_aside": aside} if aside else {}
-        self._tuning.records.at_first("start", text, **fields)
+        self._before.append(("start", text, fields))
         if aside and not self.verbose:
             warnings.warn(f"PrecisionTuner {text}.", UserWarning, stacklevel=3)
         return aside
@@ -346,24 +317,30 @@ class PrecisionTuner(CopiedCallback):
 
     @property
     def _writes_plan(self):
-        # Not `self.model`, which on JAX takes the state of the last step for
-        # that of this one when a step is under way.
+        # Reading `self.model` while a step is under way on JAX would bring back
+        # the state of the last step.
         chief = active.processes().is_chief(self._session.model)
         return chief and not (self._is_dry or self._keeps_file)
 
-    def _save_plan(self) -> None:
+    @property
+    def plan_file(self) -> str:
+        """The path of the plan file, empty without one."""
+        return "" if self._is_dry else str(self._disk.path)
+
+    def save_plan(self) -> None:
         """Keeps the plan, also in its file if this is the chief's."""
-        repairs = self._tuning.repairs
-        self.plan = repairs.plan()
+        self.plan = self._repairs.plan()
         if not self._writes_plan:
             return
         try:
             # A folder that was removed meanwhile is made again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
-            self._disk.update(repairs)
+            self._disk.update(self._repairs)
         except OSError as error:
-            event = failure_event("plan_not_written", error)
-            self._session.log.event(self._session.step, event)
+            watch = self._session.watch
+            watch.log.event(
+                watch.step, failure_event("plan_not_written", error)
+            )
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -384,8 +361,8 @@ def _check_rungs(rungs):
     some = tuple(rung for rung in RUNGS if rung in rungs)
     if tuple(rungs) != some or "float32" not in some:
         raise ValueError(
-            f"`rungs` must be some of {RUNGS} in this order, of which "
-            f"'float32' always repairs a layer. Received: rungs={rungs!r}"
+            f"`rungs` must be some of {RUNGS} in this order, with 'float32', "
+            f"which always repairs a layer. Received: rungs={rungs!r}"
         )
     return some
 

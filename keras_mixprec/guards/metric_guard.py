@@ -94,6 +94,8 @@ class MetricGuard:
     def stop(self):
         """Leaves the model as it is without a guard."""
         self.function.release()
+        for gate in gates_of(self._model):
+            gate.stop()
         if self.on:
             self.on = False
             self._in_fit.__exit__()

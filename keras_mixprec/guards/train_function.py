@@ -84,19 +84,11 @@ class TrainFunction:
 
     Args:
         model: A compiled `keras.Model`.
-
-    Attributes:
-        on_error: Function of an exception and a batch as `train_step` takes it,
-            or `None`. It is called after a step that raises, and returns
-            whether to take the step again. On torch it is called for every
-            guarded step, because a loss may refuse NaN. Compiled steps refuse
-            no values; if the compiler refuses a step, it does so in a call that
-            something waits for.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
-        self.on_error: Callable | None = None
+        self._on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
         # While something waits: what is called instead, and before that.
@@ -114,12 +106,26 @@ class TrainFunction:
     def release(self):
         """Leaves the model with a train function of its own."""
         self._remove_tap()
-        self.on_error = None
+        self.explain_errors(None)
         if not self.fits:
             self._guarded = None
         elif self.is_guarded:
             self._model.make_train_function(force=True)
             self._unguarded = weakref.ref(self._model.train_function)
+
+    def explain_errors(self, on_error: Callable | None):
+        """Calls a function after a step that raises.
+
+        On torch it is called after every guarded step, because a loss may
+        refuse NaN. Compiled steps refuse no values; if the compiler refuses a
+        step, it does so in a call that something waits for.
+
+        Args:
+            on_error: Function of an exception and a batch as `train_step` takes
+                it, which returns whether to take the step again; `None` for
+                none.
+        """
+        self._on_error = on_error
 
     # Work that waits for the next call.
 
@@ -127,7 +133,7 @@ class TrainFunction:
         """Calls `work(batch)` before the model trains on its next batch.
 
         The work may rebuild the train function. The batch is `None` if only
-        other processes have one. The work that was added last goes first.
+        other processes have one. Works are called in the order they were added.
         """
         self._put_tap()
         self._before.append(work)
@@ -139,11 +145,9 @@ class TrainFunction:
         """
         return self._is_tapped and work in self._before
 
-    def cancel(self, work: Callable | None):
-        """Drops a call that `before_next` was given."""
-        self._before = [other for other in self._before if other != work]
-        if not self._before:
-            self._remove_tap()
+    def cancel(self):
+        """Drops the calls that `before_next` was given."""
+        self._remove_tap()
 
     @property
     def own(self) -> Callable | None:
@@ -165,7 +169,7 @@ class TrainFunction:
     def _remove_tap(self):
         if self._is_tapped:
             self._model.train_function = self._below
-        works, self._before = self._before[::-1], []
+        works, self._before = self._before, []
         self._tap = self._below = None
         return works
 
@@ -185,8 +189,8 @@ class TrainFunction:
             return self._model.train_function(*args)
 
         def raised(error):
-            known = self.on_error is not None and taken is not None
-            return known and self.on_error(error, taken)
+            known = self._on_error is not None and taken is not None
+            return known and self._on_error(error, taken)
 
         tapped = active.batches().tapped(self._model, train, visit, raised)
         return tapped(*args)
@@ -246,7 +250,7 @@ class TrainFunction:
                 with in_steps:
                     return train(data)
             except Exception as error:
-                if not (self.on_error and self.on_error(error, data[0])):
+                if not (self._on_error and self._on_error(error, data[0])):
                     raise
             # `on_error` may have replaced it.
             return self.own(data)

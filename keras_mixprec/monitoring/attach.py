@@ -1,10 +1,5 @@
-"""Attaching to a model in `fit`, its optimizers and metrics, and detaching."""
+"""Attaching to a model in `fit`: its layers, optimizers and metrics."""
 
-from collections import Counter
-
-import keras
-
-from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
     build_optimizer,
     optimizers_of,
@@ -13,88 +8,14 @@ from keras_mixprec.backend.common import (
 from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.spikes import gates_of, skip_spikes
+from keras_mixprec.loss_scaling.spikes import skip_spikes
 from keras_mixprec.monitoring.range_reading import output_dtype
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.policies import matmul_precision
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.set_policies import rebuild_functions
 from keras_mixprec.policies.summary import precision_summary
-from keras_mixprec.reporting.schema import FED_BY, RANGES, SPEED
-
-# What the Custom Scalars tab draws together; tags as regular expressions.
-CHARTS = {
-    "Mixed precision": {
-        "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
-        "skipped steps": [r"mixprec/skipped_steps.*"],
-        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
-        "shares lost in 16 bits": [
-            rf"{RANGES}/gradient_subnormal",
-            rf"{RANGES}/weight_gradient_below",
-            rf"{RANGES}/lost_updates",
-        ],
-        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
-        "step time (s)": [rf"{SPEED}/step_time.*"],
-        "samples a second": [rf"{SPEED}/samples_per_second"],
-        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
-        "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
-    }
-}
-
-# What distinguishes runs in the HParams tab, and what its table has of each:
-# without a list it takes every curve for a metric.
-SETTINGS = {
-    "policy": str,
-    "optimizer": str,
-    "learning_rate": float,
-    "loss_scale": str,
-    "first_loss_scale": float,
-    "matmul_precision": str,
-}
-METRICS = {
-    "mixprec/loss_scale": "loss scale",
-    "mixprec/skipped_steps": "skipped steps",
-    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
-    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
-    f"{RANGES}/lost_updates": "lost updates",
-    f"{SPEED}/step_time_median": "step time (s)",
-    f"{SPEED}/samples_per_second": "samples a second",
-    f"{SPEED}/peak_memory": "peak memory (bytes)",
-}
-
-
-def settings_of(model: keras.Model) -> dict:
-    """Returns what distinguishes one run from another in the HParams tab.
-
-    Args:
-        model: A built and compiled `keras.Model`.
-
-    Returns:
-        Dict from some of the names in `SETTINGS` to values.
-    """
-    policies = Counter(PrecisionPlan.from_model(model).values())
-    optimizer = getattr(model, "optimizer", None)
-    settings: dict = {"matmul_precision": matmul_precision.in_force().products}
-    if policies:
-        settings["policy"] = policies.most_common(1)[0][0]
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # A user's subclass of Keras' own has no rule.
-        rule = getattr(optimizer, "rule", optimizer)
-        settings["loss_scale"] = type(rule).__name__
-        scale = optimizer.initial_scale
-        if optimizer.built:
-            scale = active.step().read(optimizer.dynamic_scale)
-        settings["first_loss_scale"] = float(scale)
-        optimizer = optimizer.inner_optimizer
-    if optimizer is not None:
-        settings["optimizer"] = type(optimizer).__name__
-        # That of a schedule is the one it begins with.
-        # A `MultiOptimizer` has several.
-        if (rate := getattr(optimizer, "learning_rate", None)) is not None:
-            settings["learning_rate"] = float(to_array(rate))
-    return settings
+from keras_mixprec.reporting.schema import FED_BY
 
 
 class LayerLog:
@@ -120,7 +41,7 @@ class LayerLog:
         Args:
             step: Int. The number of the next batch.
         """
-        # What is not built yet has no weights and no FLOPs.
+        # A layer that is not built yet has no weights and no FLOPs.
         built = [entry.layer.built for entry in walk(self._model)]
         now = PrecisionPlan.from_model(self._model), built
         if now == self._known:
@@ -158,7 +79,7 @@ def watch_optimizers(model) -> dict:
     Keras' own is exchanged for one that shares its state. A user's subclass of
     it is left alone, and not returned. The metrics of a model that computes in
     16 bits are guarded against the batches that are skipped, until
-    `stop_watching`.
+    its guard is stopped.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is
@@ -168,13 +89,8 @@ def watch_optimizers(model) -> dict:
         return _watch(model)
 
 
-def keep_watching(model):
-    """Guards the train function again if it was recompiled meanwhile."""
-    guard_of(model).keep()
-
-
 def watch_spikes(model):
-    """Skips steps whose gradients are a spike, until `stop_watching`.
+    """Skips steps whose gradients are a spike, until `gate.stop()`.
 
     Args:
         model: A compiled `keras.Model` that is watched.
@@ -188,13 +104,6 @@ def watch_spikes(model):
             guard.keep()
         else:
             guard.start()
-
-
-def stop_watching(model):
-    """Leaves the model as it is without being watched."""
-    guard_of(model).stop()
-    for gate in gates_of(model):
-        gate.stop()
 
 
 def guard_of(model) -> MetricGuard:
@@ -229,7 +138,7 @@ def _watch(model):
 
 
 def _knows_all(model):
-    """Whether all trainable variables are there, if it has any."""
+    """Returns whether all trainable variables are there, if it has any."""
     layers = (entry.layer for entry in walk_with_model(model))
     return model.trainable_variables or all(layer.built for layer in layers)
 

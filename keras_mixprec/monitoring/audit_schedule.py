@@ -1,4 +1,4 @@
-"""When a model is due for an audit."""
+"""The steps at which a model is audited."""
 
 import dataclasses
 import math
@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 from keras_mixprec.backend import active
+from keras_mixprec.diagnosis.course import Course
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.monitoring.forecasts import AuditForecast
 
@@ -39,11 +40,11 @@ class AuditSchedule:
         steps: Int. Steps taken under it, up to the last `fit`.
         start: `Course` of the model at its first diagnosis, `None` before.
         errors: Dict, as in `Examination`, of the last diagnosis.
-        all_repaired: Boolean. Whether all that the last diagnosis found is
-            repaired. Otherwise the next `fit` starts a new schedule.
+        all_repaired: Boolean, whether all that the last diagnosis found is
+            repaired. If not, the next `fit` starts a new schedule.
         cost: Float. Seconds that the last diagnosis took, `None` before one.
         forecast: `AuditForecast` from the headroom at each audit.
-        scale_use_known: Boolean. Whether it is known how the model's step
+        scale_use_known: Boolean, whether it is known how the model's step
             uses the loss scale.
     """
 
@@ -63,25 +64,60 @@ class AuditSchedule:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no audit yet."""
+        """Returns whether there was no audit yet."""
         return not self._audits
 
     @property
     def is_overhead(self) -> bool:
-        """Whether the next audit counts as overhead."""
+        """Returns whether the next audit counts as overhead."""
         return self._audits > len(_AUDITS)
 
-    def compare(self, taken: int, first: float) -> bool:
-        """Whether it is time to compare a run without an audit with float32.
+    def is_comparison_due(self, taken: int, first: float) -> bool:
+        """Returns whether to compare a run that is not audited with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
             first: Float. Steps before the first time; then twice as many.
         """
-        steps = self.steps + taken
-        due = steps >= max(first, 2 * self._compared)
-        self._compared = steps if due else self._compared
-        return due
+        return self.steps + taken >= max(first, 2 * self._compared)
+
+    def compare(self, taken: int):
+        """The run is compared with float32 now.
+
+        Args:
+            taken: Int. Steps taken in this `fit`.
+        """
+        self._compared = self.steps + taken
+
+    def begin(self, model):
+        """Notes where training begins, the first time.
+
+        Args:
+            model: The `keras.Model`, with variables that are synchronized.
+        """
+        if self.start is None:
+            self.start = Course.of(model, math.nan)
+
+    def note_first_loss(self, sums: tuple | None):
+        """Notes the loss of the first step, unless a better one is known.
+
+        Args:
+            sums: The sum of losses and their weights, `None` for none.
+        """
+        if self.start and sums and sums[1] and math.isnan(self.start.loss):
+            self.start = self.start._replace(loss=sums[0] / sums[1])
+
+    def took(self, seconds: float):
+        """Notes how long a diagnosis took."""
+        self.cost = seconds
+
+    def examine_scale_use(self):
+        """How the step uses the loss scale is examined now."""
+        self.scale_use_known = True
+
+    def repair(self, is_done: bool):
+        """Notes whether all that was found is repaired now."""
+        self.all_repaired = is_done
 
     def steps_left(self, taken: int) -> int:
         """Returns how many steps there are to the next audit, if any.
@@ -106,7 +142,7 @@ class AuditSchedule:
     def hurry(self) -> int | None:
         """Brings the next audit forward if a layer overflows before it.
 
-        To half of the steps that are left, which halves them each time.
+        It halves the steps that are left, each time.
 
         Returns:
             Int. Steps from the last audit to the next, `None` if it stays.
@@ -142,7 +178,7 @@ class AuditSchedule:
         self._identity = _identity(model)
 
     def belongs_to(self, model) -> bool:
-        """Whether the model is still what it was when a `fit` ended."""
+        """Returns whether the model is still what it was when a `fit` ended."""
         return self.all_repaired and self._identity == _identity(model)
 
 
@@ -151,7 +187,7 @@ def audit_schedule(model, new: bool = False) -> AuditSchedule:
 
     Args:
         model: A compiled `keras.Model`, with variables that are synchronized.
-        new: Boolean. Whether it is a new one in any case. Defaults to `False`.
+        new: Boolean, whether it is a new one in any case. Defaults to `False`.
     """
     known = _SCHEDULES.get(model)
     if new or known is None or not known.belongs_to(model):

@@ -1,4 +1,4 @@
-"""Diagnoses the next batch of `fit`, and reports verdicts."""
+"""Diagnoses batches of a run, and reports verdicts."""
 
 import contextlib
 import dataclasses
@@ -14,225 +14,150 @@ from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
-from keras_mixprec.diagnosis.course import Course
-from keras_mixprec.diagnosis.thresholds import DIVERGED, WORSE
 from keras_mixprec.diagnosis.verdict import (
     FOUND_BY,
     Verdict,
     without_repeats,
 )
-from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.guards.train_function import TrainFunction
 from keras_mixprec.metrics import AUDITED
-from keras_mixprec.monitoring.audit_schedule import (
-    AuditSchedule,
-    audit_schedule,
-)
+from keras_mixprec.monitoring.audit_schedule import audit_schedule
 from keras_mixprec.monitoring.failing_batches import bad_data_behind
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.kept_states import KeptStates
 from keras_mixprec.monitoring.overhead import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
-from keras_mixprec.policies.layers import walk_with_model
+from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
 
-# What a column of `AUDITED` is called after the direction.
+# The end of the names of the columns in `AUDITED`, after the direction.
 _ERROR = "_error_against_float32"
 
-# Steps after what float32 does not repair either, which the next ones have: no
-# other diagnosis is made in so many steps, which would find the same.
+# After a diagnosis that float32 does not repair either, the next steps would
+# give the same one: no other is made in so many steps.
 _PAUSE = 128
 
-# Steps that a diagnosis is taken to cost: a run that shows nothing has one when
-# these are the share of its steps that monitoring may take.
-_COST = 20
-
-# A diagnosis that takes longer than so many seconds is announced; the first one
+# A diagnosis that takes longer than so many seconds is announced. The first one
 # of more layers than this is expected to.
 _PATIENCE, _MANY = 2.0, 30
 
 
 class Examiner:
-    """Diagnoses the next batch of a model when there is reason to.
-
-    There is reason if the optimizer has skipped several steps in a row, once if
-    gradients of layers stay exactly zero, or to find what skips no step: after
-    so many steps, and whenever twice as many were taken.
+    """Diagnoses batches of a model in `fit`, and reports each fault once.
 
     Args:
-        log: The `RunLog`.
-        verbose: `0` or `1`. Whether to print what is found.
-        max_overhead: Float. Share of the steps that diagnoses of a run that
-            shows nothing may take.
-        budget: `OverheadBudget`.
-        zeros: `ZeroGradients` of the readings.
-        who: String. The callback that asks, unless another one does.
-        in_a_row: Function that returns the steps skipped since the last one
-            applied, as last read.
-        locate: Function of a `Verdict` of bad data and the step of its batch,
-            `None` if that is not known, that returns it with what else is known
-            of bad data.
+        watch: The `Watch`.
 
     Attributes:
-        verdicts: List of the `Verdict`s so far, each fault once.
         schedule: `AuditSchedule` of the model.
         states: `KeptStates` of it.
+        first_loss_due: The step before which the loss of the first step is
+            noted, infinite after that.
         paused_until: Int. The step before which no other diagnosis is made,
-            after what no precision repairs.
-        gave_up: Boolean. Whether a diagnosis failed, so that none follows.
-        is_before_step: Boolean. Whether a step has begun that a diagnosis is
-            made before. On JAX it has taken the variables of `fit` with it.
+            after a fault that no precision repairs.
+        has_found: Boolean, whether anything but a collapsed loss scale has been
+            reported since the last repair.
+        gave_up: Boolean, whether a diagnosis failed, so that none follows.
     """
 
-    def __init__(
-        self, log, verbose, max_overhead, budget, zeros, who, in_a_row, locate
-    ):
-        self.verdicts = []
-        self._works = []
-        self.schedule = AuditSchedule()
+    def __init__(self, watch):
+        self._watch = watch
+        self.schedule = audit_schedule(watch.synchronized_model())
         self.states = KeptStates()
+        self.first_loss_due: float = watch.first_step + 1
         self.paused_until = 0
-        self._first = _COST / max_overhead if max_overhead else math.inf
-        self._log = log
-        self._verbose = verbose
-        self._budget = budget
-        self._zeros = zeros
-        self._in_a_row, self._locate = in_a_row, locate
-        self.who = who
-        self._examined_zeros = self._examined_growth = False
+        self.has_found = self.gave_up = False
         self._examined_at = self._last_errors = -1
-        self._last_kinds = set()
-        self._reported = set()
-        self._collapse = None
-        self._examined_trouble = self._found = False
-        self.gave_up = False
-        self.is_before_step = False
-        self._step = 0
+        self._last_kinds: set[str] = set()
+        self._reported: set = set()
+        self._collapse: Verdict | None = None
         self._validation: Any = None
-        self._first_batch: Any = None
-        self._function: TrainFunction | None = None
         self._shared = 0
 
-    def follow_schedule_of(self, model, new: bool = False):
-        """Continues the audits of a model where its last `fit` ended.
+    def start_schedule(self):
+        """Begins with the audits of the model, as if it were a new one."""
+        self.schedule = audit_schedule(self._watch.model, new=True)
 
-        Args:
-            model: As for `audit_schedule`.
-            new: As for `audit_schedule`.
-        """
-        self.schedule = audit_schedule(model, new)
+    # The start of training, and its good states.
 
     def begin(self, model):
-        """Notes where training begins, by which a divergence is known.
+        """Notes where training begins, to notice a divergence from there.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
         """
-        if self.schedule.start is None:
-            with (
-                contextlib.suppress(NotImplementedError),
-                active.processes().single_process(model),
-            ):
-                self.schedule.start = Course.of(model, math.nan)
+        watch = self._watch
+        if not watch.several_workers:
+            self.states.begin(model, watch.first_step)
+        with (
+            contextlib.suppress(NotImplementedError),
+            active.processes().single_process(model),
+        ):
+            self.schedule.begin(model)
 
-    def began(self, loss: tuple | None):
-        """Notes the loss of the first step, unless float32's is known.
+    def note_first_loss(self):
+        """Notes the loss of the first step, unless float32's is known."""
+        self.first_loss_due = math.inf
+        # A `train_step` of the user's own may report another loss than it
+        # trains on.
+        if not has_own_step(self._watch.model):
+            sums = self._watch.counter_log.read_loss()
+            self.states.note(sums)
+            self.schedule.note_first_loss(sums)
 
-        Args:
-            loss: The sum of losses and their weights, `None` for none.
-        """
-        self.states.note(loss)
-        start = self.schedule.start
-        if start and loss and loss[1] and math.isnan(start.loss):
-            self.schedule.start = start._replace(loss=loss[0] / loss[1])
-
-    @property
-    def armed(self) -> bool:
-        """Whether the next batch is going to be diagnosed."""
-        function = self._function
-        return function is not None and function.waits(self._examine_batch)
-
-    def wants(
-        self, trouble: bool, has_tuner: bool, taken: int, dtypes: dict
-    ) -> bool:
-        """Whether to diagnose now.
-
-        Args:
-            trouble: Boolean. Whether skipped steps are more than a search for
-                the loss scale.
-            has_tuner: Boolean. Whether a `PrecisionTuner` audits the model, at
-                times of its own.
-            taken: Int. Steps taken in this `fit`.
-            dtypes: Dict from layer path to compute dtype.
-        """
-        if self.gave_up or self.armed:
-            return False
-        if not trouble:
-            self._examined_trouble = False
-        elif not self._examined_trouble and not self._found:
-            self._examined_trouble = True
-            return True
-        if has_tuner:
-            return False
-        if self.has_grown and not self._examined_growth:
-            self._examined_growth = True
-            return True
-        if self._has_new_zeros and not self._examined_zeros:
-            # A run that does not learn is lost. It is once in a run.
-            self._examined_zeros = True
-            return True
-        narrow = not {*SIXTEEN_BITS}.isdisjoint(dtypes.values())
-        return narrow and self.schedule.compare(taken, self._first)
+    def keep_state(self):
+        """Keeps the state before the next step, unless training fails now."""
+        watch, states = self._watch, self.states
+        states.wait(watch.step)
+        states.note(watch.counter_log.read_loss())
+        if states.is_good and not watch.counter_log.seen.in_a_row:
+            keep = partial(states.keep, watch.model, watch.step)
+            watch.on_next_batch(keep)
 
     @property
-    def has_grown(self) -> bool:
-        """Whether the loss has grown as it does where training diverges."""
-        return not self.states.growth < DIVERGED
+    def has_new_zeros(self) -> bool:
+        """Returns whether zero gradients have not been diagnosed yet."""
+        zeros = self._watch.range_log.zeros.lasting()
+        return any(steps[0] > self._examined_at for steps in zeros.values())
 
-    @property
-    def _has_new_zeros(self):
-        """Whether gradients are zero that no diagnosis has compared."""
-        begun = [steps[0] for steps in self._zeros.lasting().values()]
-        return any(step > self._examined_at for step in begun)
+    # Diagnosing.
 
     def diagnose(
         self,
-        model,
         batch,
-        step: int,
         follow_up: Callable,
         is_overhead: bool,
         rows: Callable | None = None,
         who: str = "",
-        verbose: int | None = None,
+        verbose: int = 0,
     ) -> Any:
         """Diagnoses a batch, and follows what is found up.
 
-        Whatever fails in it ends diagnoses, not training.
+        An error in it ends diagnoses, not training.
 
         Args:
-            model: As for `examine`.
             batch: As for `examine`.
-            step: As for `examine`.
             follow_up: Function of an `Examination`, the rows that were
                 examined, and the step.
-            is_overhead: Boolean. Whether it counts as overhead.
+            is_overhead: Boolean, whether it counts as overhead.
             rows: As for `examine`.
             who: String. The callback that asks, if it is another one.
-            verbose: `0` or `1`. Whether that shows its progress.
+            verbose: `0` or `1`, whether to show its progress even if the
+                settings do not.
 
         Returns:
-            What `follow_up` returns, `None` if anything fails.
+            The result of `follow_up`, `None` if anything fails.
         """
-        who, verbose = who or self.who, verbose or self._verbose
+        watch = self._watch
+        step, who = watch.step, who or watch.who
+        speaker = who if verbose or watch.settings.verbose else ""
         self._last_kinds = set()
-        with self.errors_reported(step, who), self._timed(is_overhead) as took:
+        with self.errors_reported(who), self._timed(is_overhead) as took:
             try:
-                found = self.examine(model, batch, step, who * verbose, rows)
+                found = self.examine(batch, speaker, rows)
                 return follow_up(*found, step)
             finally:
-                self.schedule.cost = took()
+                self.schedule.took(took())
                 if not self._last_kinds.isdisjoint(LOST):
                     self.paused_until = step + _PAUSE
         return None
@@ -245,60 +170,59 @@ class Examiner:
             yield lambda: _clock.now() - started
         finally:
             seconds = _clock.now() - started
-            self._budget.add(DIAGNOSES, seconds, is_overhead)
+            self._watch.budget.add(DIAGNOSES, seconds, is_overhead)
 
-    def examine(
-        self, model, batch, step: int, who: str, rows=None, raised=False
-    ):
-        """Diagnoses a batch now, after `step` steps, and reports what is wrong.
+    def examine(self, batch, who: str, rows=None, raised=False) -> tuple:
+        """Diagnoses a batch now, and reports what is wrong.
 
         Args:
-            model: The `keras.Model`, with variables that are synchronized.
             batch: As `train_step` takes it.
-            step: Int.
-            who: String. The callback that shows its progress, none for
-                nobody.
+            who: String. The callback that shows its progress, empty for none.
             rows: Function of the batch that returns the rows to examine.
                 Defaults to `None`, all.
-            raised: Boolean. Whether the step has raised. Defaults to `False`.
+            raised: Boolean, whether the step has raised. Defaults to `False`.
 
         Returns:
             The `Examination`, and the rows that were examined.
         """
-        # With 20 other files, which a run without a diagnosis has no use for.
+        # It loads 20 other files, which a run without a diagnosis does not
+        # need.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
+        watch = self._watch
+        model, step, first = watch.model, watch.step, watch.first_batch
         when = f"after step {step}" if step else "before the first step"
         conclude = _announce(model, who, when, self.schedule.cost)
-        first, kept = self._first_batch, self.states
+
+        def examined(few):
+            return examine_in_training(
+                model, few, step, self.schedule, first, raised, self.states
+            )
+
         few = rows(batch) if rows else batch
         try:
-            found = examine_in_training(
-                model, few, step, self.schedule, first, raised, kept
-            )
+            found = examined(few)
         except active.replay().REFUSALS:
             if few is batch:
                 raise
             # The model may be made for batches of one size.
             few = batch
-            found = examine_in_training(
-                model, few, step, self.schedule, first, raised, kept
-            )
-        at = step + 1 if raised or self.is_before_step else None
+            found = examined(few)
+        at = step + 1 if raised or watch.is_before_step else None
         if lost := bad_data_behind(model, found):
             found = found._replace(findings=[lost, *found.findings])
         found = found._replace(
             findings=[self._located(f, at) for f in found.findings]
         )
         verdicts = [finding.verdict for finding in found.findings]
-        if any(v.kind == "divergence" for v in verdicts):
-            self.look_at_task(model, few, step)
         self._last_kinds = {verdict.kind for verdict in verdicts}
+        if "divergence" in self._last_kinds:
+            self.look_at_task(few)
         # A search for the scale is normal.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
-        self._report(faults, step)
-        self.log_errors(found.errors, step)
+        self.report(faults)
+        self.log_errors(found.errors)
         self._examined_at = step
         return found, few
 
@@ -306,258 +230,137 @@ class Examiner:
         verdict = finding.verdict
         if verdict.kind != "bad_data":
             return finding
-        return finding._replace(verdict=self._locate(verdict, at))
+        located = self._watch.bad_data.located(self._watch, verdict, at)
+        return finding._replace(verdict=located)
 
-    def look_at_validation(self, model, step: int, values: dict, follow_up):
-        """Reports what is wrong with a validation.
+    def look_at_validation(self, values: dict):
+        """Reports what is wrong with a validation, and has it repaired.
 
         Args:
-            model: As for `examine`.
-            step: Int.
             values: Dict from metrics to numbers, as `validated` returns it.
-            follow_up: Function of an `Examination`, a batch and a step that
-                repairs layers.
         """
-        # With the diagnosis, which a run without validation has no use for.
+        # It loads the diagnosis, which a run without validation does not need.
         from keras_mixprec.diagnosis.examination import Examination
         from keras_mixprec.diagnosis.in_training import divergence_by_now
         from keras_mixprec.monitoring.validation import ValidationWatch
 
+        watch = self._watch
+        step, model = watch.step, watch.synchronized_model()
         if self._validation is None:
             self._validation = ValidationWatch()
-        findings, events, batch = self._validation.read(
-            model,
-            step,
-            values,
-            lambda: divergence_by_now(
-                model, step, self.schedule, self._first_batch
-            ),
-        )
-        for event in events:
-            self._log.event(step, event)
-        self._report([f.verdict for f in findings], step)
-        if any(f.layers for f in findings):
-            follow_up(Examination(findings), batch, step)
+        with self.errors_reported():
+            findings, events, batch = self._validation.read(
+                model,
+                step,
+                values,
+                lambda: divergence_by_now(
+                    model, step, self.schedule, watch.first_batch
+                ),
+            )
+            for event in events:
+                watch.log.event(step, event)
+            self.report([f.verdict for f in findings])
+            if any(f.layers for f in findings):
+                watch.repair(Examination(findings), batch, step)
 
-    def examine_scale_use(self, model, batch, step: int):
+    def examine_scale_use(self, batch):
         """Reports whether the update depends on the loss scale.
 
         Args:
-            model: As for `examine`.
             batch: As for `examine`.
-            step: Int.
         """
         # If it fails, so will the step itself, or the first diagnosis.
         with contextlib.suppress(Exception), self._timed():
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
-            self._report(examine_scale_use(model, batch, step), step)
+            watch = self._watch
+            self.report(examine_scale_use(watch.model, batch, watch.step))
 
-    def find_divergence(self, model, step: int) -> bool:
-        """Reports why a loss that has not fallen did not, if steps show it.
-
-        Args:
-            model: As for `examine`.
-            step: Int. How many steps were taken.
-        """
+    def find_divergence(self) -> bool:
+        """Reports why the loss did not fall, if repeated steps show it."""
         from keras_mixprec.diagnosis.in_training import divergence_since
 
+        step = self._watch.step
         if self.gave_up:
             return False
-        with self.errors_reported(step), self._timed():
-            verdict = divergence_since(model, [*self.states.held], step)
-            if verdict:
-                self._report([verdict], step)
+        with self.errors_reported(), self._timed():
+            kept = [*self.states.held]
+            verdict = divergence_since(self._watch.model, kept, step)
+            self.report([verdict] if verdict else [])
             return bool(verdict)
         return False
 
-    def keep_state(self, model, step: int, total: tuple | None):
-        """Keeps the state before the next step, unless training fails now.
-
-        Args:
-            model: As for `examine`.
-            step: Int. How many steps were taken.
-            total: As for `KeptStates.note`.
-        """
-        states = self.states
-        states.wait(step)
-        states.note(total)
-        if states.growth <= WORSE and not self._in_a_row():
-            self.on_next_batch(model, step, partial(states.keep, model, step))
-
-    def look_at_task(self, model, batch, step: int):
+    def look_at_task(self, batch):
         """Reports that outputs cannot reach the targets, or suit the loss.
 
         Args:
-            model: As for `examine`.
             batch: As for `examine`; all samples of the `fit`, if they are
                 known.
-            step: Int.
         """
         from keras_mixprec.diagnosis.task import task_faults
 
         parts = keras.utils.unpack_x_y_sample_weight(batch)
-        found = task_faults(model, *parts)
-        self._report([fault.verdict(step) for fault in found], step)
+        faults = task_faults(self._watch.model, *parts)
+        self.report([fault.verdict(self._watch.step) for fault in faults])
 
-    def exact_loss(self, model, batch, step: int) -> float:
-        """Returns the loss of a batch in float32, NaN if there is none.
+    def exact_loss(self, batch) -> float:
+        """Returns the loss of a batch in float32, NaN without a loss.
 
         Args:
-            model: As for `examine`.
             batch: As for `examine`, or `None`.
-            step: Int.
         """
-        with self.errors_reported(step), self._timed():
+        with self.errors_reported(), self._timed():
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
-                return loss_in_float32(model, batch)
+                return loss_in_float32(self._watch.model, batch)
         return np.nan
 
-    def on_next_batch(self, model, step: int, work):
-        """Calls `work(batch)` before the model trains on its next batch.
-
-        Args:
-            model: The `keras.Model`. Its train function may be rebuilt.
-            step: Int. How many steps were taken.
-            work: Function. If it fails, this examiner gives up. The batch is
-                `None` if only other workers have one.
-        """
-        self._step = step
-        if not self.armed:
-            self._works = []
-            self._function = TrainFunction.of(model)
-            self._function.before_next(self._examine_batch)
-        self._works.append(work)
-
-    def _examine_batch(self, batch):
-        works, self._works = self._works, []
-        if self._first_batch is None:
-            self._first_batch = batch
-        self.is_before_step = True
-        for work in works:
-            with self.errors_reported(self._step):
-                work(batch)
-        self.is_before_step = False
-
-    def disarm(self):
-        """Diagnoses no batch after all: there may be none before `fit` ends."""
-        if self._function:
-            self._function.cancel(self._examine_batch)
-
-    def forget_divergence(self, step: int):
-        """Takes what comes for new: the model is what it was before.
-
-        Args:
-            step: Int. How many steps were taken.
-        """
+    def forget_divergence(self):
+        """Forgets a divergence: the model has its earlier state back."""
         self.forget_trouble()
-        self.paused_until = step
+        self.paused_until = 0
         self._reported -= {(kind, None, None) for kind in LOST}
 
     def forget_trouble(self):
         """Takes skipped steps from here on for a new fault."""
-        self._found = self._examined_trouble = False
+        self.has_found = False
         self._collapse = None
 
-    def report_collapse(self, loss_scale: float, in_a_row: int, step: int):
-        """Reports that the loss scale is at its floor and does not help.
+    # Reporting.
 
-        Unless the cause is reported, or a diagnosis has yet to find it.
+    def note_collapse(self, loss_scale: float, in_a_row: int):
+        """Notes that the loss scale is at its floor and does not help.
+
+        It is reported by `report_rest`: a diagnosis may find the cause.
         """
         kind = "scale_collapsed"
         numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
         self._collapse = Verdict(
-            kind, step=step, numbers=numbers, advice=advice(kind)
+            kind, step=self._watch.step, numbers=numbers, advice=advice(kind)
         )
-        if self.gave_up or self._examined_trouble and not self.armed:
-            self.report_rest(step)
 
-    def report(self, verdict: Verdict, step: int):
-        """Reports what was found without a diagnosis, once.
-
-        Args:
-            verdict: `Verdict`.
-            step: Int.
-        """
-        self._report([verdict], step)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there are verdicts that other workers do not know."""
-        return len(self.verdicts) > self._shared
-
-    def unshared(self) -> list[Verdict]:
-        """Returns the verdicts that other workers do not know, once."""
-        new = self.verdicts[self._shared :]
-        self._shared = len(self.verdicts)
-        return [v for v in new if FOUND_BY not in v.numbers]
-
-    def has_reported(self, kind: str) -> bool:
-        """Whether a fault of no layer has been reported."""
-        return (kind, None, None) in self._reported
-
-    def report_rest(self, step: int):
+    def report_rest(self):
         """Reports a collapse that no diagnosis has found the cause of."""
-        if self._collapse and not self._found:
-            self._report([self._collapse], step)
+        if self._collapse and not self.has_found:
+            self.report([self._collapse])
 
-    def give_up(self, step: int, reason, who: str = ""):
-        """Reports that diagnoses fail; training continues.
-
-        Args:
-            step: Int.
-            reason: The exception.
-            who: String. The callback that asked, if it is another one.
-        """
-        if self.gave_up:
-            return
-        self.gave_up = True
-        self._log.event(step, failure_event("diagnosis_failed", reason))
-        warn_disabled("diagnose this model", reason, who or self.who)
-
-    def log_errors(self, errors: dict, step: int):
-        """Logs what a diagnosis measured, once for each step."""
-        if errors and step > self._last_errors:
-            self._last_errors = step
-            table = [
-                [own.get(n.removesuffix(_ERROR), np.nan) for n in AUDITED]
-                for own in errors.values()
-            ]
-            self._log.heat(step, table, list(errors), AUDITED, ERRORS)
-
-    @contextlib.contextmanager
-    def errors_reported(self, step: int, who: str = ""):
-        """Context in which what fails ends diagnoses, not training.
+    def report(self, verdicts: list[Verdict]):
+        """Prints and logs verdicts, each fault once.
 
         Args:
-            step: Int.
-            who: String. The callback that asks, if it is another one.
+            verdicts: List of `Verdict`s.
         """
-        try:
-            yield
-        except NotBuiltError as error:  # The first step has to build it.
-            if NotBuiltError not in self._reported:
-                self._reported.add(NotBuiltError)
-                self._log.event(step, failure_event("diagnosis_failed", error))
-                what = "diagnose this model before its first step"
-                warn_disabled(what, error, who or self.who)
-        # Whatever a diagnosis runs into, training continues.
-        except Exception as error:
-            self.give_up(step, error, who)
-
-    def _report(self, verdicts, step):
-        new = [*filter(self._is_new, verdicts)]
-        new = [self._with_start(verdict) for verdict in new]
-        self.verdicts.extend(new)
+        watch, step = self._watch, self._watch.step
+        new = [self._with_start(v) for v in verdicts if self._is_new(v)]
+        watch.verdicts.extend(new)
         for verdict in new:
-            self._found |= verdict.kind != "scale_collapsed"
+            self.has_found |= verdict.kind != "scale_collapsed"
             event = verdict.event()
             if verdict.step != step:  # It is reported later than it happened.
                 event["at_step"] = verdict.step
-            self._log.event(step, event)
-        for text in without_repeats(new) if self._verbose else []:
+            watch.log.event(step, event)
+        for text in without_repeats(new) if watch.settings.verbose else []:
             print_message(text)
 
     def _is_new(self, verdict):
@@ -571,11 +374,72 @@ class Examiner:
         harms = verdict.kind == "divergence" or (
             verdict.layer and KINDS[verdict.kind].level == "bad"
         )
-        in_a_row = self._in_a_row()
+        in_a_row = self._watch.counter_log.seen.in_a_row
         if not harms or not verdict.step or in_a_row < 2:
             return verdict
         since = max(verdict.step - in_a_row + 1, 1)
         return dataclasses.replace(verdict, failing_since=since)
+
+    def has_reported(self, kind: str) -> bool:
+        """Returns whether a fault of no layer has been reported."""
+        return (kind, None, None) in self._reported
+
+    @property
+    def has_news(self) -> bool:
+        """Returns whether there are verdicts that other workers do not know."""
+        return len(self._watch.verdicts) > self._shared
+
+    def unshared(self) -> list[Verdict]:
+        """Returns the verdicts that other workers do not know, once."""
+        new = self._watch.verdicts[self._shared :]
+        self._shared = len(self._watch.verdicts)
+        return [v for v in new if FOUND_BY not in v.numbers]
+
+    def log_errors(self, errors: dict):
+        """Logs what a diagnosis measured, once for each step."""
+        step = self._watch.step
+        if errors and step > self._last_errors:
+            self._last_errors = step
+            table = [
+                [own.get(n.removesuffix(_ERROR), np.nan) for n in AUDITED]
+                for own in errors.values()
+            ]
+            self._watch.log.heat(step, table, list(errors), AUDITED, ERRORS)
+
+    def give_up(self, reason, who: str = ""):
+        """Reports that diagnoses fail; training continues.
+
+        Args:
+            reason: The exception.
+            who: String. The callback that asked, if it is another one.
+        """
+        if self.gave_up:
+            return
+        self.gave_up = True
+        self._report_failure(reason, "diagnose this model", who)
+
+    def _report_failure(self, reason, what, who):
+        event = failure_event("diagnosis_failed", reason)
+        self._watch.log.event(self._watch.step, event)
+        warn_disabled(what, reason, who or self._watch.who)
+
+    @contextlib.contextmanager
+    def errors_reported(self, who: str = ""):
+        """Context in which an error ends diagnoses, not training.
+
+        Args:
+            who: String. The callback that asks, if it is another one.
+        """
+        try:
+            yield
+        except NotBuiltError as error:  # The first step has to build it.
+            if NotBuiltError not in self._reported:
+                self._reported.add(NotBuiltError)
+                what = "diagnose this model before its first step"
+                self._report_failure(error, what, who)
+        # No error of a diagnosis ends training.
+        except Exception as error:
+            self.give_up(error, who)
 
 
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:

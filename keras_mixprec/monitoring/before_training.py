@@ -1,4 +1,4 @@
-"""What was found before training, as events of the log."""
+"""Findings from before training, as events of the log."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# By severity, as the tab shows them; what only costs time is left out.
+# The level in the tab of each severity. Findings that only cost time are left
+# out.
 _LEVELS = {
     "high": "bad",
     "medium": "warning",
@@ -46,7 +47,7 @@ def events_before_training(
     Args:
         lint: `Findings`, or `None`.
         doctor: `DoctorReport`, or `None`.
-        model: The `keras.Model` that is to be trained.
+        model: The `keras.Model`, before training.
     """
     events = [
         _event(f["name"], f["level"], f["text"], f["fix"], {"layer": None})

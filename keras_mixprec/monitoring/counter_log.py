@@ -24,7 +24,7 @@ _IN_FULL = 1000
 
 
 class Skips:
-    """Writes down which steps were skipped, and how the loss scale went.
+    """Logs which steps were skipped, and how the loss scale went.
 
     Args:
         log: The `RunLog`.
@@ -33,12 +33,16 @@ class Skips:
     def __init__(self, log):
         self._log = log
         self._left = _IN_FULL
-        self._blocks, self._gaps = {}, {}
-        self._waiting, self._closed = defaultdict(list), {}
-        self._blocks_thinning, self._rows_thinning = Thinning(), Thinning()
+        self._thinning = Thinning()
+        # Data of each optimizer that waits to be logged.
+        self._blocks: dict[str, Block] = {}
+        self._gaps: dict[str, tuple] = {}
+        self._points: dict[str, list] = {}
+        # True while nothing changes, so that the last point moves on.
+        self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
-        """Writes what a reading found.
+        """Logs what a reading found.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
@@ -46,7 +50,10 @@ class Skips:
             reading: `Reading` of that optimizer.
         """
         self._log_steps(name, reading)
-        self._log_scale(name, reading)
+        self._add_points(name, reading.points)
+        waits = self._blocks or self._gaps or any(self._points.values())
+        if waits and self._thinning.due():
+            self.report_rest(reading.step)
 
     def report_rest(self, step: int):
         """Logs what waits for it.
@@ -54,28 +61,37 @@ class Skips:
         Args:
             step: Int.
         """
-        self._write_rows(step)
-        self._write_blocks(step)
+        for name, points in self._points.items():
+            if points:
+                self._log.rows(step, SCALE, points, optimizer=name)
+        for name, block in self._blocks.items():
+            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
+            self._log.event(step, event | dataclasses.asdict(block))
+        for name, (first, last) in self._gaps.items():
+            event = {"kind": "loss_scale_not_known", "optimizer": name}
+            steps = {"first_step": first, "last_step": last}
+            self._log.event(step, event | steps)
+        for waiting in (self._points, self._blocks, self._gaps):
+            waiting.clear()
 
     def _log_steps(self, name, reading):
         step = reading.step
         steps = reading.new_steps[: self._left]
         self._left -= len(steps)
         for skipped in steps:
-            self._log.event(
-                step,
-                {
-                    "kind": "skipped_step",
-                    "optimizer": name,
-                    "at_step": skipped.step,
-                    "scale": skipped.scale,
-                    "variables": skipped.variables,
-                    "kinds": skipped.kinds,
-                    **({"loss": skipped.loss} if skipped.loss else {}),
-                    # Rows of the batch, where the data are to blame.
-                    **({"bad_input": skipped.inputs} if skipped.inputs else {}),
-                },
-            )
+            event = {
+                "kind": "skipped_step",
+                "optimizer": name,
+                "at_step": skipped.step,
+                "scale": skipped.scale,
+                "variables": skipped.variables,
+                "kinds": skipped.kinds,
+            }
+            if skipped.loss:
+                event["loss"] = skipped.loss
+            if skipped.inputs:  # Rows of the batch that are to blame.
+                event["bad_input"] = skipped.inputs
+            self._log.event(step, event)
         if steps:
             tag = curve_tag("mixprec/skipped_step", name)
             self._log.text(step, tag, markdown_table(_rows(steps)))
@@ -87,43 +103,22 @@ class Skips:
             self._blocks[name] = block.joined(self._blocks.get(name))
         for first, last in reading.gaps:
             self._gaps[name] = self._gaps.get(name, (first,))[0], last
-        if (blocks or reading.gaps) and self._blocks_thinning.due():
-            self._write_blocks(step)
 
-    def _log_scale(self, name, reading):
-        rows = self._waiting[name]
-        start, *points = reading.points
-        if name not in self._closed:
+    def _add_points(self, name, points):
+        rows = self._points.setdefault(name, [])
+        start, *points = points
+        if name not in self._moves:
             rows.append(start)
-            self._closed[name] = False
+            self._moves[name] = False
         for point in points:
             changed = point.scale != start.scale
             if changed or point.skipped != start.skipped:
                 # Between two readings without a change only the last counts.
-                if rows and self._closed[name] and not changed:
+                if rows and self._moves[name] and not changed:
                     rows.pop()
                 rows.append(point)
-                self._closed[name] = not changed
+                self._moves[name] = not changed
             start = point
-        if len(rows) and self._rows_thinning.due():
-            self._write_rows(reading.step)
-
-    def _write_rows(self, step):
-        for name, rows in self._waiting.items():
-            if rows:
-                self._log.rows(step, SCALE, rows, optimizer=name)
-        self._waiting.clear()
-
-    def _write_blocks(self, step):
-        for name, block in self._blocks.items():
-            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
-            self._log.event(step, event | dataclasses.asdict(block))
-        for name, (first, last) in self._gaps.items():
-            event = {"kind": "loss_scale_not_known", "optimizer": name}
-            steps = {"first_step": first, "last_step": last}
-            self._log.event(step, event | steps)
-        self._blocks.clear()
-        self._gaps.clear()
 
 
 def _rows(steps):
@@ -152,7 +147,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
     Args:
         model: A compiled `keras.Model`.
         used: Dict of `StepReader`es, the loss scale optimizers in use.
-        trained: Boolean. Whether a step has been taken, so that it is known
+        trained: Boolean, whether a step has been taken, so that it is known
             which optimizers are in use.
 
     Returns:
@@ -210,9 +205,9 @@ def _computes_in_float16(model):
     return any(e.layer.compute_dtype == "float16" for e in entries)
 
 
-# Curves of every variable are most of a log: 400 of them, read 20,000 times
-# in a million steps, are 40 MB at this many points an interval; of more
-# variables there are fewer points.
+# Curves of every variable are most of a log. 400 variables, read 20,000 times
+# in a million steps, take 40 MB at this many points an interval. More variables
+# have fewer points each.
 ROWS_BY_VARIABLE = 128
 _VARIABLES = 400
 
@@ -226,36 +221,35 @@ class CounterLog:
     """Reads the counters from time to time and logs what is new.
 
     Args:
-        session: The `Session`.
-        counters: `Counters` of its model.
+        watch: The `Watch`.
 
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
         due_at: Int. The step from which on to look at them again.
         seen: `Glance`, as of the last look.
-        trouble: Boolean. Whether skipped steps are more than a search for the
-            loss scale, as of the last reading: five in a row, or five down to
-            a scale below 1; or five losses were not finite since the reading
-            before, or where none are counted their mean is not.
+        trouble: Boolean, whether the last reading shows more than a search for
+            the loss scale: five skipped steps in a row, or five down to a scale
+            below 1, or five losses since the reading before that were not
+            finite. If losses are not counted, their mean is looked at.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
-        lack: String. What does not scale the loss, as `lack_of_scaling`
-            returned it, `None` if it is scaled.
+        lack: String. The part that does not scale the loss, as
+            `lack_of_scaling` returned it; `None` if the loss is scaled.
     """
 
-    def __init__(self, session, counters):
+    def __init__(self, watch):
         from keras_mixprec.monitoring.low_scale import LowScales  # In `fit`.
 
-        self._session = session
-        self._counters, self._log = counters, session.log
-        count = len(session.model.trainable_variables)
+        self._watch = watch
+        self._counters, self._log = watch.counters, watch.log
+        count = len(watch.model.trainable_variables)
         self._by_variable = Thinning(rows_by_variable(count))
-        self._skips = Skips(session.log)
-        self._low_scales = LowScales(session.log)
-        self.loss = LossCurve(session.model, session.log)
+        self._skips = Skips(watch.log)
+        self._low_scales = LowScales(watch.log)
+        self.loss = LossCurve(watch.model, watch.log)
         self.lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
-        self.due_at = self._first_step = 0
+        self.due_at = 0
         self.seen = self._known = Glance()
         self.trouble = self._collapsed = False
         self.reason_to_stop: str | None = None
@@ -269,17 +263,17 @@ class CounterLog:
 
         Args:
             step: Int. Step of the log.
-            gap: Int. Steps from one reading to the next, `None` for those of
-                the settings.
+            gap: Int. Steps from one reading to the next, `None` to use the
+                settings.
         """
-        session = self._session
+        watch = self._watch
         if step < self.due_at and gap is None or step == self.step:
             return
-        gap = session.settings.update_freq if gap is None else gap
-        taken, before = (s - self._first_step for s in (step, self.step))
+        gap = watch.settings.update_freq if gap is None else gap
+        taken, before = (s - watch.first_step for s in (step, self.step))
         if step - self.step >= gap:
-            doubled = taken >= 2 * before and session.settings.max_overhead
-            if doubled or session.budget.left(READINGS) > 0:
+            doubled = taken >= 2 * before and watch.settings.max_overhead
+            if doubled or watch.budget.left(READINGS) > 0:
                 self.read(step)
                 return
         before = self._known
@@ -296,7 +290,7 @@ class CounterLog:
 
     def _plan(self, step):
         """Plans the next look, where `stop_after` may be reached."""
-        settings = self._session.settings
+        settings = self._watch.settings
         gap, most = settings.update_freq, settings.stop_after
         if most is not None:
             gap = min(gap, max(most - self.seen.in_a_row, 1))
@@ -310,11 +304,9 @@ class CounterLog:
         """
         if step == self.step:
             return
-        if self.step is None:
-            self._first_step = step
         self.step = step
         self.due_at = step + 1  # If reading fails.
-        session = self._session
+        watch = self._watch
         with self.synchronized():
             used = self._counters.used()
             readings = {name: w.read(step) for name, w in used.items()}
@@ -322,79 +314,82 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # Before it is logged: a scale that is put back is that of this step.
-        readings = session.bad_data.put_scales_back(session, readings)
-        self._note_lack(step, used, step > session.first_step)
+        # A scale that is put back counts for this step, so it is logged after
+        # that.
+        readings = watch.bad_data.put_scales_back(watch, readings)
+        # Before the first step, and after.
+        if (trained := watch.taken > 0) not in self._lacks_read:
+            self._lacks_read.add(trained)
+            self._note_lack(lack_of_scaling(watch.model, used, trained))
         started = _clock.now()
         rules = {name: w.optimizer.rule for name, w in used.items()}
         self._write(readings, rules, counted)
-        # A tuner looks at each of them by itself.
-        new = self._new_losses(now.losses)
-        many = new >= TRIGGER_STEPS and not session.has_tuner
-        if many or now.mean_is_lost:
-            self.trouble = True
+        many = self._new_losses(now.losses) >= TRIGGER_STEPS
+        self.trouble |= many or now.mean_is_lost
         self.loss.write(step, loss, now.losses)
         self._plan(step)
-        session.budget.add(READINGS, _clock.now() - started)
-        session.bad_data.report(session)
+        watch.budget.add(READINGS, _clock.now() - started)
+        watch.bad_data.report(watch)
 
-    def _note_lack(self, step, used, trained):
-        """Logs what does not scale the loss, before the first step or after."""
-        if trained in self._lacks_read:
-            return
-        self._lacks_read.add(trained)
-        before = self.lack
-        self.lack = lack_of_scaling(self._session.model, used, trained)
-        if self.lack not in (None, before):
-            event = {"kind": "no_loss_scaling", "by": self.lack}
-            self._log.event(step, event)
+    def _note_lack(self, lack):
+        """Logs what does not scale the loss, if that is new."""
+        if lack not in (None, self.lack):
+            event = {"kind": "no_loss_scaling", "by": lack}
+            self._log.event(self.step, event)
+        self.lack = lack
 
-    def _note_idle(self):
-        """Logs that no optimizer in use was applied in any step."""
+    def _is_idle(self):
+        """Returns whether no optimizer in use was applied in any step."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
-        trains = bool(self._session.model.trainable_variables)
-        if (
-            used
-            and trains
-            and not applied
-            and self.step > self._session.first_step
-        ):
-            self.lack = "apply"
-            event = {"kind": "no_loss_scaling", "by": self.lack}
-            self._log.event(self.step, event)
+        trains = self._watch.taken and self._watch.model.trainable_variables
+        return used and trains and not applied
 
     def _new_losses(self, count):
-        """How many more are not finite, but those of bad data."""
+        """Returns how many new losses are not finite, bad data apart."""
         before = self._losses
-        self._losses = count - self._session.bad_data.count
+        self._losses = count - self._watch.bad_data.count
         return self._losses - before
 
-    def begin_epoch(self, step: int):
-        """An epoch begins, and what is averaged over one.
+    # The loss, which begins again with each epoch.
 
-        Args:
-            step: Int. How many steps were taken before.
-        """
+    def begin_epoch(self, step: int):
+        """An epoch begins after this step."""
         self.loss.begin_epoch(step)
+
+    def read_loss(self) -> tuple | None:
+        """Returns the sum of losses in this epoch, and their weights."""
+        with self.synchronized():
+            return self.loss.read()
+
+    def hold_loss(self):
+        """Keeps these sums during a validation, which uses their variables."""
+        with self.synchronized():
+            self.loss.hold()
+
+    def end_epoch(self, step: int, logs: dict | None):
+        """An epoch has ended with this step, and reports these logs."""
+        with self.synchronized():
+            self.loss.end_epoch(step, logs)
 
     @contextlib.contextmanager
     def synchronized(self):
-        """Context in which counters are those of the last step."""
-        started, session = _clock.now(), self._session
+        """Context in which the counters include the last step."""
+        started, watch = _clock.now(), self._watch
         with self._counters.synchronized(self.loss.variables) as waited:
-            session.performance.clock.waited(session.step, waited)
+            watch.performance.clock.waited(watch.step, waited)
             yield
-        session.budget.add(READINGS, _clock.now() - started - waited)
+        watch.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
         """Logs what waits and what was counted in all."""
         if self._collapsed:
-            self._session.examiner.report_rest(self.step)
+            self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
-        self._note_idle()
+        if self._is_idle():
+            self._note_lack("apply")
         events = self._counters.nonfinite_events()
-        for event in events + self._session.bad_data.events():
+        for event in events + self._watch.bad_data.events():
             self._log.event(self.step, event)
 
     def _write(self, readings, rules, counted):
@@ -413,21 +408,17 @@ class CounterLog:
 
     def _classify(self, readings):
         """Takes note of what the counters of all optimizers say of a run."""
-        session, found = self._session, readings.values()
+        watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
-            session.ranges.hurry()
+            watch.ranges.hurry()
         for reading in found:
             if reading.collapsed:
-                session.examiner.report_collapse(
-                    reading.loss_scale, reading.in_a_row, self.step
+                watch.examiner.note_collapse(
+                    reading.loss_scale, reading.in_a_row
                 )
         self._collapsed = any(reading.collapsed for reading in found)
-        # A tuner looks at every skipped step by itself.
-        self.trouble = any(
-            reading.stuck or (reading.below_1 and not session.has_tuner)
-            for reading in found
-        )
-        verdicts = session.examiner.verdicts
-        most = session.settings.stop_after
+        self.trouble = any(reading.is_trouble for reading in found)
+        verdicts = watch.verdicts
+        most = watch.settings.stop_after
         reasons = (reason_to_stop(r, verdicts, most) for r in found)
         self.reason_to_stop = next(filter(None, reasons), None)

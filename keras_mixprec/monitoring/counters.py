@@ -1,4 +1,4 @@
-"""What a model in `fit` counts, and when to end a run that cannot recover."""
+"""The counters of a model in `fit`, and when to end a failing run."""
 
 import contextlib
 import math
@@ -36,7 +36,8 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
     Args:
         reading: `Reading` of an optimizer.
         verdicts: List of the `Verdict`s of the run.
-        stop_after: Int. Skipped steps in a row to wait for, `None` for ever.
+        stop_after: Int. Skipped steps in a row to wait for, `None` for no
+            limit.
     """
     if stop_after is None or reading.in_a_row < stop_after:
         return None
@@ -50,13 +51,13 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
 
 
 class Glance(NamedTuple):
-    """What monitor and tuner both ask of the steps since the start.
+    """The numbers since the start that monitor and tuner share.
 
     Attributes:
         skipped: Tuple of the number of skipped steps of each optimizer.
         in_a_row: Int. The most steps skipped since the last one applied.
         losses: Int. How many batches had a loss that is not finite.
-        mean_is_lost: Boolean. Whether these are not counted, and the mean of
+        mean_is_lost: Boolean, whether these are not counted, and the mean of
             the losses is not finite.
     """
 
@@ -91,7 +92,8 @@ class Counters:
             )
             for name, optimizer in watch_optimizers(model).items()
         }
-        # What is counted by kind, by tag, and what it was at the start.
+        # Counters of each kind of non-finite number, by tag, and their values
+        # at the start.
         self._by_kind = {
             curve_tag(NONFINITE_GRADIENTS_TAG, name): o.nonfinite_counts
             for name, o in self._optimizers().items()
@@ -203,7 +205,7 @@ class Counters:
         return {"": found["optimizer"]} if only else found
 
     def nonfinite_events(self) -> list:
-        """Returns an event for the loss and each optimizer, if any is due."""
+        """Returns an event for the loss and each optimizer, if not finite."""
         losses = self.nonfinite_losses() or {}
         events: list[dict] = [{"kind": "nonfinite_losses", "counts": losses}]
         events += [
@@ -241,11 +243,11 @@ class Counters:
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
-            beyond_first: Boolean. Whether above where they started as well.
+            beyond_first: Boolean, whether above where they started as well.
                 Defaults to `False`.
 
         Returns:
-            Boolean. Whether any was raised.
+            Boolean, whether any was raised.
         """
         raised = False
         for reader in self.used().values():
@@ -269,10 +271,11 @@ class Counters:
         Args:
             bits: Float. The scale that suits the model, as a power of two.
             step: Int. Step of the log.
-            may_recompile: Boolean. Whether floors may be lowered.
+            may_recompile: Boolean, whether floors may be lowered.
 
         Returns:
-            Whether any scale was set, and whether a floor was lowered.
+            Two booleans: whether any scale was set, and whether a floor was
+            lowered.
         """
         done, lowered, scale = False, False, 2.0**bits
         for reader in self.used().values():
@@ -291,7 +294,7 @@ class Counters:
 
     @contextlib.contextmanager
     def synchronized(self, more: list | None = None) -> Iterator[float]:
-        """Context in which counters are those of the last step.
+        """Context in which the counters include the last step.
 
         It is given the seconds that the steps under way took to end.
 
@@ -301,7 +304,8 @@ class Counters:
         own = self._optimizers().values()
         counters = [v for optimizer in own for v in optimizer.counters]
         counters += more or []
-        # What is read of a model without loss scaling, to wait for its steps.
+        # A model without loss scaling has no counters, so its iterations are
+        # read to wait for its steps.
         others = [] if self._readers else optimizers_of(self._model).values()
         counters += [optimizer.iterations for optimizer in others]
         counters += [own.dynamic_scale for own in self._subclasses().values()]

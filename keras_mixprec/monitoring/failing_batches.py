@@ -1,4 +1,4 @@
-"""Keeping the batches of skipped steps, and reporting which had bad data."""
+"""Which batches of skipped steps had bad data."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,6 @@ import re
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import named_leaves
@@ -15,72 +14,7 @@ from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.formats import BATCHES
 from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.current_step import PARTS
-from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.numerics.arrays import as_numpy
-from keras_mixprec.numerics.calls import seed_states
-
-
-class Recorder:
-    """Holds on to the batch of each step until that has succeeded.
-
-    Nothing of it is copied before it fails, random state apart.
-
-    Args:
-        count: Int. How many failing batches to keep, the first ones.
-
-    Attributes:
-        kept: List of `FailingBatch`.
-    """
-
-    def __init__(self, count):
-        self.kept = []
-        self._count = count
-        self._held: tuple | None = None
-
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another."""
-        return len(self.kept) >= self._count
-
-    def hold(self, model, step: int, optimizers: dict, examiner):
-        """Holds the next batch that `model` trains on.
-
-        Args:
-            model: The `keras.Model`.
-            step: Int. The number of the step that it is for, the first is 1.
-            optimizers: Dict from name to `LossScaleOptimizer`.
-            examiner: `Examiner`, which hands over batches.
-        """
-
-        def hold(batch):
-            seeds = [np.array(_array(v)) for v in seed_states(model)]
-            scales = {n: float(o.loss_scale) for n, o in optimizers.items()}
-            self._held = batch, step, seeds, scales
-
-        if getattr(model, "steps_per_execution", 1) > 1:
-            self._count = 0
-            reason = "several steps in one execution"
-            warn_disabled("keep failing batches", reason)
-        else:
-            examiner.on_next_batch(model, step, hold)
-
-    def keep_if_failed(self, model, optimizers: dict):
-        """Keeps the batch of the last step if that was skipped."""
-        held, self._held = self._held, None
-        if (
-            held is not None
-            and held[0] is not None  # Another worker's.
-            and any(o.last_step_skipped for o in optimizers.values())
-        ):
-            # A diagnosis comes with it, which most runs have no use for.
-            from keras_mixprec.diagnosis.failing_batch import FailingBatch
-
-            self.kept.append(FailingBatch.of(model, *held))
-
-
-def _array(variable):
-    return ops.convert_to_numpy(variable.value)
-
 
 # Samples, and stretches of batches, that a text lists; batches that are kept.
 _LISTED = 8
@@ -97,18 +31,14 @@ class BadData:
     Attributes:
         count: Int. How many there were, those apart that the optimizer no
             longer remembers in full.
-        batches: List of dicts with `"epoch"` and `"batch"`, both counted from
-            0 as callbacks are given them, `"step"`, the first of which is 1,
-            and `"rows"`, the first bad row of each part of the batch, from 0;
-            the first 1,000.
-        keeps_scale: Boolean. Whether a loss scale is raised again that fell
-            because of bad data alone.
+        batches: List of dicts, the first 1,000. `"epoch"` and `"batch"` count
+            from 0, as in callbacks, and `"step"` counts from 1. `"rows"` has
+            the first bad row of each part of the batch, from 0.
     """
 
     def __init__(self):
         self.count = 0
         self.batches = []
-        self.keeps_scale = False
         self._epochs = [(0, 0)]
         self._all_known = True
         # Scales to put back as soon as no step is under way.
@@ -123,21 +53,21 @@ class BadData:
         """
         self._epochs.append((step, epoch))
 
-    def put_scales_back(self, session, readings: dict) -> dict:
+    def put_scales_back(self, watch, readings: dict) -> dict:
         """Takes note of what was read and undoes what bad data did.
 
         They say nothing of the scale that gradients need. Not within the step,
         which follows its update rule to the letter.
 
         Args:
-            session: The `Session`.
+            watch: The `Watch`.
             readings: Dict from the name of an optimizer to its `Reading`.
 
         Returns:
             The readings, with the loss scales that were put back.
         """
         self._add(readings.values())
-        if not self.keeps_scale:
+        if not (watch.tuning and watch.tuning.keeps_scale):
             return readings
         fallen = {n: r.points[0].scale for n, r in readings.items() if _fell(r)}
         fallen |= {
@@ -146,47 +76,47 @@ class BadData:
             if n in readings and _is_bad_data_alone(readings[n])
         }
         self._fallen = {}
-        if session.examiner.is_before_step:
+        if watch.is_before_step:
             self._fallen = fallen
             return readings
         if fallen:
-            session.synchronized_model()
-        readers = session.counters.used()
+            watch.synchronized_model()
+        readers = watch.counters.used()
         for name, scale in fallen.items():
-            readers[name].set_scale(session.step, scale)
+            readers[name].set_scale(watch.step, scale)
             event = {"kind": "loss_scale_kept", "scale": scale}
-            session.log.event(session.step, event)
-            again = readers[name].read(session.step)
+            watch.log.event(watch.step, event)
+            again = readers[name].read(watch.step)
             readings[name] = readings[name].continued(again)
         return readings
 
-    def report(self, session):
+    def report(self, watch):
         """Reports bad data, the first time; the verdict has all batches.
 
         Args:
-            session: The `Session`.
+            watch: The `Watch`.
         """
-        examiner = session.examiner
-        if self.batches and not examiner.has_reported("bad_data"):
-            examiner.report(self._verdict(session.model), session.step)
-        for verdict in examiner.verdicts if self.batches else ():
+        known = watch.examiner.has_reported("bad_data")
+        if self.batches and not known:
+            watch.examiner.report([self._verdict(watch.model)])
+        for verdict in watch.verdicts if self.batches else ():
             if verdict.kind == "bad_data":
                 places = format_places(self.batches, self.count)
                 verdict.numbers["batches"] = places
 
-    def located(self, session, verdict: Verdict, step: int | None) -> Verdict:
-        """Returns a diagnosis' verdict with what a reading knows of bad data.
+    def located(self, watch, verdict: Verdict, step: int | None) -> Verdict:
+        """Returns a diagnosis' verdict with the places of bad data.
 
-        What was skipped before is reported first.
+        Steps that were skipped before are reported first.
 
         Args:
-            session: The `Session`.
+            watch: The `Watch`.
             verdict: `Verdict`.
             step: Int. The step of the batch, `None` if that is not known.
         """
-        if not session.several_workers:
-            session.counter_log.read(session.step)
-        numbers, own = dict(verdict.numbers), _numbers_of_samples(session.model)
+        if not watch.several_workers:
+            watch.counter_log.read(watch.step)
+        numbers, own = dict(verdict.numbers), _numbers_of_samples(watch.model)
         if own:
             numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}
         if step is not None:
@@ -262,13 +192,13 @@ class BadData:
 
 
 def _fell(reading):
-    """Whether bad data alone lowered a scale."""
+    """Returns whether bad data alone lowered a scale."""
     skipped = reading.new_steps and _is_bad_data_alone(reading)
     return bool(skipped) and reading.loss_scale < reading.points[0].scale
 
 
 def _is_bad_data_alone(reading):
-    """Whether no other step was skipped."""
+    """Returns whether no other step was skipped."""
     return all(s.inputs for s in reading.new_steps) and not reading.others
 
 
@@ -335,10 +265,10 @@ def bad_samples(model) -> dict:
         model: The `keras.Model`, in `fit`.
 
     Returns:
-        Dict from `"x"`, `"y"` and `"sample_weight"`, of several arrays each by
-        its key as `"x['age']"`, to an array of indices, in the order of the
-        user's arrays, shuffled or not, and whether these are all; empty if
-        `fit` was given no arrays.
+        Dict from `"x"`, `"y"` and `"sample_weight"` to an array of indices, and
+        whether these are all. Of several arrays each has its key, as
+        `"x['age']"`. Indices count in the order of the user's arrays, shuffled
+        or not. Empty if `fit` was given no arrays.
     """
     arrays = arrays_in_fit(model)
     if arrays is None:

@@ -1,4 +1,4 @@
-"""What is said of what fails: a part of monitoring, or a step."""
+"""Messages about a part of monitoring that fails, or a step that raises."""
 
 import contextlib
 import logging
@@ -47,9 +47,9 @@ def failure_event(kind: str, reason, **fields) -> dict:
     """Returns the event for the log that something failed.
 
     Args:
-        kind: String. What the event is called.
+        kind: String. The kind of the event.
         reason: Exception or string.
-        **fields: What else the event has.
+        **fields: More fields of the event.
 
     Returns:
         Dict with `reason`, one line, and the `details` behind it.
@@ -66,69 +66,68 @@ def failure_event(kind: str, reason, **fields) -> dict:
     }
 
 
-def explain_error(session, error: Exception, batch) -> bool:
+def explain_error(watch, error: Exception, batch) -> bool:
     """Says with an exception what was wrong in the step that raised it.
 
     Args:
-        session: The `Session`.
+        watch: The `Watch`.
         error: What the step raised.
-        batch: What it was given, as `train_step` takes it.
+        batch: The batch of that step, as `train_step` takes it.
 
     Returns:
-        Whether that is repaired, so that the step can be taken again.
+        True if the fault is repaired, so that the step can be taken again.
     """
-    session.counter_log.read(session.step)
-    examiner, verdicts, repaired = session.examiner, [], False
+    watch.counter_log.read(watch.step)
+    examiner, verdicts, repaired = watch.examiner, [], False
     with contextlib.suppress(Exception):
-        examiner.look_at_task(session.model, batch, session.step)
-        verdicts += [v for v in examiner.verdicts if v.kind in OF_TASK]
+        examiner.look_at_task(batch)
+        verdicts += [v for v in watch.verdicts if v.kind in OF_TASK]
     # Precision is not the cause of what raises in float32 too.
     with contextlib.suppress(Exception):
         if not is_out_of_memory(error):
-            repaired = _repaired(session, batch, verdicts)
-    event = failure_event("step_raised", error, at_step=session.step + 1)
-    session.log.event(session.step, event | {"repaired": repaired})
+            repaired = _repaired(watch, batch, verdicts)
+    event = failure_event("step_raised", error, at_step=watch.step + 1)
+    watch.log.event(watch.step, event | {"repaired": repaired})
     for verdict in verdicts:
         error.add_note(f"keras_mixprec, on the batch of this step: {verdict}")
     return repaired
 
 
-def note_end(session, error: BaseException):
-    """Logs which exception has ended `fit`, in which step.
+def note_end(log, step: int, error: BaseException):
+    """Logs the exception that has ended `fit`, and the step.
 
     Not one that the log has already, of a step that raised or of `stop_after`.
 
     Args:
-        session: The `Session`.
+        log: The `RunLog`.
+        step: Int. How many steps were taken.
         error: `BaseException`. One that is no `Exception` is an interruption.
     """
     known = [
         event
-        for event in session.log.story
+        for event in log.story
         if event["kind"] in ("step_raised", "stopped")
         and not event.get("repaired")
     ]
     if not known:
-        event = failure_event("fit_raised", error, at_step=session.step + 1)
+        event = failure_event("fit_raised", error, at_step=step + 1)
         interrupted = not isinstance(error, Exception)
         event |= {"interrupted": True} if interrupted else {}
-        session.log.event(session.step, event)
-    if session.started:
-        session.counter_log.read(session.step)
+        log.event(step, event)
 
 
-def _repaired(session, batch, verdicts):
+def _repaired(watch, batch, verdicts):
     """Adds what is wrong with a step that has raised; whether it is mended."""
-    model, step = session.model, session.step
-    who = "MixPrecMonitor" * session.settings.verbose
-    found = session.examiner.examine(model, batch, step, who, raised=True)
+    model, step = watch.model, watch.step
+    who = "MixPrecMonitor" * watch.settings.verbose
+    found = watch.examiner.examine(batch, who, raised=True)
     verdicts += [finding.verdict for finding in found[0].findings]
-    # Other workers wait for the gradients of this step, and what a
-    # `train_step` of the user's own has done by now nobody knows.
-    alone = not (session.several_workers or has_own_step(model))
-    updated = session.counters.attempted() != step - session.first_step
-    if not session.has_tuner or not alone or updated:
+    # Other workers wait for the gradients of this step, and it is not known
+    # what a `train_step` of the user's own has done by now.
+    alone = not (watch.several_workers or has_own_step(model))
+    updated = watch.counters.attempted() != watch.taken
+    if not watch.tuning or not alone or updated:
         return False
     before = PrecisionPlan.from_model(model)
-    session.repair(*found, step, raised=True)
+    watch.repair(*found, step, raised=True)
     return PrecisionPlan.from_model(model) != before

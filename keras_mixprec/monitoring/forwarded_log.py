@@ -11,7 +11,7 @@ from keras_mixprec.reporting.schema import (
     OVERFLOWS_BY_VARIABLE,
 )
 
-# Of each variable one, which is too many for what draws every curve.
+# There is one for each variable, too many for loggers that draw every curve.
 _LEFT_OUT = (f"{NORMS_BY_VARIABLE}/", f"{OVERFLOWS_BY_VARIABLE}/")
 
 

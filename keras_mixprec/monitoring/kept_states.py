@@ -4,6 +4,7 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
+from keras_mixprec.diagnosis.thresholds import DIVERGED, WORSE
 from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
@@ -16,12 +17,12 @@ _HELD, _MOST_BYTES = 2, 2**30
 
 
 class KeptState(NamedTuple):
-    """What a model was before a step.
+    """The state of a model before a step.
 
     Attributes:
         step: Int. Steps taken until then.
         state: `State`.
-        batch: What it was trained on next, as `train_step` takes it.
+        batch: The next training batch, as `train_step` takes it.
         rates: Dict of the learning rates, as from `rates_of`.
     """
 
@@ -35,11 +36,10 @@ class KeptStates:
     """Keeps the states that a model was in, as long as nothing is wrong.
 
     Attributes:
-        due_at: The step before which the next one is to be kept, infinite for
-            none.
+        due_at: The step before which the next one is kept, infinite for never.
         held: The last `KeptState`s, the newest last.
-        growth: Float. By how much the loss was above the best one when it was
-            read last, as a share of that; NaN if it was not finite.
+        growth: Float. How far the loss was above the best one at the last
+            reading, as a share of that one; NaN if it was not finite.
     """
 
     def __init__(self):
@@ -58,7 +58,7 @@ class KeptStates:
 
         Args:
             total: The sum of losses and their weights so far in this epoch,
-                `None` if there is none.
+                `None` without a loss.
         """
         total = total or (0.0, 0.0)
         before = self._total if self._total[1] <= total[1] else (0.0, 0.0)
@@ -68,6 +68,16 @@ class KeptStates:
             self._best = min(self._best, loss)
             least = max(abs(self._best), 1e-30)
             self.growth = (loss - self._best) / least
+
+    @property
+    def is_good(self) -> bool:
+        """Returns whether the loss was not far above the best one."""
+        return self.growth <= WORSE
+
+    @property
+    def has_grown(self) -> bool:
+        """Returns whether the loss has grown as in a divergence."""
+        return not self.growth < DIVERGED
 
     def back_to(self, step: int | None) -> KeptState:
         """Returns the state of a step, and forgets those after it.
@@ -91,7 +101,7 @@ class KeptStates:
         Args:
             model: The `keras.Model`, with variables that are up to date.
             step: Int. Steps taken until now.
-            batch: As `train_step` takes it, `None` if there is none.
+            batch: As `train_step` takes it, or `None`.
         """
         if batch is None or not all(x.built for x in flat_layers(model)):
             return  # The first step may have to build it.

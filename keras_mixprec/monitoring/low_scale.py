@@ -29,15 +29,15 @@ class _Course:
         self._has_grown = False
         # The largest scale that suited gradients, and since when it is less.
         self.held, self.since = 0.0, None
-        self.reported = None
-        # Whether nothing but bad data has lowered it since.
+        # True if only bad data have lowered it since.
         self.by_data_alone = True
 
     def add(self, points, bad: set) -> bool:
         """Follows the scale; returns whether steps are applied at it.
 
         Args:
-            points: List of `ScalePoint`s, the first that of the last reading.
+            points: List of `ScalePoint`s, beginning with the last one of the
+                reading before.
             bad: Steps whose inputs were not finite: that such a step is
                 skipped says nothing of its scale.
         """
@@ -77,6 +77,8 @@ class LowScales:
     def __init__(self, log):
         self._log = log
         self._courses: dict = {}
+        # The last reported scale of each optimizer, until it has recovered.
+        self._reported: dict = {}
 
     def read(self, name: str, reading, rule):
         """Logs what a reading says of it, if that is new.
@@ -92,17 +94,16 @@ class LowScales:
         course = self._courses.setdefault(name, _Course())
         bad = {skipped.step for skipped in reading.new_steps if skipped.inputs}
         settled = course.add(reading.points, bad)
-        now, known = reading.loss_scale, course.reported
+        now = reading.loss_scale
         if not course.is_low(now):
-            if known is not None:
-                course.reported = None
+            if self._reported.pop(name, None):
                 event = {"kind": "loss_scale_recovered", "optimizer": name}
                 self._log.event(reading.step, event | {"scale": now})
-        elif settled and (known is None or now < known):
+        elif settled and now < self._reported.get(name, math.inf):
             event = _event(name, course, now, rule)
             if event["good_steps"] >= _LONG:
-                course.reported = now
                 self._log.event(reading.step, event)
+                self._reported[name] = now
 
 
 def _event(name, course, scale, rule):
@@ -136,8 +137,8 @@ def _event(name, course, scale, rule):
         "message": f"{fell} from {held} to {format_power(scale)}, from step "
         f"{course.since:,} on; the scale needs {good_steps:,} steps without "
         "an overflow to grow back",
-        "advice": "At this scale, gradients below "
-        f"{format_power(lost)} become 0 in float16. {remedy}. Then "
+        "advice": f"Gradients below {format_power(lost)} become 0 in "
+        f"float16 at this scale. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
         "the scale at once. It grows back sooner with a growth_interval (the "
         "steps without an overflow after which it grows) below "

@@ -11,7 +11,7 @@ import keras
 
 from keras_mixprec.formats import get_format
 
-# What `fit` puts before the names of what a validation reports.
+# The prefix of `fit` for the metrics of a validation.
 VALIDATION = "val_"
 
 
@@ -86,6 +86,6 @@ def _event(metrics):
         f"Keras computes {'them' if several else 'it'} in float16, the dtype "
         "of the model's output, whose largest number is "
         f"{get_format('float16').maximum:,.0f}",
-        "advice": "Nothing is wrong with training. Give the last layer "
+        "advice": "Training is fine. Give the last layer "
         "dtype='float32', as apply_policy does by default.",
     }

@@ -1,35 +1,35 @@
-"""What monitoring costs and may cost: the overhead budget."""
+"""The overhead budget: the cost of monitoring, and its limit."""
 
 import math
 from collections import Counter
 
 from keras_mixprec import _clock
 
-# Share of the training time that cannot be timed from here: guarding metrics
-# and state in every step (0.3% to 1.1% on torch), the hooks' own microseconds,
-# and steps that wait for each other when counters are read.
+# This share of the training time cannot be timed from here. Guarding metrics
+# and state takes 0.3% to 1.1% of every step on torch. The hooks take
+# microseconds, and steps wait for each other when counters are read.
 _UNTIMED = 0.0125
 
 # Purposes. Readings of the counters and of ranges (`PROBES`) have half of the
-# budget each, no more, or one of them would leave nothing to the other: ranges
-# take as long as hundreds of readings.
+# budget each. Without that limit one would leave nothing to the other, because
+# ranges take as long as hundreds of readings.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 
 class OverheadBudget:
-    """Counts the seconds that `fit` spends beside training.
+    """Counts the seconds of `fit` that are not training.
 
     It thins only what repeats: readings of the counters, and of ranges between
-    those that are needed. Nothing that a run is told depends on it, or a busy
-    machine would be told less. Diagnoses are counted in steps, see
-    `audit_schedule.py` and `tuning/trigger.py`, and readings come whenever
-    there is news, see `CounterLog.read_if_due`.
+    those that are needed. It does not decide what is found, so a busy machine
+    finds no less. Diagnoses are counted in steps, see `audit_schedule.py` and
+    `tuning/trigger.py`, and readings come whenever there is news, see
+    `CounterLog.read_if_due`.
 
     Args:
-        max_overhead: Float. Share of the time of `fit`, from the second call
-            of the train function on, that may be taken; of which 0.0125, but
-            at most half, is for what is not timed. At 1 neither has
-            a limit.
+        max_overhead: Float. The share of the time of `fit` that may be taken,
+            from the second call of the train function on. 0.0125 of it, but at
+            most half, is reserved for overhead that is not timed. The value 1
+            sets no limit.
 
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
@@ -60,7 +60,7 @@ class OverheadBudget:
         return now - self._paused
 
     def pause(self):
-        """What follows is neither training nor overhead."""
+        """A pause begins, which is neither training nor overhead."""
         if self._paused_at is None:
             self._paused_at = _clock.now()
 
@@ -98,7 +98,7 @@ class OverheadBudget:
         Args:
             purpose: String.
             seconds: Float.
-            is_overhead: Boolean. Whether it counts as overhead; what happens
+            is_overhead: Boolean, whether it counts as overhead; what happens
                 once, such as compilation, does not. Defaults to `True`.
         """
         self.special += purpose != READINGS or not is_overhead

@@ -18,18 +18,18 @@ class PerformanceLog:
     """Times the steps of a `fit`, and logs that at readings of the counters.
 
     Args:
-        session: The `Session`.
+        watch: The `Watch`.
 
     Attributes:
         clock: `StepClock`.
     """
 
-    def __init__(self, session):
-        self._session = session
-        self._workers = active.processes().workers(session.model)
-        self._samples = SampleCount(session.model)
+    def __init__(self, watch):
+        self._watch = watch
+        self._workers = active.processes().workers(watch.model)
+        self._samples = SampleCount(watch.model)
         self.clock = StepClock(
-            session.model, session.budget, self._samples, session.wait
+            watch.model, watch.budget, self._samples, watch.wait
         )
         self._thinning = Thinning(ROWS_BY_VARIABLE)
         self._peak_before = active.memory().peak_bytes() or 0
@@ -39,17 +39,17 @@ class PerformanceLog:
 
         Args:
             step: Int. The number of the next step.
-            last: Boolean. Whether nothing follows. Defaults to `False`.
+            last: Boolean, whether nothing follows. Defaults to `False`.
         """
         if not self.clock.measured or not (self._thinning.due() or last):
             return
         started = _clock.now()
         self._log(step, self._row(step))
         seconds = _clock.now() - started
-        self._session.budget.add(READINGS, seconds)
+        self._watch.budget.add(READINGS, seconds)
 
     def _log(self, step, row):
-        log = self._session.log
+        log = self._watch.log
         log.rows(step, schema.PERFORMANCE, [row])
         if step >= log.next_step:
             known = {n: v for n, v in rates_of(row).items() if v is not None}
@@ -59,7 +59,7 @@ class PerformanceLog:
 
     def _row(self, step):
         stretch, durations = self.clock.take()
-        budget = self._session.budget
+        budget = self._watch.budget
         return schema.Row(
             step,
             stretch.steps,
@@ -77,8 +77,8 @@ class PerformanceLog:
         if self._samples.total:
             every = self._samples.is_of_all_workers
             return stretch.samples * (1 if every else self._workers)
-        # TensorFlow's compiled step fetches by itself.
-        count = self._session.ranges.samples
+        # TensorFlow's compiled step fetches its own batches.
+        count = self._watch.ranges.samples
         return stretch.steps * self._workers * count or math.nan
 
     def _peak_memory(self):
@@ -87,7 +87,7 @@ class PerformanceLog:
         return peak if peak > self._peak_before else math.nan
 
     def _saved_in_outputs(self):
-        ranges = self._session.range_log.last
+        ranges = self._watch.range_log.last
         if ranges is None:
             return math.nan
         measured = [r for r in ranges.readings if "activation" in r.parts]

@@ -1,38 +1,123 @@
-"""What beside the layers' policies decides on precision, for the log."""
+"""Settings of a run that decide on precision, for the log."""
 
 import warnings
-from collections.abc import Mapping
+from collections import Counter
 
+import keras
+
+from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.policies import graph_rewrite, matmul_precision
 from keras_mixprec.policies.graph_rewrite import ignored_variables
 from keras_mixprec.policies.layers import has_own_step, walk
 from keras_mixprec.policies.names import is_16_bit
+from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
+from keras_mixprec.reporting.schema import RANGES, SPEED
 
-_warned = set()
+# The charts of the Custom Scalars tab, with tags as regular expressions.
+CHARTS = {
+    "Mixed precision": {
+        "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
+        "skipped steps": [r"mixprec/skipped_steps.*"],
+        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
+        "shares lost in 16 bits": [
+            rf"{RANGES}/gradient_subnormal",
+            rf"{RANGES}/weight_gradient_below",
+            rf"{RANGES}/lost_updates",
+        ],
+        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
+        "step time (s)": [rf"{SPEED}/step_time.*"],
+        "samples a second": [rf"{SPEED}/samples_per_second"],
+        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
+        "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
+    }
+}
+
+# The settings that distinguish runs in the HParams tab, and the metrics in its
+# table. Without a list it shows every curve.
+SETTINGS = {
+    "policy": str,
+    "optimizer": str,
+    "learning_rate": float,
+    "loss_scale": str,
+    "first_loss_scale": float,
+    "matmul_precision": str,
+}
+METRICS = {
+    "mixprec/loss_scale": "loss scale",
+    "mixprec/skipped_steps": "skipped steps",
+    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
+    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
+    f"{RANGES}/lost_updates": "lost updates",
+    f"{SPEED}/step_time_median": "step time (s)",
+    f"{SPEED}/samples_per_second": "samples a second",
+    f"{SPEED}/peak_memory": "peak memory (bytes)",
+}
 
 
-def log_begin(log, step: int, model, tuner: bool, settings: Mapping):
+def settings_of(model: keras.Model) -> dict:
+    """Returns what distinguishes one run from another in the HParams tab.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+
+    Returns:
+        Dict from some of the names in `SETTINGS` to values.
+    """
+    policies = Counter(PrecisionPlan.from_model(model).values())
+    optimizer = getattr(model, "optimizer", None)
+    settings: dict = {"matmul_precision": matmul_precision.in_force().products}
+    if policies:
+        settings["policy"] = policies.most_common(1)[0][0]
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # A user's subclass of Keras' own has no rule.
+        rule = getattr(optimizer, "rule", optimizer)
+        settings["loss_scale"] = type(rule).__name__
+        scale = optimizer.initial_scale
+        if optimizer.built:
+            scale = active.step().read(optimizer.dynamic_scale)
+        settings["first_loss_scale"] = float(scale)
+        optimizer = optimizer.inner_optimizer
+    if optimizer is not None:
+        settings["optimizer"] = type(optimizer).__name__
+        # A schedule has the rate that it begins with. A `MultiOptimizer` has
+        # several.
+        if (rate := getattr(optimizer, "learning_rate", None)) is not None:
+            settings["learning_rate"] = float(to_array(rate))
+    return settings
+
+
+_warned: set[str] = set()
+
+
+def log_begin(watch):
     """Logs that a `fit` begins, and the settings in force in it.
 
     Each variable that is set to no effect is warned of once.
 
     Args:
-        log: The `RunLog`.
-        step: Int.
-        model: The `keras.Model`.
-        tuner: Boolean. Whether a `PrecisionTuner` is part of it.
-        settings: Dict of what the model is trained with, as `settings_of`
-            returns it, and the folder of the log.
+        watch: The `Watch`.
     """
-    event = {"kind": "train_begin", "fit": log.fits + 1, "tuner": tuner}
+    log, model, step = watch.log, watch.model, watch.step
+    settings, products = settings_of(model), matmul_precision.in_force()
+    log.layout(step, CHARTS)
+    log.settings(settings, SETTINGS, METRICS)
+    event = {
+        "kind": "train_begin",
+        "fit": log.fits + 1,
+        "tuner": watch.tuning is not None,
+        "matmul_precision": str(products),
+        "settings": {
+            **settings,
+            **watch.settings.logged(),
+            "device": products.where,
+        },
+    }
     if has_own_step(model):
         event["own_step"] = True
-    products = matmul_precision.in_force()
-    event["matmul_precision"] = str(products)
-    event["settings"] = {**settings, "device": products.where}
     if rewrite := graph_rewrite.in_force():
         event["graph_rewrite"] = rewrite.dtype
     log.event(step, event)
@@ -45,10 +130,12 @@ def log_begin(log, step: int, model, tuner: bool, settings: Mapping):
         if message not in _warned:
             _warned.add(message)
             warnings.warn(message, UserWarning, stacklevel=2)
+    for event in watch.settings.before_training:
+        log.event(step, event)
 
 
 def _no_16_bits(model, dtypes):
-    """The event that says that all is wide, and why as far as is known."""
+    """Returns the event for a model without 16-bit layers, and why."""
     lost, now = lost_policy(), global_policy().name
     if has_set(model):
         lost, why = None, ": apply_policy or PrecisionTuner has set them so"

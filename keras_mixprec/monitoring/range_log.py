@@ -18,7 +18,7 @@ class RangeLog:
 
     Args:
         log: The `RunLog`.
-        verbose: `0` or `1`. Whether to print a warning of an overflow to come.
+        verbose: `0` or `1`, whether to print a warning of an overflow to come.
 
     Attributes:
         last: The last `Ranges`, `None` before.
@@ -41,7 +41,7 @@ class RangeLog:
         Args:
             measured: `Ranges`.
             step: Int. How many steps were taken before.
-            histograms: Boolean. Whether to write those of exponents as well.
+            histograms: Boolean, whether to write the histograms of exponents.
         """
         self.last, self.last_step = measured, step
         readings = measured.readings
@@ -58,20 +58,6 @@ class RangeLog:
         if histograms:
             self._write_histograms(readings, step)
         self._warn_of(measured.failures, step)
-
-    def least_headroom(self) -> dict:
-        """Returns `(path, bits)` of the last ranges, by part of a layer.
-
-        Of layers in 16 bits.
-        """
-        if self.last is None:
-            return {}
-        readings, _, dtypes, _ = self.last
-        found = {
-            part: ranges.least_headroom(readings, dtypes, part)
-            for part in EXPONENTS
-        }
-        return {part: least for part, least in found.items() if least}
 
     def _write_histograms(self, readings, step):
         found = [

@@ -1,8 +1,8 @@
 """Reading what an optimizer recorded since the last reading.
 
-A scale at step `s` of a log is the one in use after `s` batches: the batch
-that Keras counts as `s` runs with it, and a step that is skipped as the `s`th
-(`at_step` of its event) changes it there, having run with that of `s - 1`.
+A scale at step `s` of a log is in use after `s` batches. The batch that Keras
+numbers `s` runs with it. If the `s`th step is skipped (`at_step` of its event),
+it ran with the scale of step `s - 1` and changes the scale at step `s`.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class ScalePoint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Steps of a log of which something is not known one by one.
+    """Steps of a log that are not known one by one.
 
     Attributes:
         first_step, last_step: Int. The first and the last they can be.
@@ -66,7 +66,7 @@ class Block:
         """Returns one block of this and an earlier one.
 
         Args:
-            earlier: `Block`, or `None` if there is none.
+            earlier: `Block`, or `None`.
         """
         if earlier is None:
             return self
@@ -75,7 +75,7 @@ class Block:
 
 
 class Reading(NamedTuple):
-    """What one reading of an optimizer's counters found.
+    """The result of one reading of an optimizer's counters.
 
     Attributes:
         points: List of `ScalePoint`s: the last one of the reading before, all
@@ -83,7 +83,7 @@ class Reading(NamedTuple):
         gaps: List of pairs of steps between which changes are not all known.
         skipped: Int. Steps skipped so far, in the whole log.
         in_a_row: Int. Steps skipped since the last one applied.
-        collapsed: Boolean. Whether steps in a row are still skipped at a scale
+        collapsed: Boolean, whether steps in a row are still skipped at a scale
             that is as low as it can be, or as any model needs.
         new_steps: List of the `NonfiniteStep`s since the last reading, with
             the log's numbers.
@@ -91,7 +91,7 @@ class Reading(NamedTuple):
             no longer remembers in full.
         overflow_counts: Dict path -> number of steps it overflowed in.
         gradient_norms: Dict path -> unscaled norm of the last step.
-        first: Int. The first step of which the log has no point yet.
+        first: Int. The first step that has no point in the log yet.
     """
 
     points: list
@@ -107,7 +107,7 @@ class Reading(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The step of the log at which this was read."""
+        """The step of the log at this reading."""
         return self.points[-1].step
 
     @property
@@ -117,22 +117,19 @@ class Reading(NamedTuple):
 
     @property
     def grown(self) -> bool:
-        """Whether the scale has risen since the last reading."""
+        """Returns whether the scale has risen since the last reading."""
         scales = [point.scale for point in self.points]
         return any(b > a for a, b in itertools.pairwise(scales))
 
     @property
-    def stuck(self) -> bool:
-        """Whether more steps in a row are skipped than a search explains."""
-        return self.in_a_row >= TRIGGER_STEPS
+    def is_trouble(self) -> bool:
+        """Returns whether a search for the scale does not explain the skips.
 
-    @property
-    def below_1(self) -> bool:
-        """Whether as many skipped steps have taken the scale to below 1.
-
-        What overflows at 1 does so in float16 whatever the scale is for.
+        In a row, or down to a scale below 1: what overflows at 1 overflows in
+        float16 without any scale.
         """
-        return self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+        is_low = self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
+        return self.in_a_row >= TRIGGER_STEPS or is_low
 
     def continued(self, again: "Reading") -> "Reading":
         """Returns one reading of this and another at the same step.
@@ -149,7 +146,7 @@ class Reading(NamedTuple):
         Args:
             name: String. Which of several optimizers it is, `""` if there is
                 one.
-            by_variable: Boolean. Whether those of each variable as well.
+            by_variable: Boolean, whether to return the curves of each variable.
         """
         curves = {
             step: {
@@ -182,8 +179,8 @@ class Reading(NamedTuple):
             own = start.step >= self.first
             return [(start.step, start.scale)] if own else []
         corners, scale = {}, start.scale
-        # What is drawn there may be another scale: that of an earlier `fit`,
-        # or the one in use before it was set by hand.
+        # The curve may have another scale there, from an earlier `fit` or from
+        # before it was set by hand.
         if start.step < self.first or others[0].step == start.step:
             scale = [p for p in self.points if p.step == start.step][-1].scale
             corners[start.step + 1] = scale
@@ -196,7 +193,7 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass
 class _New:
-    """What there is since the last reading, as in `Reading`."""
+    """The news since the last reading, as in `Reading`."""
 
     points: list
     gaps: list = dataclasses.field(default_factory=list)
@@ -223,7 +220,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, optimizer) -> "Counts":
-        """Returns those of a `LossScaleOptimizer`, built or not."""
+        """Returns the counters of a `LossScaleOptimizer`, built or not."""
         attempted, skipped, in_a_row, _, changed = (
             optimizer.history.read_counts()
         )
@@ -248,14 +245,14 @@ class Counts(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """`Counts`, and the step of the log at which they were read."""
+    """`Counts`, and the step of the log when they were read."""
 
     step: int
     counts: Counts
 
 
 def _at(number, before, now):
-    """The step of the log at which an attempted step was taken.
+    """Returns the step of the log of an attempted step.
 
     An optimizer may step several times a batch, or not in each.
     """
@@ -271,7 +268,7 @@ class StepReader:
         optimizer: A built `LossScaleOptimizer`.
         step: Int. The step of the log that its next step is.
         skipped: Int. Steps skipped so far in the whole log.
-        first: Int. The first step of which the log has no point yet.
+        first: Int. The first step that has no point in the log yet.
     """
 
     def __init__(self, optimizer, step: int, skipped: int, first: int):
@@ -279,7 +276,7 @@ class StepReader:
         self._begin = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-        # What to add to the optimizer's count of skipped steps.
+        # This is added to the optimizer's count of skipped steps.
         self._skipped_earlier = skipped - self._begin.skipped
         self._first = first
         self._now = _Moment(step, self._begin)
@@ -361,9 +358,9 @@ class StepReader:
         """Adds the steps that are kept in full, and the others as a block."""
         now, recent = self._now, self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
-        self._new.new_steps += [
+        self._new.new_steps.extend(
             step._replace(step=_at(step.step, before, now)) for step in recent
-        ]
+        )
         if others := count - len(recent):
             first = before.counts.attempted + 1
             last = recent[0].step - 1 if recent else now.counts.attempted

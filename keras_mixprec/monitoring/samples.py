@@ -24,7 +24,7 @@ class SampleCount:
     Attributes:
         total: Int. Samples in the batches of the calls so far, `0` where the
             host does not see them.
-        is_of_all_workers: Boolean. Whether a batch has the samples of all.
+        is_of_all_workers: Boolean, whether a batch has the samples of all.
     """
 
     def __init__(self, model):
@@ -50,8 +50,9 @@ class SampleCount:
 def count_samples(batch) -> int:
     """Returns the samples in a batch, 0 if that is not known.
 
-    Those of the inputs where all of these have as many rows. Inputs of a graph
-    have a row for each node and each edge, its targets one for each graph.
+    It counts the rows of the inputs if all inputs have as many. Inputs of a
+    graph have a row for each node and each edge, its targets one for each
+    graph.
 
     Args:
         batch: As `train_step` takes it.

@@ -9,13 +9,13 @@ from keras_mixprec import _clock
 # Steps of the first stretch, so that short runs have the time of a step.
 _FIRST = 4
 
-# Calls of which the durations are kept, the latest.
+# The durations of this many calls are kept, the latest.
 _MOST_CALLS = 4096
 
 
-# What the host knows when a call of the train function begins: the time in
-# seconds, the number of the next step, and the samples in the batches so far. A
-# plain tuple is made in a third of the time of a named one.
+# A stamp is made when a call of the train function begins: the time in seconds,
+# the number of the next step, and the samples in the batches so far. A plain
+# tuple is made in a third of the time of a named one.
 Stamp = tuple[float, int, int]
 
 
@@ -41,23 +41,23 @@ class StepClock:
 
     On a device that runs on while the host goes ahead, the time between two
     calls is the time that it takes to enqueue a step. So a stretch ends when
-    the counters are looked at, for which the host waits for all steps so far:
-    its time divided by its steps is that of a step. How long that last wait
-    was says whether the host was ahead by more than a step. If not, the
-    stretch may end at any time stamp as well, and the times between its stamps
-    are those of its steps.
+    the host looks at the counters, because it waits for all steps so far. A
+    step took the time of the stretch divided by its steps. How long that last
+    wait was says whether the host was ahead by more than a step. If not, the
+    stretch may end at any time stamp, and its steps take the times between its
+    stamps.
 
     A stretch does not contain the last call of an epoch, validation, calls that
     compile, are measured or diagnosed, and the one after these.
 
     Args:
         model: The `keras.Model`.
-        budget: `OverheadBudget`, which knows of ranges and diagnoses.
+        budget: `OverheadBudget`, which counts ranges and diagnoses.
         samples: `SampleCount`.
         wait: Function that waits for all steps so far.
 
     Attributes:
-        behind: Boolean. Whether the device was behind the host by more than a
+        behind: Boolean, whether the device was behind the host by more than a
             step at the end of the last stretch that the host waited for;
             `None` before.
         steps_per_call: Int.
@@ -130,14 +130,14 @@ class StepClock:
         """An epoch is over, and validation.
 
         Args:
-            known_length: Boolean. Whether every call had a batch: otherwise
-                the last one only found that there is none.
+            known_length: Boolean, whether every call had a batch. If not, the
+                last call only found that no batch is left.
         """
         self._end_early(1 if known_length else 2)
 
     @property
     def measured(self) -> bool:
-        """Whether anything was measured since the last `take`."""
+        """Returns whether anything was measured since the last `take`."""
         # A clock that stands still measures nothing.
         return self._sum.steps > 0 and self._sum.seconds > 0
 

@@ -22,28 +22,29 @@ from keras_mixprec.reporting.what_next import what_next
 _WIDTH = 100
 
 
-# Lines on the console, whatever was found.
+# The most lines on the console.
 _MOST_LINES = 8
 
-# States in which there is nothing to look into.
+# States that need no further look.
 _WELL = ("healthy", "repaired", "not_compared", "not_measured")
 
 
 class TrainingSummary(NamedTuple):
-    """What a run comes down to. `str()` of it is what the monitor prints.
+    """The result of a run. The monitor prints `str()` of it.
 
-    A healthy run takes two lines, what was found and where the log is; others
-    at most eight: the same, the loss scale and the loss, and what to do. The
-    report has the rest: layers, headroom, speed, ranges.
+    A healthy run takes two lines, with the result and the folder of the log.
+    Others take at most eight, with the loss scale, the loss and the next step.
+    The report has the rest: layers, headroom, speed, ranges.
 
     Attributes:
         dtypes: Dict compute dtype -> number of layers.
-        optimizers: Dict name -> `OptimizerSummary`, empty without loss
-            scaling. Of several, the one that skipped most is remarked upon.
-        folder: String. Where the log is; empty if another worker has it.
-        unscaled_float16: String. That layers compute in float16 and nothing
-            scales the loss, or that the optimizer was never applied, and what
-            to do about it; empty if all is well.
+        optimizers: Dict name -> `OptimizerSummary`, empty without loss scaling.
+            If there are several, the remarks are about the one that skipped
+            most.
+        folder: String. The folder of the log; empty if another worker has it.
+        unscaled_float16: String. A message if layers compute in float16 and the
+            loss is not scaled, or the optimizer was never applied; empty if all
+            is well.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
             `"not_compared"` or `"not_measured"`. The report and the tab say
@@ -53,15 +54,16 @@ class TrainingSummary(NamedTuple):
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches with such a loss; each replica counts its own part of a
             batch. `None` where that is not counted: in models without 16-bit
-            layers or loss scaling. Of a `train_step` of the user's own, what
-            it gives to metrics called `"..loss"` or else returns as such.
-        graph_rewrite: String. What TensorFlow's graph rewrite has converted,
-            empty where none was in force.
+            layers or loss scaling. If `train_step` is the user's own, its
+            losses are those that it gives to metrics called `"..loss"`, or else
+            returns.
+        graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
+            if it was off.
         left_in_float16: String. Layers that compute in float16 although
-            `apply_policy` keeps them in float32, and why it does; empty if
-            there are none.
-        to_do: String. What to do about the main finding; empty if nothing.
-        tells_data: Boolean. Whether the sentence has the bad data.
+            `apply_policy` keeps them in float32, and the reason; empty without
+            such layers.
+        to_do: String. Advice on the main finding; empty without one.
+        tells_data: Boolean, whether the sentence has the bad data.
     """
 
     dtypes: dict
@@ -124,11 +126,11 @@ def _cut(text, room):
 
 
 class OptimizerSummary(NamedTuple):
-    """What one optimizer did during a run.
+    """The steps and scales of one optimizer during a run.
 
     Attributes:
         steps: Int. Steps attempted.
-        skipped: Int. Of those, the ones skipped.
+        skipped: Int. Steps skipped.
         in_a_row: Int. Skipped since the last one applied.
         first_scale: Float. Loss scale at the start.
         last_scale: Float. Loss scale at the end.
@@ -172,17 +174,17 @@ def _steps(count):
     return format_count(count, "step")
 
 
-def summarize(session) -> TrainingSummary:
+def summarize(watch) -> TrainingSummary:
     """Returns what a run comes down to.
 
     Args:
-        session: The `Session`, after its last reading.
+        watch: The `Watch`, after its last reading.
     """
     # Not needed before a `fit` ends.
     from keras_mixprec.policies.graph_rewrite import in_force
 
-    rows = precision_summary(session.model).to_list()
-    used = session.counters.used()
+    rows = precision_summary(watch.model).to_list()
+    used = watch.counters.used()
     counts = {name: w.since_start() for name, w in used.items()}
     optimizers = {
         name: OptimizerSummary(
@@ -192,35 +194,34 @@ def summarize(session) -> TrainingSummary:
             first_scale=w.first_scale,
             last_scale=counts[name].scale,
             overflow_counts=w.overflow_counts(),
-            nonfinite_counts=session.counters.nonfinite_gradients(name),
+            nonfinite_counts=watch.counters.nonfinite_gradients(name),
         )
         for name, w in used.items()
     }
-    steps = session.step - session.first_step
-    lack = session.counter_log.lack
+    lack = watch.counter_log.lack
     facts = Facts(
-        events=session.log.story,
+        events=watch.log.story,
         layers=rows,
-        steps=steps,
+        steps=watch.taken,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=_in_a_row(optimizers),
-        measured=session.range_log.last is not None,
-        fits=session.log.fits + 1,
-        first=session.first_step + 1,
-        examined=bool(session.examiner.schedule.errors),
-        flat_loss=session.progress.flat_loss(
+        measured=watch.range_log.last is not None,
+        fits=watch.log.fits + 1,
+        first=watch.first_step + 1,
+        examined=bool(watch.examiner.schedule.errors),
+        flat_loss=watch.progress.flat_loss(
             [row["compute_dtype"] for row in rows]
         ),
     )
     return TrainingSummary(
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
         optimizers=optimizers,
-        folder=session.log.folder,
-        unscaled_float16=remedy(session.model, lack) if lack else "",
-        bad_data=str(session.bad_data),
-        nonfinite_losses=session.counters.nonfinite_losses(),
+        folder=watch.log.folder,
+        unscaled_float16=remedy(watch.model, lack) if lack else "",
+        bad_data=str(watch.bad_data),
+        nonfinite_losses=watch.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
-        left_in_float16=_left_in_float16(session.model),
+        left_in_float16=_left_in_float16(watch.model),
         **closing(facts),
     )
 
@@ -247,7 +248,7 @@ def end_events(summary: TrainingSummary) -> list[dict]:
     Args:
         summary: `TrainingSummary`.
     """
-    # Of skipped steps that were not kept one by one nobody else knows it.
+    # Events lack it if skipped steps were not kept one by one.
     stuck = _in_a_row(summary.optimizers)
     end = {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
     if not (left := summary.left_in_float16):
@@ -256,7 +257,7 @@ def end_events(summary: TrainingSummary) -> list[dict]:
 
 
 def _left_in_float16(model):
-    """What `set_global_policy` does to layers that `apply_policy` spares."""
+    """Returns a text on layers that `apply_policy` would keep wide."""
     found: dict = {}
     for path, reason in left_in_float16(model).items():
         found.setdefault(reason, []).append(path)

@@ -1,7 +1,7 @@
 """Watches evaluations: which loss or metric is wrong, which layer, which rows.
 
-A step that is skipped tells of training. Nothing tells of an evaluation, whose
-rows may be others, and whose batches are often larger.
+Skipped steps show faults in training. An evaluation has no such sign, although
+its rows differ and its batches are often larger.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ from keras_mixprec.numerics.forward_pass import Prediction
 
 _SHOWN = 8
 
-# What is said whether training has diverged or not.
+# Findings that are reported even if training has diverged.
 _CAUSES = {"weights_lost", "bad_data"}
 
 
 class ValidationWatch:
     """Looks at what each validation of a `fit` reports.
 
-    Once it looks at the first batch for metrics that float32 computes
-    otherwise. A loss or a metric that is not finite is looked into once each:
-    the batches are read again up to the first that shows it.
+    It looks once at the first batch, for metrics that differ in float32. A loss
+    or a metric that is not finite is looked into once each: the batches are
+    read again up to the first that shows it.
 
     Args:
         where: String, for the verdicts. Defaults to `"validation"`.
@@ -62,9 +62,9 @@ class ValidationWatch:
             step: Int. The last step before; `None` outside of `fit`.
             logs: Mapping from the name of each metric, without `"val_"`, to a
                 number.
-            divergence: Function without arguments that returns the `Verdict`
-                that training has diverged, of which all else is a symptom then,
-                or `None`. Defaults to one that knows of none.
+            divergence: Function without arguments that returns `None`, or the
+                `Verdict` that training has diverged; then all other faults are
+                symptoms. Defaults to one that returns `None`.
 
         Returns:
             List of `Finding`, list of other events for the log, and the batch
@@ -149,7 +149,7 @@ def watch_evaluation(
         model: As for `ValidationWatch.read`.
         logs: As for `ValidationWatch.read`.
         open_log: Function that returns a `RunLog`.
-        verbose: `0` or `1`. Whether to print it.
+        verbose: `0` or `1`, whether to print it.
     """
     findings, events, _ = ValidationWatch("evaluation").read(model, None, logs)
     verdicts = [finding.verdict for finding in findings]

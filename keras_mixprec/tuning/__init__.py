@@ -1,28 +1,25 @@
 """Repairing a model while it trains: what `PrecisionTuner` does in a `fit`.
 
-Trigger, diagnose, demote, write. The controller is in one of four phases; a
-table at the end of `controller.py` says what each does before a batch:
+Trigger, diagnose, demote, write. These are the tasks of a tuner:
 
-| phase | before a batch | then |
+| task | when | what it does |
 |---|---|---|
-| starting | refuses mistakes, has the first batch audited | watching |
-| watching | reads the counters, when a reading is due | capturing, after more \
-non-finite steps than a search for the loss scale explains |
-| capturing | captures each batch; when its step fails, the batch is diagnosed \
-and what repairs it is demoted | watching |
-| ended | nothing: it has given up | |
+| begin | before the first step | refuses mistakes; audits the first batch |
+| look | at readings, until it gives up | after more non-finite steps than a \
+search for the loss scale explains, it waits for a batch that fails; now and \
+then it has the next batch audited |
+| compare | after a demotion | undoes it if weights or the loss grow too far |
 
-Now and then a watching tuner has a batch audited although nothing fails. After
-a demotion the model is recompiled, the plan is written, and the outcome is on
-probation: if weights or the loss grow beyond measure, the demotion is undone.
-After quiet time, layers that no longer need it return to 16 bits; one that
-fails again waits twice as long. With held-back data, a metric on them has to
-allow the return, and signs the plan off.
+A diagnosis is followed by `repair`, which demotes the layers that repair it,
+recompiles the model and has the plan written. After a quiet time, layers that
+no longer need their demotion return to 16 bits; one that fails again waits
+twice as long. With held-back data, a metric has to allow the return, and signs
+the plan off.
 
-Several workers start from the plan of the first one, which alone writes it, and
-change the same layers at the same step: each hands its proposal to all others,
-and all draw the same conclusion from the same proposals. A worker that
-recompiled by itself would wait for the others for ever.
+Several workers start from the plan of the first one, which alone writes it.
+They change the same layers at the same step: each hands its proposal to all
+others, and all draw the same conclusion. A worker that recompiled alone would
+hang.
 
 Files:
 

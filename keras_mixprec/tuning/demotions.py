@@ -7,7 +7,7 @@ import keras
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_share
 from keras_mixprec.keras_internals import Functional
-from keras_mixprec.monitoring.attach import keep_watching
+from keras_mixprec.monitoring.attach import guard_of
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.casts import isolated_layers
@@ -59,7 +59,7 @@ class Repairs:
         self._share_at_first = self.share_in_16_bits()
         self._tried_together = True
         self._rebuilt_at = None
-        # Steps count over all calls of `fit`; each call begins anew.
+        # Steps count over all calls of `fit`, but each call begins at 0.
         self._steps = self._earlier = self._quiet_since = 0
         self._waiting_since = {}
 
@@ -125,7 +125,7 @@ class Repairs:
             return 0.0
         return 1 - self.share_in_16_bits() / self._share_at_first
 
-    # What may be demoted: dicts from path to `Demotion`.
+    # Demotions that are possible: dicts from path to `Demotion`.
 
     def wanted(self, proposal: dict, step: int) -> dict:
         """Returns the demotions that `propose` asks for and that are new."""
@@ -227,10 +227,19 @@ class Repairs:
         """Compiles the train function again, for another update rule."""
         self._rebuild(lambda: rebuild_functions(self._model))
 
-    def rebuild_seconds(self) -> float | None:
+    @property
+    def is_rebuilt(self) -> bool:
+        """Returns whether there was a rebuild since `take_rebuild_seconds`."""
+        return self._rebuilt_at is not None
+
+    def take_rebuild_seconds(self) -> float | None:
         """Returns what the last rebuild cost, once, when its step is done."""
         started, self._rebuilt_at = self._rebuilt_at, None
         return None if started is None else _clock.now() - started
+
+    def sign(self, sign_off: dict):
+        """Notes what a metric on held-back data was at the end of training."""
+        self.sign_off = sign_off
 
     def _change(self, policies):
         before = self.policies()
@@ -240,7 +249,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        keep_watching(self._model)
+        guard_of(self._model).keep()  # What was recompiled.
         self.rebuilds += 1
         self._rebuilt_at = started
 
@@ -255,7 +264,7 @@ class Repairs:
     def begin(self, step: int):
         """Goes on counting steps at `step`, where a `fit` begins."""
         self._earlier = self._steps - step
-        # Those of an earlier process wait from here on.
+        # Demotions of an earlier process wait from here on.
         known = dict.fromkeys(self.demotions, self._steps)
         self._waiting_since = known | self._waiting_since
 
@@ -270,14 +279,15 @@ class Repairs:
 
         After a demotion, once, all layers if they were demoted at different
         steps: a later one may have made earlier ones needless (`"shrink"`).
-        After that each by itself, after ever longer waits (`"promote"`).
+        After that each layer alone, after longer and longer waits
+        (`"promote"`).
 
         Args:
             step: Int.
             trouble: The step of the last trouble in this `fit`, minus infinity
                 if there was none.
             promote_after: Int. The number of quiet steps to wait for, 0 for
-                ever.
+                never.
         """
         self.end(step)
         since = max(self._quiet_since, trouble + self._earlier)
@@ -377,7 +387,7 @@ class Repairs:
             path: policy
             for path, policy in used.items()
             if policy != now[path]
-            # What this process has found to be needed stays.
+            # A demotion that this process needed stays.
             and not (path in self.demotions and policy == asked[path])
         }
         self.demotions |= {p: d for p, d in demotions.items() if p in used}

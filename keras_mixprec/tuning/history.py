@@ -1,13 +1,13 @@
-"""What a tuner has done: its history, in the log and on the console."""
+"""The history of a tuner, in the log and on the console."""
 
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
 from keras_mixprec.policies.hardware import recommend_policy
 
-# What has grown where this worker's own loss has not.
+# The text if another worker found the growth.
 _ELSEWHERE = "loss of another worker's batch grew"
 
-# What to do where the tuner gives up.
+# Advice for when the tuner gives up.
 BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
     "as the verdicts advise"
@@ -26,36 +26,23 @@ class TunerHistory:
     """Reports each change once it is made, and has the plan written.
 
     Args:
-        tuner: The `PrecisionTuner`, to whose history it is added.
-        session: The `Session`, for its log.
+        tuner: The `PrecisionTuner`, which has the history and the plan.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
-        save_plan: Function without arguments that writes the plan.
-        plan_file: String. Where to, empty for nowhere.
 
     Attributes:
-        has_news: Boolean. Whether anything was done in this `fit`.
+        has_news: Boolean, whether anything was done in this `fit`.
     """
 
-    def __init__(self, tuner, session, repairs, save_plan, plan_file):
+    def __init__(self, tuner, watch, repairs):
         self.has_news = False
         self._history = tuner.history
-        self._verbose = tuner.verbose
-        self._bfloat16 = tuner.bfloat16
+        self._tuner = tuner
         self._dry = {"dry_run": True} if tuner.dry_run else {}
-        self._file = {"plan_file": plan_file} if plan_file else {}
-        self._session = session
+        file = tuner.plan_file
+        self._file = {"plan_file": file} if file else {}
+        self._watch = watch
         self._repairs = repairs
-        self._save_plan = save_plan
-        self._done_before = []
-
-    def at_first(self, kind: str, message: str, **fields):
-        """Reports what was done before training, when that begins."""
-        self._done_before.append((kind, message, fields))
-
-    def begin(self, step: int):
-        """Training has begun, with this step."""
-        for kind, message, fields in self._done_before:
-            self.report(kind, step, message, **fields)
 
     def report(self, kind: str, step: int, message: str, **fields):
         """Reports that something happened.
@@ -64,14 +51,14 @@ class TunerHistory:
             kind: String. As in `PrecisionTuner.history`.
             step: Int.
             message: String.
-            **fields: What else the history has of it.
+            **fields: More fields of the entry.
         """
         event = {"kind": kind, **fields, "message": message}
         self._history.append({"step": step, **event})
         self.has_news = True
-        self._session.log.event(step, event)
-        self._save_plan()
-        if self._verbose:
+        self._watch.log.event(step, event)
+        self._tuner.save_plan()
+        if self._tuner.verbose:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
@@ -94,7 +81,7 @@ class TunerHistory:
         # The advice of a verdict is float32, which always repairs.
         if kind == "demote" and "mixed_bfloat16" in _after(changes):
             why_here = "`bfloat16=True`"
-            if self._bfloat16 == "auto":
+            if self._tuner.bfloat16 == "auto":
                 why_here = recommend_policy().reason
             message += f"; bfloat16 has enough range, and {why_here}"
         self.report(
@@ -141,8 +128,8 @@ class TunerHistory:
         )
         if verb == "advise":
             message = (
-                "cannot change this model's loss scale of "
-                f"2**{before:g}, at which gradients vanish. They survive at "
+                "cannot change this model's loss scale. Gradients vanish at "
+                f"its value of 2**{before:g}, and survive at "
                 f"2**{after:g}: train with that, as the verdicts advise"
             )
         scales = {"before": 2.0**before, "after": 2.0**after}
@@ -154,8 +141,8 @@ class TunerHistory:
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: String. What has grown and how far, `None` if it is what
-                another worker compares.
+            growth: String. The growth that was found, `None` if another worker
+                found it.
             since: Int. The step whose weights and optimizer state are there
                 again.
         """
@@ -163,19 +150,20 @@ class TunerHistory:
             "undo",
             step,
             f"undoes the demotion of {listed(changes)}: with it the "
-            f"{growth or _ELSEWHERE}. Weights and "
-            f"optimizer state are those of step {since} again. Look for "
-            "outliers in the data, or clip gradients",
+            f"{growth or _ELSEWHERE}. Weights and optimizer state return to "
+            f"step {since}. Look for outliers in the data, or "
+            "clip gradients",
             **self._layers(changes),
         )
 
     def returned(self, step: int, since: int, done: str | None):
-        """Reports that the model is what it was before training diverged.
+        """Reports that the model has the state from before training diverged.
 
         Args:
             step: As for `report`.
             since: Int. The step whose state it is.
-            done: String. What training goes on with, `None` if it stops.
+            done: String. The change that training goes on with, `None` if it
+                stops.
         """
         then = f"goes on with {done}" if done else "stops training there"
         message = f"returns to the state of step {since:,} and {then}"
@@ -197,13 +185,13 @@ class TunerHistory:
         )
         self.report("spikes", step, message, count=count, times=times)
 
-    def rebuild(self, step: int):
+    def rebuild(self):
         """Reports what the last rebuild cost, once its step is done."""
-        seconds = self._repairs.rebuild_seconds()
+        seconds = self._repairs.take_rebuild_seconds()
         if seconds is not None:
             self._history[-1]["seconds"] = seconds
             event = {"kind": "rebuild", "seconds": round(seconds, 3)}
-            self._session.log.event(step, event)
+            self._watch.log.event(self._watch.step, event)
 
 
 def _after(changes):
@@ -217,10 +205,10 @@ def start_message(
 
     Args:
         disk: `PlanOnDisk`.
-        fits: Boolean. Whether any of the plan is used.
+        fits: Boolean, whether any of the plan is used.
         changes: Dict from path to the policies before and after.
         aside: Dict from path to why the plan is not followed there.
-        keeps_file: Boolean. Whether the file is not written to.
+        keeps_file: Boolean, whether the file is not written to.
     """
     sets = f", which sets {listed(changes)} to {_after(changes)}"
     starts = "starts from" if fits else "does not start from"

@@ -28,7 +28,7 @@ class Demotion(NamedTuple):
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
         reason: String. The verdict, or why else.
-        because: String. The same without numbers, to stand beside the layer.
+        because: String. The same without numbers, for the row of the layer.
             Empty if `reason` is short.
     """
 
@@ -61,8 +61,8 @@ def check_state(state: dict) -> dict:
 
 def _refuse(name, value):
     raise ValueError(
-        "What a tuner wrote beside the plan is damaged; delete `tuner` from "
-        f"the file to go on without. Received: {name}={str(value)[:200]}"
+        "The tuner's part of the plan file is damaged; delete `tuner` from "
+        f"the file to go on without it. Received: {name}={str(value)[:200]}"
     )
 
 
@@ -85,7 +85,7 @@ def _is_demotion(value):
 
 
 def _each(is_valid):
-    """Whether a value is an object of JSON whose entries are all valid."""
+    """Returns a check of an object of JSON by its entries."""
     return lambda value: (
         isinstance(value, dict) and all(map(is_valid, value.values()))
     )
@@ -104,9 +104,9 @@ def left_aside(
 ) -> dict:
     """Returns where a model is not what a plan was made for.
 
-    A plan repairs what a script asks for. Where the script asks for something
-    else than when a tuner wrote the plan, the script wins. A model that was
-    saved with its repairs has the plan's policies, and that is no difference.
+    A plan repairs what a script asks for. If the script asks for another policy
+    than when a tuner wrote the plan, the script wins. A model that was saved
+    with its repairs has the plan's policies, and that is no difference.
 
     Args:
         plan: Dict from path to policy, the model itself included.
@@ -141,7 +141,7 @@ def left_aside(
 
 
 def computes_in_16_bits(policies: dict) -> bool:
-    """Whether any of the policies, by path, is one of 16 bits."""
+    """Returns whether any of the policies, by path, is one of 16 bits."""
     return any(map(is_16_bit, policies.values()))
 
 
@@ -166,7 +166,7 @@ class PlanOnDisk:
     def load(self, model) -> tuple[PrecisionPlan, dict] | None:
         """Returns the plan and the tuner's state, `None` if there is no file.
 
-        All workers get those of the first one, which alone writes the file.
+        All workers get the plan of the first one, which alone writes the file.
 
         Args:
             model: The `keras.Model` that they train together.
@@ -185,7 +185,7 @@ class PlanOnDisk:
 
     @property
     def earlier(self) -> Path:
-        """Where the file is kept that does not fit any more.
+        """The path of a copy of the file that does not fit any more.
 
         No file that is kept already is overwritten by another one.
         """
@@ -204,7 +204,7 @@ class PlanOnDisk:
 
         Args:
             repairs: `Repairs` of the model.
-            keep_earlier: Boolean. Whether to keep the old file as `earlier`.
+            keep_earlier: Boolean, whether to keep the old file as `earlier`.
                 Defaults to `False`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Whether a demotion helps training, and which layers may return to 16 bits."""
+"""Does a demotion help training, and which layers may return to 16 bits?"""
 
 import math
 
@@ -22,9 +22,9 @@ _STEPS = 500
 
 
 def _growth(what, before, now, least=0.0):
-    """What has grown further than training needs in so few steps, `None` else.
+    """Returns a clause on growth that training does not need, or `None`.
 
-    Beyond a multiple of what it was, which counts as `least` if it was less.
+    The limit is a multiple of `before`, or of `least` if that is larger.
     """
     limit = thresholds.DIVERGED * max(abs(before), least)
     if not math.isfinite(before) or now <= limit:
@@ -40,11 +40,11 @@ class Probation:
     bounded the loss. Each of several workers compares what it has.
 
     Args:
-        session: The `Session`, before the layers are demoted.
+        watch: The `Watch`, before the layers are demoted.
         step: Int. The step of the demotion.
         gap: Int. Steps until weights are compared first.
-        batch: As `train_step` takes it, of which the loss is compared; `None`
-            if there is none. Better no outlier.
+        batch: The batch whose loss is compared, as `train_step` takes it, or
+            `None`. It should not be an outlier.
 
     Attributes:
         step: Int. As given.
@@ -52,32 +52,34 @@ class Probation:
         paths: Set of the paths of the layers that were demoted since.
 
     Raises:
-        NotImplementedError: If a weight is spread over several processes, none
-            of which can copy it.
+        NotImplementedError: If a weight is spread over several processes, so
+            that none can copy it.
     """
 
-    def __init__(self, session, step: int, gap: int, batch):
-        # Its variables are those of the last step, or a step is under way that
-        # `synchronized_model` would take for the one before.
-        model = session.model
+    def __init__(self, watch, step: int, gap: int, batch):
+        # Its variables are up to date, or a step is under way, which
+        # `synchronized_model` would not know.
+        model = watch.model
         self.step = step
-        self.scale_bits = session.counters.scale_bits()
+        self.scale_bits = watch.counters.scale_bits()
         self.paths = set()
-        self._session = session
+        self._watch = watch
         self._gap = max(gap, 1)
         self._suspected = None
         self._batch = batch
         with active.processes().single_process(model):
             self._weight = _largest_weight(model)
             self._state = State.of(model)
-        self._loss = session.examiner.exact_loss(model, batch, step)
+        self._loss = watch.examiner.exact_loss(batch)
 
-    def due(self, step: int) -> bool:
-        """Whether it is time to compare."""
-        return step >= self.step + self._gap
+    @property
+    def due(self) -> int:
+        """The step of the next comparison."""
+        return self.step + self._gap
 
-    def over(self) -> bool:
-        """Whether what comes now has another cause."""
+    @property
+    def is_over(self) -> bool:
+        """Returns whether what comes now has another cause."""
         return self._gap > _STEPS
 
     def divergence(self, step: int) -> str | None:
@@ -87,30 +89,30 @@ class Probation:
             step: Int.
 
         Returns:
-            What has grown and how far, `None` if nothing has diverged.
+            A clause on the growth, `None` if training has not diverged.
         """
         self._gap *= 2
-        model = self._session.synchronized_model()
+        model = self._watch.synchronized_model()
         with active.processes().single_process(model):
             now = _largest_weight(model)
         # Weights that start from zeros are larger after a step.
         grown = _growth("largest weight", self._weight, now, least=1.0)
-        return grown or self._loss_divergence(model, step)
+        return grown or self._loss_divergence()
 
-    def _loss_divergence(self, model, step):
-        examiner = self._session.examiner
+    def _loss_divergence(self):
+        examiner = self._watch.examiner
         if not math.isfinite(self._loss):
             return None
-        now = examiner.exact_loss(model, self._batch, step)
-        # What is nearly 0 of one batch may be a thousandfold after the next
-        # step, though not of what it was before any training.
+        now = examiner.exact_loss(self._batch)
+        # A loss of one batch that is nearly 0 may grow a thousandfold in the
+        # next step, but not beyond its value before any training.
         start = examiner.schedule.start
         least = abs(start.loss) if start else 0.0
         grown = _growth("float32 loss of one batch", self._loss, now, least)
         if grown is None:
             return None
-        # What was nearly 0 by chance before any training, a hundred times as
-        # much after ten steps, falls again where training is sound.
+        # A loss that was nearly 0 by chance before any training may grow a
+        # hundredfold in ten steps. It falls again if training is sound.
         before, self._suspected = self._suspected, now
         falls = before is None or now < before / 2
         return None if math.isfinite(now) and falls else grown
@@ -125,39 +127,40 @@ def _largest_weight(model):
     return np.inf if nonfinite(weights) else largest(weights)
 
 
-def layers_that_may_return(session, repairs, paths, batches, step: int) -> set:
+def layers_that_may_return(watch, repairs, paths, batches, step: int) -> set:
     """Returns those demoted layers that could return to 16 bits together.
 
     Args:
-        session: The `Session`.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
         paths: Paths of demoted layers.
         batches: List of batches to try them on, as `train_step` takes them.
         step: Int.
     """
     found = set(paths)
-    # What is right beside others may not be so alone, once.
+    # A layer may be right beside others and wrong alone, so this is tried
+    # twice.
     for _ in range(2):
-        found -= _at_fault(session, repairs, found, batches, step)
+        found -= _at_fault(watch, repairs, found, batches, step)
     with temporary_policies(repairs.as_built(found)):
-        found -= repairs.paths_of(isolated_layers(session.model))
-    at_fault = _at_fault(session, repairs, found, batches, step)
+        found -= repairs.paths_of(isolated_layers(watch.model))
+    at_fault = _at_fault(watch, repairs, found, batches, step)
     repairs.tried(set(paths) - found, step)
     return set() if at_fault else found
 
 
-def _at_fault(session, repairs, paths, batches, step):
+def _at_fault(watch, repairs, paths, batches, step):
     """Which of the layers are at fault as they were built, anywhere."""
     if not paths:
         return set()
     found = set(paths)
     try:
-        found = _at_fault_here(session.model, repairs, paths, batches, step)
+        found = _at_fault_here(watch.model, repairs, paths, batches, step)
     # The other workers wait for this one.
     except Exception as error:
-        session.examiner.give_up(step, error)
+        watch.examiner.give_up(error)
     paths = sorted(paths)
-    flags = any_worker(session.model, [p in found for p in paths])
+    flags = any_worker(watch.model, [p in found for p in paths])
     return {p for p, flag in zip(paths, flags, strict=True) if flag}
 
 

@@ -21,7 +21,7 @@ from keras_mixprec.verdict_kinds import KINDS
 # and what that uncovers once more.
 _ROUNDS = 3
 
-# What repairs a layer, from the narrowest; the last always does.
+# The repairs of a layer, from the narrowest; the last one always works.
 RUNGS = ("rescale", "bfloat16", "float32")
 
 
@@ -65,15 +65,15 @@ def propose(
 ) -> dict:
     """Returns the least that repairs the faults of one batch.
 
-    Faults of range take the first rung that repairs them, those of precision
-    float32 only. So do layers that make outputs, which bfloat16 rounds by up to
+    Faults of range take the first rung that repairs them. Faults of precision
+    take float32. So do layers that make outputs, which bfloat16 rounds by up to
     1/16 near 20: no loss falls below that. The diagnosis tried its culprits in
     float32, so that is a repair; other rungs are tried here.
 
     Args:
         examination: `Examination` of the model as it is.
         model: The `keras.Model`.
-        batch: What was examined, as `train_step` takes it.
+        batch: The examined batch, as `train_step` takes it.
         step: Int.
         rungs: Some of `RUNGS`, in their order, `"float32"` among them.
 
@@ -100,7 +100,7 @@ def propose(
 
 
 class _Ladder:
-    """What is tried for a layer, one rung after the other."""
+    """The rungs that are tried for a layer, one after the other."""
 
     def __init__(self, model, layers, batch, rungs):
         self._paths = {id(layer): path for path, layer in layers.items()}
@@ -138,7 +138,7 @@ class _Ladder:
         return "mixed_bfloat16" if takes_it else "float32"
 
     def _takes(self, layer, rung):
-        """Whether a rung is there for a layer, once."""
+        """Returns whether a rung is there for a layer, once."""
         known = (id(layer), rung) in self._tried
         self._tried.add((id(layer), rung))
         return rung in self._rungs and not known
@@ -149,11 +149,11 @@ class WorkerProposal(NamedTuple):
 
     Attributes:
         layers: Dict, as `propose` returns it.
-        explained: Boolean. Whether something else than a layer is to blame.
-        collapsed: Boolean. Whether the loss scale cannot fall any further.
+        explained: Boolean, whether something else than a layer is to blame.
+        collapsed: Boolean, whether the loss scale cannot fall any further.
         scale_bits: Float. The power of two that suits the gradients, `None`
             if none was sought.
-        too_low: Boolean. Whether gradients vanish at the loss scale in use.
+        too_low: Boolean, whether gradients vanish at the loss scale in use.
         advised_bits: Float. The power of two that a loss scale that does not
             adapt has to have, `None` if it need not change.
     """
@@ -216,7 +216,7 @@ class WorkerProposal(NamedTuple):
         )
 
 
-# Whose log has the numbers.
+# That worker's log has the numbers.
 _ELSEWHERE = {FOUND_BY: "another worker"}
 
 

@@ -52,13 +52,13 @@ class Recovery:
     """Returns to a good state, and changes what made training leave it.
 
     Args:
-        session: The `Session`.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
         most: Int. How often it may return.
     """
 
-    def __init__(self, session, repairs, most: int):
-        self._session = session
+    def __init__(self, watch, repairs, most: int):
+        self._watch = watch
         self._repairs = repairs
         self._left = most
         self._stopped_at: Any = None
@@ -71,7 +71,7 @@ class Recovery:
             verdict.kind in LOST and "not_finite" not in verdict.numbers
             for verdict, _ in examination.findings
         )
-        return lost and bool(self._session.examiner.states.held)
+        return lost and bool(self._watch.examiner.states.held)
 
     def run(self, examination) -> tuple:
         """Returns to a good state.
@@ -94,12 +94,12 @@ class Recovery:
         )
 
     def _back_to(self, step, change):
-        kept = self._session.examiner.states.back_to(step)
+        kept = self._watch.examiner.states.back_to(step)
         kept.state.put_back()
         self._left -= 1
         done = change() if change and self._left >= 0 else None
         if done is None:
-            self._session.model.stop_training = True
+            self._watch.model.stop_training = True
             self._stopped_at = kept.state
         return kept.step, done
 
@@ -140,9 +140,9 @@ class Recovery:
             As `run`, `None` if it stays.
         """
         self._has_looked = True
-        model, gates = self._session.model, gates_of(self._session.model)
+        model, gates = self._watch.model, gates_of(self._watch.model)
         limit = math.hypot(*(gate.limit() for gate in gates))
-        for kept in reversed(self._session.examiner.states.held):
+        for kept in reversed(self._watch.examiner.states.held):
             with kept.state.in_place():
                 is_ordinary = _size(model, batch) <= limit
             if is_ordinary:
@@ -152,12 +152,12 @@ class Recovery:
         return None
 
     def _read(self):
-        with self._session.counter_log.synchronized():
-            return [gate.read() for gate in gates_of(self._session.model)]
+        with self._watch.counter_log.synchronized():
+            return [gate.read() for gate in gates_of(self._watch.model)]
 
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
-        parts = updating(self._session.model)
+        parts = updating(self._watch.model)
         rates = [learning_rate_object(part) for part in parts]
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
@@ -173,7 +173,7 @@ class Recovery:
         return f"a learning rate of {numbers['holds']:g}"
 
     def _clip(self, numbers):
-        for part in updating(self._session.model):
+        for part in updating(self._watch.model):
             part.global_clipnorm = numbers["clip"]
         self._repairs.recompile()
         return f"gradients clipped to a norm of {numbers['clip']:g}"

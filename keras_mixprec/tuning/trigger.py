@@ -19,26 +19,26 @@ class Trigger:
 
     Steps that were skipped or had a loss that is not finite count, on any
     worker. One within 500 triggers a diagnosis; each false alarm, such as bad
-    data, doubles how many it takes. Steps that are skipped in a row do so
-    whenever they are, but not before as many since the last false alarm: of a
-    run that diverges nearly every step is non-finite. A diagnosis that says how
-    far the loss scale has to fall explains as many skipped steps.
+    data, doubles how many it takes. Steps that are skipped in a row always do,
+    unless there were fewer since the last false alarm. In a run that diverges,
+    nearly every step is non-finite. A diagnosis that says how far the loss
+    scale has to fall explains as many skipped steps.
 
     Args:
-        session: The `Session`.
+        watch: The `Watch`.
 
     Attributes:
         span: Int. Steps that non-finite ones are counted over.
-        last_nonfinite_step: Int. The last step at which there were new ones,
-            `None` before.
+        last_nonfinite_step: Int. The last step that had new ones, `None`
+            before.
     """
 
     # A healthy scale search that has found its ceiling loses one step in 2000.
     span = 500
 
-    def __init__(self, session):
+    def __init__(self, watch):
         self.last_nonfinite_step = None
-        self._session = session
+        self._watch = watch
         self._total = self._here = self._in_a_row = 0
         self._patience = _PATIENCE
         self._examined_row = False
@@ -47,15 +47,15 @@ class Trigger:
         self._seen = deque()
 
     def count(self) -> int:
-        """Returns how many non-finite steps there were since the last call."""
+        """Counts, and returns how many non-finite steps there were so far."""
         before = self._here
-        now = self._session.counter_log.look()
+        now = self._watch.counter_log.look()
         self._here = now.nonfinite
         new, self._in_a_row = any_worker(
-            self._session.model, [self._here - before, now.in_a_row]
+            self._watch.model, [self._here - before, now.in_a_row]
         )
         self._total += int(new)
-        return int(new)
+        return self._total
 
     def read(self, step: int) -> bool:
         """Counts, and returns whether that is reason for a diagnosis.

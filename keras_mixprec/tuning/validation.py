@@ -1,4 +1,4 @@
-"""Whether a metric on held-back data allows a return to 16 bits, and the plan.
+"""A metric on held-back data allows a return to 16 bits, and the plan.
 
 The same weights are evaluated in float32 and under a plan. Evaluations are
 counted; those that can wait do so until enough steps were taken.
@@ -25,26 +25,25 @@ _OVER_BUDGET = "; validation is over its budget"
 
 
 class Validation:
-    """Decides by a metric on held-back data; by nothing if there are none.
+    """Lets a metric on held-back data decide, if there are such data.
 
-    All workers evaluate at the same steps, and go by the worst of what they
-    find.
+    All workers evaluate at the same steps, and the worst result of all counts.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
-        session: The `Session`.
+        watch: The `Watch`.
         repairs: `Repairs` of the model.
         records: `TunerHistory`.
         held_back: `HeldBack`, or `None`.
     """
 
-    def __init__(self, tuner, session, repairs, records, held_back):
+    def __init__(self, tuner, watch, repairs, records, held_back):
         self._tuner = tuner
-        self._session = session
+        self._watch = watch
         self._repairs = repairs
         self._records = records
         self._held_back = held_back
-        self._evaluation = Evaluation(session.model, held_back)
+        self._evaluation = Evaluation(watch.model, held_back)
         self._cost, self._count = 0.0, 0
         self._warned = False
 
@@ -58,20 +57,20 @@ class Validation:
             ValueError: If the metric is not finite.
             Exception: Whatever the evaluation raises.
         """
-        if self._held_back is None:
+        if self._held_back is None or self._tuner.has_validated:
             return
-        self._session.synchronized_model()
+        self._watch.synchronized_model()
         value = self._timed(self._evaluation.reference)
         event = {"kind": "validate", **self._numbers(value, None)}
-        self._session.log.event(step, event)
+        self._watch.log.event(step, event)
 
     # Returning to 16 bits.
 
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
         """Returns which layers may return to 16 bits, and the metric then.
 
-        The fewest stay of those with which together the metric is not within
-        the tolerance.
+        If the metric is not within the tolerance, the fewest layers stay that
+        bring it there.
 
         Args:
             paths: Set of paths of demoted layers, which a diagnosis has found
@@ -125,11 +124,11 @@ class Validation:
 
         Args:
             step: Int.
-            may_demote: Boolean. Whether anything may be changed.
+            may_demote: Boolean, whether anything may be changed.
         """
-        if self._held_back is None or step == self._session.first_step:
+        if self._held_back is None or not self._watch.taken:
             return
-        self._session.synchronized_model()
+        self._watch.synchronized_model()
         started, within, blamed, why = _clock.now(), False, [], ""
         trials = self._trials(step)
         if trials is None:
@@ -151,7 +150,7 @@ class Validation:
             )
         seconds = round(_clock.now() - started, 3)
         numbers |= {"within": within, "to_blame": blamed, "seconds": seconds}
-        self._repairs.sign_off = {"step": step, **numbers}
+        self._repairs.sign({"step": step, **numbers})
         self._records.report("sign_off", step, text, **numbers)
 
     def _repair(self, trials, value, step, may_demote):
@@ -173,7 +172,7 @@ class Validation:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
         wanted |= repairs.left_alone(wanted, step)
         changes = repairs.demote(wanted)
-        repairs.rebuild_seconds()  # No step follows that compiles.
+        repairs.take_rebuild_seconds()  # No step follows that compiles.
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
 
@@ -181,19 +180,19 @@ class Validation:
         """The fewest layers without which the metric is within tolerance."""
         self._announce(f"searches {len(wanted)} layers for those to blame")
         errors = dict.fromkeys(wanted, 0.0)
-        for name, own in self._session.examiner.schedule.errors.items():
+        for name, own in self._watch.examiner.schedule.errors.items():
             path = name.partition("#")[0]
             error = own.get("forward", 0.0)
             if path in errors and not errors[path] >= error:
                 errors[path] = min(error, 1e9)
         # Every worker has seen other batches.
-        agreed = any_worker(self._session.model, [*errors.values()])
+        agreed = any_worker(self._watch.model, [*errors.values()])
         errors = dict(zip(errors, agreed, strict=True))
         ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # With all of them in float32 it is what it is compared with.
+            # With all of them in float32 it equals the reference.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
@@ -208,7 +207,7 @@ class Validation:
     # Evaluating.
 
     def _trials(self, step):
-        """What is compared with float32 now, `None` if nothing can be."""
+        """Returns the `_Trials` of now, `None` if the reference fails."""
         self._announce(f"evaluates the model at step {step}")
         reference, error = math.nan, None
         try:
@@ -221,19 +220,18 @@ class Validation:
                 f"{self._held_back.name} is {reference:g} in float32 too, so "
                 "it decides nothing: look at the weights and the held-back data"
             )
-        (failed,) = any_worker(self._session.model, [error is not None])
+        (failed,) = any_worker(self._watch.model, [error is not None])
         if error is not None:
             event = failure_event("validation_failed", error)
-            self._session.log.event(step, event)
+            self._watch.log.event(step, event)
             if not self._warned:
                 self._warned = True
                 warn_disabled("validate", error, who="PrecisionTuner")
         return None if failed else _Trials(self, reference)
 
     def over_budget(self, evaluations: int) -> bool:
-        """Whether so many evaluations are too many now."""
-        taken = self._session.step - self._session.first_step
-        allowed = _EVALUATIONS + taken // _STEPS
+        """Returns whether so many evaluations are too many now."""
+        allowed = _EVALUATIONS + self._watch.taken // _STEPS
         return self._count + evaluations > allowed
 
     def evaluate(self, assignment: dict, reference: float) -> tuple:
@@ -251,7 +249,7 @@ class Validation:
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
-        (worst,) = any_worker(self._session.model, [worse])
+        (worst,) = any_worker(self._watch.model, [worse])
         return value, worst <= self._tuner.tolerance
 
     def _timed(self, work):
@@ -261,7 +259,7 @@ class Validation:
         finally:
             self._cost = _clock.now() - started
             self._count += 1
-            budget = self._session.budget
+            budget = self._watch.budget
             budget.add("validation", self._cost, is_overhead=False)
 
     def _announce(self, what):
@@ -297,12 +295,12 @@ class _Trials:
         self._known = {}
 
     def within(self, key, assignment: dict, is_must: bool = False) -> bool:
-        """Whether the metric is within tolerance, and the budget not used up.
+        """Returns whether the metric is within tolerance and the budget.
 
         Args:
-            key: What the evaluation is known by.
+            key: The key of the evaluation.
             assignment: As for `Evaluation.with_policies`.
-            is_must: Boolean. Whether it is made whatever that costs.
+            is_must: Boolean, whether the budget does not count.
         """
         if key not in self._known:
             if not is_must:
@@ -315,7 +313,7 @@ class _Trials:
         return self._known[key][1]
 
     def value(self, key) -> float:
-        """Returns the metric that `within` has found, NaN if it has not."""
+        """Returns the metric that `within` has found, or NaN."""
         return self._known.get(key, (math.nan,))[0]
 
 

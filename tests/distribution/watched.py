@@ -60,15 +60,15 @@ class Spy(keras.callbacks.Callback):
         super().__init__()
         self._broke_until = broke_until
 
-    def on_train_begin(self, logs=None):
-        session = vars(self.model)["_keras_mixprec_session"]
-        left, event = session.budget.left, session.log.event
+    def on_epoch_begin(self, epoch, logs=None):
+        watch = vars(self.model)["_keras_mixprec_session"].watch
+        left, event = watch.budget.left, watch.log.event
 
         def late(step, what):
-            time.sleep(session.log.writes and what["kind"] == "train_end")
+            time.sleep(watch.log.writes and what["kind"] == "train_end")
             event(step, what)
 
-        session.log.event = late
-        session.budget.left = lambda purpose: (
-            left(purpose) if session.step >= self._broke_until else -1.0
+        watch.log.event = late
+        watch.budget.left = lambda purpose: (
+            left(purpose) if watch.step >= self._broke_until else -1.0
         )

@@ -1,0 +1,459 @@
+"""The list of tasks that run between the steps of one `fit`."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from keras_mixprec import _clock
+from keras_mixprec._console import in_progress_bar, print_message
+from keras_mixprec.backend import active
+from keras_mixprec.backend.common import any_worker, of_all_workers
+from keras_mixprec.diagnosis.verdict import FOUND_BY, Verdict
+from keras_mixprec.guards.train_function import StepCount, TrainFunction
+from keras_mixprec.monitoring.attach import LayerLog, guard_of
+from keras_mixprec.monitoring.audits import Examiner
+from keras_mixprec.monitoring.counter_log import CounterLog
+from keras_mixprec.monitoring.counters import Counters
+from keras_mixprec.monitoring.diagnoses import Diagnoses
+from keras_mixprec.monitoring.failing_batches import BadData
+from keras_mixprec.monitoring.failures import (
+    explain_error,
+    failure_event,
+    warn_disabled,
+)
+from keras_mixprec.monitoring.held_batches import HeldBatches, keep_failing
+from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
+from keras_mixprec.monitoring.progress import Progress
+from keras_mixprec.monitoring.range_log import RangeLog
+from keras_mixprec.monitoring.range_schedule import RangeReader
+from keras_mixprec.monitoring.task import Task
+
+# How often to ask, between two readings, whether the budget allows one. It
+# takes 20 us to ask, which is 1% of a step of small layers on JAX.
+_RETRIES = 8
+
+
+class Watch:
+    """Watches one model during one `fit`, for every callback in it.
+
+    All work except training is a `Task`. Before a step, the tasks run whose
+    step has come, in the order of the list. Then none is asked until the step
+    of the next one.
+
+    Args:
+        session: The `Session`.
+
+    Attributes:
+        model: The `keras.Model`, with variables that may be out of date on
+            JAX.
+        settings, log, verdicts, failing_batches: As in the session.
+        who: String. The callback that speaks.
+        first_step: Int. The step that this `fit` begins with.
+        several_workers: Boolean, whether several workers train the model
+            together.
+        budget: `OverheadBudget`, what all of this costs.
+        examiner: `Examiner`, which diagnoses batches.
+        held: `HeldBatches`, which waits for batches that fail.
+        ranges: `RangeReader`, which reads the ranges of all layers.
+        range_log: `RangeLog`, which logs them.
+        bad_data: `BadData`.
+        layers: `LayerLog`.
+        counters: `Counters` of the model.
+        counter_log: `CounterLog` of them.
+        performance: `PerformanceLog`.
+        progress: `Progress`, whether the model learns.
+        tuning: The tuner's `Tuning`, `None` without a tuner.
+        log_dir: String. The folder that the first worker logs to, as far as
+            known.
+        first_batch: The first batch, once it was seen.
+        is_before_step: Boolean, whether a step has begun, and what is done now
+            comes before it. On JAX that step has taken the variables with it.
+        failure: String. Why `fit` is to end with an exception, `None` if it is
+            not.
+    """
+
+    def __init__(self, session):
+        # Importing the package does not load these.
+        from keras_mixprec.monitoring.metric_values import MetricValues
+        from keras_mixprec.monitoring.performance import PerformanceLog
+
+        self._session = session
+        self.model, self.settings = session.model, session.settings
+        self.log = session.log
+        self.verdicts = session.verdicts
+        self.failing_batches = session.failing_batches
+        model, log, settings = self.model, self.log, self.settings
+        model.make_train_function()  # `train_on_batch` does it too late.
+        self.log_dir = settings.log_dir
+        # Only a monitor has a log.
+        has_monitor = settings.log_dir is not None
+        self.who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
+        # The last thing that an earlier `fit` logged is after this step.
+        first_step = self.first_step = max(log.next_step - 1, 0)
+        self.several_workers = active.processes().workers(model) > 1
+        self.first_batch: Any = None
+        self.is_before_step = False
+        self.failure: str | None = None
+        self._has_stopped = False
+        self._given_up: set[str] = set()
+        self._idle_until: float = first_step
+        agrees = settings.probe_every or settings.stop_after is not None
+        self._next_agreement = math.inf
+        if self.several_workers and agrees:
+            self._next_agreement = first_step + settings.agree_every
+        steps_per_call = getattr(model, "steps_per_execution", 1)
+        self._count = StepCount(first_step, steps_per_call)
+        self._function = TrainFunction.of(model)
+        self.budget = OverheadBudget(settings.max_overhead)
+        self.range_log = RangeLog(log, settings.verbose)
+        self.ranges = RangeReader(self)
+        self.bad_data = BadData()
+        self.examiner = Examiner(self)
+        self.held = HeldBatches(self)
+        self.layers = LayerLog(model, log)
+        self.counters = Counters(self.synchronized_model(), log, first_step)
+        self._guard = guard_of(model)
+        self.counter_log = CounterLog(self)
+        self.performance = PerformanceLog(self)
+        self._metrics = MetricValues(log)
+        self.progress = Progress(self)
+        self._diagnoses = Diagnoses(self)
+        make = session.make_tuning
+        self.tuning = make(self) if make else None
+        self._tasks = self._all_tasks()
+
+    def _all_tasks(self) -> list[Task]:
+        """Returns the tasks, in the order in which they run."""
+        counters, ranges, held = self.counter_log, self.ranges, self.held
+        examiner, progress = self.examiner, self.progress
+        deciding = self.tuning or self._diagnoses
+        return [
+            Task(
+                "note the first loss",
+                examiner.note_first_loss,
+                lambda: examiner.first_loss_due,
+            ),
+            Task(
+                "read the counters",
+                self._read_if_due,
+                lambda: counters.due_at,
+            ),
+            Task("", self._agree, lambda: self._next_agreement),
+            # Before a diagnosis, which may change dtypes.
+            Task(
+                "measure layers",
+                ranges.read,
+                lambda: ranges.due_at,
+                is_thinned=True,
+            ),
+            Task(
+                "keep good states",
+                examiner.keep_state,
+                lambda: examiner.states.due_at,
+            ),
+            Task(
+                "look whether the loss falls",
+                progress.look,
+                lambda: progress.due_at,
+            ),
+            *deciding.tasks(),
+            Task("wait for a batch that fails", held.check, lambda: held.due),
+        ]
+
+    def start(self):
+        """Logs what there is to log before the first step."""
+        model, attempt = self.synchronized_model(), self.attempt
+        self._function.explain_errors(partial(explain_error, self))
+        # Not needed before a `fit` begins.
+        from keras_mixprec.monitoring.precision_settings import log_begin
+
+        attempt("log settings", log_begin, self)
+        attempt("log layers", self.log_layers)
+        attempt("read the counters", self._read_counters)
+        attempt("diagnose", self.examiner.begin, model)
+        attempt("look whether the loss falls", self.progress.begin)
+        attempt("measure layers", self.ranges.start)
+        attempt("keep failing batches", keep_failing, self)
+
+    @property
+    def step(self) -> int:
+        """Batches trained on, those that earlier `fit`s logged included."""
+        return self._count.step
+
+    @property
+    def taken(self) -> int:
+        """Steps taken in this `fit`."""
+        return self._count.step - self.first_step
+
+    def synchronized_model(self):
+        """Returns the model, with the variables of the last step."""
+        return self._session.synchronized_model()
+
+    # Hooks.
+
+    def begin_epoch(self, epoch: int):
+        """Begins to count the batches of an epoch."""
+        self._begin_epoch()
+        self.counter_log.begin_epoch(self.step)
+        self.bad_data.begin_epoch(self.step, epoch)
+
+    def _begin_epoch(self):
+        in_progress_bar(False)
+        self._count.begin_epoch()
+
+    def begin_batch(self, batch: int, shows_progress: bool):
+        """Runs the tasks whose step has come."""
+        self._guard.keep()
+        in_progress_bar(shows_progress)
+        self._count.begin_batch(batch)
+        step = self._count.step
+        self.attempt("time steps", self.performance.clock.stamp, step)
+        if step >= self._idle_until:
+            self._act(step)
+        if self.failure:
+            self._count.cancel_batch()
+
+    def _act(self, step):
+        """Runs the tasks whose step has come, and notes the next step."""
+        if step > self.first_step:
+            self.budget.begin()
+        for task in self._tasks:
+            if task.due() <= step:
+                self.attempt(task.purpose, task.run, who=task.who)
+        self.attempt("time steps", self.performance.clock.go_on, step)
+        # There is no need to ask in each step what the budget allows.
+        freq = self.settings.update_freq
+        retry = max(min(freq, self.settings.probe_every or freq) // _RETRIES, 1)
+        dates = []
+        for task in self._tasks:
+            soon = step + (retry if task.is_thinned else 1)
+            if task.purpose not in self._given_up:
+                dates.append(max(task.due(), soon))
+        self._idle_until = min(dates)
+
+    def attempt(
+        self, task: str, work: Callable, *arguments, who: str = ""
+    ) -> Any:
+        """Does a part of the work; if it fails, training goes on without it.
+
+        Args:
+            task: As `Task.purpose`. A purpose that failed once is skipped.
+            work: Function.
+            *arguments: What it is given.
+            who: String. The callback that does it, if it is another one.
+
+        Returns:
+            The result of `work`, `None` if it fails or has failed.
+        """
+        if not task:
+            return work(*arguments)
+        if task in self._given_up:
+            return None
+        try:
+            return work(*arguments)
+        # No error of it ends training.
+        except Exception as error:
+            self._given_up.add(task)
+            event = failure_event("task_failed", error, task=task)
+            self.log.event(self.step, event)
+            warn_disabled(task, error, who or self.who)
+        return None
+
+    def on_next_batch(self, work: Callable) -> Callable:
+        """Calls `work(batch)` before the model trains on its next batch.
+
+        The batch is `None` if only other workers have one. `work` may rebuild
+        the train function.
+
+        Returns:
+            What `waits_for` takes.
+        """
+        visit = partial(self._visit, work)
+        self._function.before_next(visit)
+        return visit
+
+    def _visit(self, work, batch):
+        if self.first_batch is None:
+            self.first_batch = batch
+        self._idle_until = 0  # It may have changed what is due.
+        self.is_before_step = True
+        with self.examiner.errors_reported():
+            work(batch)
+        self.is_before_step = False
+
+    def waits_for(self, visit: Callable | None) -> bool:
+        """Returns whether a visit of `on_next_batch` is still to come."""
+        return self._function.waits(visit)
+
+    def begin_validation(self, knows_steps: bool):
+        """Keeps the loss of the epoch, whose metric the validation resets."""
+        self.performance.clock.end_epoch(knows_steps)
+        self.attempt("log the loss", self.counter_log.hold_loss)
+        self.budget.pause()
+
+    def wait(self):
+        """Waits for all steps so far."""
+        with self.counter_log.synchronized():
+            pass
+
+    def end_epoch(self, steps: int | None, logs: dict | None):
+        """Reads the counters at the end of an epoch, and what it reports.
+
+        Args:
+            steps: Int. Steps of the epoch, `None` if that is not known.
+            logs: Dict, as Keras hands it to `on_epoch_end`.
+        """
+        attempt = self.attempt
+        attempted = None if steps else self.counters.attempted()
+        self.performance.clock.end_epoch(bool(steps))
+        self._count.end_epoch(steps, attempted)
+        step = self.step
+        # The sums of the next epoch begin at 0.
+        if self.examiner.first_loss_due <= step:
+            attempt("note the first loss", self.examiner.note_first_loss)
+        attempt("look at metrics", self._metrics.read, self.model, step, logs)
+        # Epochs of few steps are read at fewer and fewer of their ends.
+        gap = min(self.taken // 8, self.settings.update_freq)
+        attempt("read the counters", self._read_if_due, gap)
+        attempt("look at the validation", self._look_at_validation, logs)
+        attempt("log the loss", self.counter_log.end_epoch, step, logs)
+        started = _clock.now()
+        if self.counter_log.step == step:
+            attempt("log layers", self.log_layers)
+            self._idle_until = 0  # It may have changed what is due.
+        self.budget.add(READINGS, _clock.now() - started)
+        self._idle_until = min(self._idle_until, step + gap)
+
+    def _look_at_validation(self, logs):
+        from keras_mixprec.monitoring.metric_values import validated
+
+        if values := validated(logs):
+            self.examiner.look_at_validation(values)
+
+    def finish(self):
+        """Reads the counters once more; `fit` has ended."""
+        self._begin_epoch()
+        attempt, step = self.attempt, self.step
+        self.synchronized_model()
+        attempt("wait for a batch that fails", self.held.check)
+        self.performance.clock.end_epoch(known_length=True)
+        self._function.cancel()
+        attempt("read the counters", self._read_counters)
+        attempt("time steps", self.performance.write, step, True)
+        # Its ranges may be a reason for a diagnosis.
+        attempt("measure layers", self.ranges.finish)
+        attempt("look whether the loss falls", self.progress.finish)
+        attempt("diagnose", self._diagnoses.finish)
+        if self.tuning:
+            self.tuning.end()
+        if self.several_workers:
+            attempt("share verdicts", self.share_verdicts)
+        attempt("read the counters", self.counter_log.close)
+        attempt("log layers", self.log_layers)
+        from keras_mixprec.monitoring.precision_settings import log_end
+
+        attempt("log settings", log_end, self.log, step)
+        leave = self.examiner.schedule.leave
+        what = "plan audits of the next `fit`"
+        attempt(what, leave, self.model, self.taken)
+
+    # What tasks do.
+
+    def repair(self, examination, batch, step: int, raised: bool = False):
+        """Lets the tuner repair what a diagnosis has found, if there is one.
+
+        Args:
+            examination: `Examination`.
+            batch: The examined batch, as `train_step` takes it.
+            step: Int.
+            raised: Boolean, whether its step has raised. Defaults to `False`.
+        """
+        if self.tuning:
+            self.tuning.repair(examination, batch, step, raised)
+
+    def log_layers(self):
+        """Logs what the layers compute in, if that has changed."""
+        self.layers.write(self.step)
+
+    def _read_counters(self):
+        self.counter_log.read(self.step)
+        self._after_reading()
+
+    def _read_if_due(self, gap=None):
+        self.counter_log.read_if_due(self.step, gap)
+        if self.counter_log.step == self.step:
+            self._after_reading()
+
+    def _after_reading(self):
+        self.performance.write(self.step)
+        reason = self.counter_log.reason_to_stop
+        if reason and not self.several_workers:
+            self._stop(reason)
+
+    def _agree(self):
+        """Does what all workers must do at one step, if all are for it.
+
+        If one worker stops while others go on, the others hang.
+        """
+        self._next_agreement = self.step + self.settings.agree_every
+        reason = self.counter_log.reason_to_stop
+        flags = [reason is not None, self.examiner.has_news]
+        cannot_recover, news = any_worker(self.model, flags)
+        if news:
+            self.share_verdicts()
+        if cannot_recover:
+            self._stop(reason or "another worker cannot go on")
+
+    def share_verdicts(self):
+        """Reports what other workers have found; every worker must call it."""
+        own = {
+            "log_dir": self.settings.log_dir if self.log.writes else None,
+            "verdicts": [v.to_dict() for v in self.examiner.unshared()],
+        }
+        shared = of_all_workers(self.model, own)
+        folders = [found["log_dir"] for found in shared]
+        self.log_dir = next(filter(None, folders), self.log_dir)
+        for worker, found in enumerate(shared):
+            if worker == active.processes().rank(self.model):
+                continue
+            for fields in found["verdicts"]:
+                verdict = Verdict(**fields)
+                verdict.numbers[FOUND_BY] = f"worker {worker}"
+                self.examiner.report([verdict])
+
+    # Ending early.
+
+    def _stop(self, reason):
+        """Stops training, once, or lets it end with an exception."""
+        if self._has_stopped:
+            return
+        self._has_stopped = True
+        self.log.event(self.step, {"kind": "stopped", "reason": reason})
+        if self.settings.on_stop == "raise":
+            where = self.log.folder or "the log of the first worker"
+            self.fail(
+                f"MixPrecMonitor stops at step {self.step}: {reason}. See "
+                f"{where} for what is wrong, or pass `on_stop='stop'`."
+            )
+            return
+        self.end_training()
+        if self.settings.verbose:
+            print_message(f"MixPrecMonitor stops here: {reason}.")
+
+    def end_training(self):
+        """Lets `fit` end after this step, as other callbacks do."""
+        self.model.stop_training = True
+
+    def fail(self, reason: str):
+        """Lets `fit` end with an exception as soon as it can.
+
+        Args:
+            reason: String. Its message.
+        """
+        self.failure = reason
+
+    def take_failure(self) -> str | None:
+        """Returns why `fit` is to end with an exception, once."""
+        reason, self.failure = self.failure, None
+        return reason

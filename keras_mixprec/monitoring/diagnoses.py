@@ -1,0 +1,140 @@
+"""When a run without a tuner is diagnosed."""
+
+import math
+from collections.abc import Callable
+
+from keras_mixprec.backend.common import optimizers_of
+from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
+from keras_mixprec.monitoring.task import Task
+from keras_mixprec.numerics.held_optimizer import is_scaling
+
+# A diagnosis is taken to cost this many steps. A run that shows nothing has one
+# when these are the share of its steps that monitoring may take.
+_COST = 20
+
+
+class Diagnoses:
+    """Has the next batch diagnosed when there is reason to.
+
+    Several skipped steps in a row are a reason. A loss that has grown is one
+    once in a run, and so are gradients of layers that stay exactly zero. Faults
+    that skip no step are searched for after a number of steps, and whenever
+    twice as many were taken.
+
+    Args:
+        watch: The `Watch`.
+    """
+
+    def __init__(self, watch):
+        share = watch.settings.max_overhead
+        self._first = _COST / share if share else math.inf
+        self._watch = watch
+        self._examiner = watch.examiner
+        self._asked: set[str] = set()
+        self._asked_at = None
+        # The visit that waits for the next batch, until that is diagnosed.
+        self._visit: Callable | None = None
+        self._has_waited = False
+
+    def tasks(self) -> list[Task]:
+        """Returns what is done in `fit`."""
+        log = self._watch.counter_log
+        return [
+            Task(
+                "diagnose",
+                self._look,
+                lambda: 0 if log.step != self._asked_at else math.inf,
+            ),
+            Task(
+                "diagnose",
+                self._examine_scale_use,
+                lambda: 0 if self._is_scale_use_unknown() else math.inf,
+            ),
+        ]
+
+    def finish(self):
+        """Diagnoses an earlier batch if no next one came after a reason to."""
+        watch = self._watch
+        batch, kept = watch.ranges.take_batch(), self._examiner.states.held
+        if batch is None and kept:
+            batch = kept[-1].batch
+        if batch is not None and (
+            self._visit
+            or self._has_new_reason()
+            or watch.progress.wants_comparison(watch.layers.dtypes.values())
+        ):
+            self._examine(batch)
+
+    def _look(self):
+        watch = self._watch
+        self._asked_at = watch.counter_log.step
+        if self._asked_at == watch.step and self._has_new_reason():
+            self._visit = watch.on_next_batch(self._examine)
+
+    def _has_new_reason(self):
+        """Takes note of the reasons there are; whether one of them is new."""
+        examiner = self._examiner
+        if examiner.gave_up:
+            examiner.report_rest()
+        if examiner.gave_up or self._watch.waits_for(self._visit):
+            return False
+        reasons, known = self._reasons(), self._asked
+        if "skipped steps" in reasons & known:
+            examiner.report_rest()
+        # Skipped steps are so again when there were none meanwhile.
+        self._asked = reasons | (known - {"skipped steps"})
+        if reasons - known:
+            return True
+        if is_due := self._is_comparison_due():
+            examiner.schedule.compare(self._watch.taken)
+        return is_due
+
+    def _reasons(self):
+        watch, examiner = self._watch, self._examiner
+        log = watch.counter_log
+        is_stuck = log.seen.in_a_row >= TRIGGER_STEPS or log.seen.mean_is_lost
+        if watch.tuning:  # It has looked at all else, and not at the end.
+            found = {"skipped steps": is_stuck and not examiner.has_found}
+        else:
+            found = {
+                "skipped steps": log.trouble and not examiner.has_found,
+                "growth": examiner.states.has_grown,
+                "zeros": examiner.has_new_zeros,
+            }
+        return {reason for reason, holds in found.items() if holds}
+
+    def _is_comparison_due(self):
+        watch, schedule = self._watch, self._examiner.schedule
+        dtypes = watch.layers.dtypes.values()
+        if watch.tuning or {*SIXTEEN_BITS}.isdisjoint(dtypes):
+            return False
+        return schedule.is_comparison_due(watch.taken, self._first)
+
+    def _examine(self, batch):
+        self._visit = None
+        if batch is None:
+            return
+        watch, examiner = self._watch, self._examiner
+        known = len(watch.verdicts)
+        # The first one happens once.
+        is_overhead = examiner.schedule.cost is not None
+        examiner.diagnose(batch, watch.repair, is_overhead)
+        failing = watch.counter_log.trouble and watch.counters.used()
+        is_sound = len(watch.verdicts) == known and not examiner.gave_up
+        # The next batch need not be one that fails. A tuner looks for that.
+        if failing and is_sound and not (self._has_waited or watch.tuning):
+            self._has_waited = True
+            watch.held.wait("diagnose", lambda held: self._examine(held.batch))
+
+    def _is_scale_use_unknown(self):
+        watch, schedule = self._watch, self._examiner.schedule
+        known = watch.several_workers or schedule.scale_use_known
+        return watch.model.built and not known
+
+    def _examine_scale_use(self):
+        """Has the first batch examined, before weights can be lost."""
+        examiner, model = self._examiner, self._watch.model
+        examiner.schedule.examine_scale_use()
+        if any(map(is_scaling, optimizers_of(model).values())):
+            self._watch.on_next_batch(examiner.examine_scale_use)
