@@ -250,8 +250,8 @@ RAISED = {
         + [("head", "unsupported")] * TENSORFLOW,
         {"commitment"},
     ),
-    # torch multiplies float16 by float32.
-    flow: ([(("last", "<model>")[TENSORFLOW], "unsupported")], {"last"}),
+    # torch multiplies the model's float32 input by what `last` returns.
+    flow: ([("<model>", "unsupported")], {"last"} if TENSORFLOW else set()),
     two_penalties: (
         [("dense_1", "unsupported"), ("dense_4", "unsupported")],
         {"dense_1", "dense_4"},

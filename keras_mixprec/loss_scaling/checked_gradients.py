@@ -59,21 +59,19 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
+        # Their size, and whether it is no spike, if the optimizer skips spikes.
         self.size: Any = None
+        self.ordinary: Any = True
         self.finite, self.norms, self.flags = self._examine(maxima, seen, kept)
-
-    @property
-    def ordinary(self):
-        """Whether they are no spike, if the optimizer skips spikes."""
-        return ops.logical_not(self._optimizer.spikes.is_spike(self.size))
 
     def _examine(self, maxima, seen, kept):
         """Checks all gradients; norms and flags are in the order of `build`."""
         gradients, backend = self._given, self._backend
         norms = self._over_replicas(backend.gradient_norms(gradients))
-        if self._optimizer.spikes is not None:
+        if spikes := self._optimizer.spikes:
             squares = ops.square(ops.where(np.array(kept), 0.0, norms))
             self.size = ops.sqrt(ops.sum(squares))
+            self.ordinary = ops.logical_not(spikes.is_spike(self.size))
         # NaN fits nowhere. Not `logical_not` of the comparison, because
         # TensorFlow's graph optimizer turns that into `greater`, which NaN
         # fails too.
@@ -190,8 +188,8 @@ def commit_together(steps):
     """Applies all of `steps`, or none if one is not finite or a spike."""
     to_host = active.step().to_host_bool
     finite = to_host(_all([step.finite for step in steps]))
-    watched = [step for step in steps if step.size is not None]
-    ordinary = to_host(_all([s.ordinary for s in watched])) if watched else True
+    known = [step.ordinary for step in steps if step.ordinary is not True]
+    ordinary = to_host(_all(known)) if known else True
     for step in steps:
         step.commit(finite, ordinary)
 

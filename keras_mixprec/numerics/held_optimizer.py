@@ -237,12 +237,12 @@ def _is_of_library(function):
 class _HeldStep:
     """Takes the place of a `CheckedGradients`."""
 
-    finite = True
+    finite = ordinary = True
 
     def __init__(self, apply, gradients, variables):
         self._given = gradients, variables
         self._apply = apply
 
-    def commit(self, finite):
+    def commit(self, finite, ordinary):
         """Applies nothing, as the optimizer is held."""
         self._apply(*self._given)
