@@ -142,8 +142,12 @@ class PrecisionTuner(CopiedCallback):
             has diverged or weights are lost. Training goes on with a learning
             rate that holds, or with clipped gradients. If there is another
             cause, it stops in that state. Steps that are not finite are
-            skipped, also if nothing scales the loss. It does nothing if several
-            workers train together. Defaults to `False`.
+            skipped, also if nothing scales the loss, and so are steps whose
+            gradients are ten times as large as the largest of the last 128
+            steps. After three of these in a row it returns to a state in which
+            the same batch has usual gradients, if there is one. If several
+            workers train together it skips steps and never returns. Defaults
+            to `False`.
         max_returns: Int. How often to return; then training stops in the last
             good state. Defaults to `3`.
 
@@ -155,8 +159,8 @@ class PrecisionTuner(CopiedCallback):
             `kind`: `"start"`, `"demote"`, `"shrink"`, `"promote"`, `"keep"`,
             `"loss_scaling"`, `"raise_scale"`, `"lower_scale"`,
             `"advise_scale"` (the loss scale that you should set), `"undo"`,
-            `"return"` (to the state of step `to`), `"give_up"` or
-            `"sign_off"`. Changes have `layers`, a dict from path to the
+            `"return"` (to the state of step `to`), `"spikes"` (`count` steps
+            were skipped), `"give_up"` or `"sign_off"`. Changes have `layers`, a dict from path to the
             policies `before` and `after`, and the `seconds` of the rebuild and
             the step after it. If a metric has decided, the entry has its name
             as `metric`, its value in `float32` and under the `plan`, and the

@@ -481,8 +481,11 @@ def _steps(facts, quiet):
             f"in fit {facts.fits} of {facts.fits} (from step {facts.first:,}): "
         )
     total = max(facts.skipped.values(), default=0)
+    count = sum(e["count"] for e in facts.events if e["kind"] == "spikes")
+    spikes = f", {count:,} skipped as spikes" if count else ""
     if not total:
         none = ", none skipped" if facts.skipped and steps else ""
+        none = spikes or none
         known = facts.examined or not is_low(facts.layers)
         return f"{of}{taken}{none}{', no findings' * (quiet and known)}"
     last = ""
@@ -502,7 +505,7 @@ def _steps(facts, quiet):
         why = falling if facts.in_a_row else settled
     is_all = steps and total >= steps
     count = f"all {taken}" if is_all else f"{total:,} of {taken}"
-    return f"{of}{count} skipped{why}{last}"
+    return f"{of}{count} skipped{why}{last}{spikes}"
 
 
 def _share(layers, was_demoted, why):
