@@ -8,8 +8,9 @@ import dataclasses
 
 # Begins a sentence about the layer at fault; what else helps is one of its own.
 TO_FLOAT32 = (
-    "Let this layer compute in float32: pass rules=[PrecisionRule({layer!r}), "
-    "*DEFAULT_RULES] to apply_policy."
+    "Let this layer compute in float32: pass "
+    "rules=[kmp.PrecisionRule({layer!r}), *kmp.DEFAULT_RULES] to "
+    "kmp.apply_policy."
 )
 
 # Policies with more range, for numbers that are too large or too small, and

@@ -93,7 +93,7 @@ _CASES = {
     "not_written": "What it assigns to {not_written!r} in its call is lost: "
     "Keras on torch writes it to the copy that a 16-bit layer casts. Make the "
     "variable by add_weight(..., autocast=False), or let the layer compute in "
-    "float32: PrecisionRule({layer!r}).",
+    "float32: kmp.PrecisionRule({layer!r}).",
     "mixed_outside": "Code outside of layers (the model's `call`, "
     "`compute_loss` or `train_step`) mixes dtypes, or uses an operation that "
     "this backend refuses in 16 bits. Cast what that code computes with: "
@@ -103,7 +103,7 @@ _CASES = {
     "with: keras.ops.cast(x, 'float32').",
     "between": "It is in {own_call}, after layer {layer!r}. Cast what that "
     "code computes with, by keras.ops.cast(x, 'float32'), or let the layer "
-    "compute in float32: PrecisionRule({layer!r}).",
+    "compute in float32: kmp.PrecisionRule({layer!r}).",
     "not_held": "Layer {not_held!r} is called in {dtype} and is not part of "
     "the model. Make it with dtype='float32', or make it an attribute of the "
     "model, so that policies, plans and diagnoses reach it.",
@@ -116,14 +116,14 @@ _CASES = {
     "vanishes": f"{TO_FLOAT32} Its gradients vanish at the loss scale that "
     "other layers need.",
     "unscaled": "Its gradients vanish because nothing scales the loss enough. "
-    "Call keras_mixprec.ensure_loss_scaling(model).",
+    "Call kmp.ensure_loss_scaling(model).",
     "unscaled_step": "Its gradients vanish because nothing scales the loss "
-    "enough. Train with keras_mixprec.LossScaleOptimizer and call "
+    "enough. Train with kmp.LossScaleOptimizer and call "
     "`loss = optimizer.{scaling}` in `train_step`.",
     "integers": "Its input holds whole numbers that the cast to 16 bits "
     "rounds. If they are ids, such as tokens, give keras.Input(..., "
     "dtype='int32'). Otherwise let the layer compute in float32: "
-    "PrecisionRule({layer!r}).",
+    "kmp.PrecisionRule({layer!r}).",
     "above": "Its gradients vanish at this loss scale. Raise the scale to "
     "2**{advised_bits}. If `max_scale` keeps it lower, raise that.",
     "never_scaled": "The loss is never multiplied by the loss scale, so small "
