@@ -151,7 +151,9 @@ def gates_of(model: keras.Model) -> list:
 
 
 def _in_state(model):
-    # On JAX no others are in the state of a compiled step.
+    found = [*optimizers_of(model).values()]
     if keras.backend.backend() == "jax":
-        return [model.optimizer]
-    return [*optimizers_of(model).values()]
+        # No others are in the state of a compiled step.
+        own = getattr(model, "optimizer", None)
+        found = [optimizer for optimizer in found if optimizer is own]
+    return found
