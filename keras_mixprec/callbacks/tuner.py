@@ -160,12 +160,13 @@ class PrecisionTuner(CopiedCallback):
             `"loss_scaling"`, `"raise_scale"`, `"lower_scale"`,
             `"advise_scale"` (the loss scale that you should set), `"undo"`,
             `"return"` (to the state of step `to`), `"spikes"` (`count` steps
-            were skipped), `"give_up"` or `"sign_off"`. Changes have `layers`, a dict from path to the
-            policies `before` and `after`, and the `seconds` of the rebuild and
-            the step after it. If a metric has decided, the entry has its name
-            as `metric`, its value in `float32` and under the `plan`, and the
-            `tolerance`. `"sign_off"` has `within`, and in `to_blame` the layers
-            that keep the metric from being within the tolerance.
+            were skipped), `"give_up"` or `"sign_off"`. Changes have `layers`, a
+            dict from path to the policies `before` and `after`, and the
+            `seconds` of the rebuild and the step after it. If a metric has
+            decided, the entry has its name as `metric`, its value in `float32`
+            and under the `plan`, and the `tolerance`. `"sign_off"` has
+            `within`, and in `to_blame` the layers that keep the metric from
+            being within the tolerance.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -290,8 +290,9 @@ def wrapper_dtype_ignored(view):
                 f"It is set to float32, but the {len(narrow)} layers in it, "
                 f"{narrow[0].name!r} first, compute in "
                 f"{narrow[0].compute_dtype}.",
-                f"Hand its dtype on, or kmp.PrecisionRule({entry.path!r}), which "
-                "reaches what is inside.",
+                "Hand its dtype on, or pass the rule "
+                f"kmp.PrecisionRule({entry.path!r}), which reaches what is "
+                "inside.",
                 entry.path,
                 to_float32(entry.path, "set to float32, with all inside it"),
                 numbers={"layers": len(narrow)},
