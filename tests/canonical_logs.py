@@ -525,7 +525,6 @@ OTHER_EVENTS = {
     "fit_raised": _RAISED,
     "give_up": {"message": "gives up: limit", "on_limit": "continue"},
     "graph_rewrite": {"message": "converted 3"},
-    "ignored_variable": {"message": "FLAG is ignored"},
     "left_in_float16": {"message": "embed is"},
     "log_gap": {"from_step": 1, "reason": "disk full", "lost": 2},
     "loss_scale_kept": {"scale": 8.0},

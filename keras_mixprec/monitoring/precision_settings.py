@@ -1,6 +1,5 @@
 """Settings of a run that decide on precision, for the log."""
 
-import warnings
 from collections import Counter
 
 import keras
@@ -9,7 +8,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.policies import graph_rewrite, matmul_precision
-from keras_mixprec.policies.graph_rewrite import ignored_variables
 from keras_mixprec.policies.layers import has_own_step, walk
 from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -90,9 +88,6 @@ def settings_of(model: keras.Model) -> dict:
     return settings
 
 
-_warned: set[str] = set()
-
-
 def log_begin(watch):
     """Logs that a `fit` begins, and the settings in force in it.
 
@@ -125,11 +120,6 @@ def log_begin(watch):
     dtypes = {layer.compute_dtype for layer in layers}
     if layers and not rewrite and dtypes.isdisjoint(SIXTEEN_BITS):
         log.event(step, _no_16_bits(model, sorted(dtypes)))
-    for message in ignored_variables():
-        log.event(step, {"kind": "ignored_variable", "message": message})
-        if message not in _warned:
-            _warned.add(message)
-            warnings.warn(message, UserWarning, stacklevel=2)
     for event in watch.settings.before_training:
         log.event(step, event)
 

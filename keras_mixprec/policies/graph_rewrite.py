@@ -38,13 +38,6 @@ _WITHOUT_EFFECT = {
 
 _warned = set()
 
-# Variables that a version of TensorFlow 1 read, and what replaces them.
-_OLD_VARIABLES = {
-    "TF_ENABLE_AUTO_MIXED_PRECISION": "graph_rewrite('float16')",
-    "TF_ENABLE_AUTO_MIXED_PRECISION_GRAPH_REWRITE": "graph_rewrite('float16')",
-    "TF_ENABLE_AUTO_MIXED_PRECISION_LOSS_SCALING": "LossScaleOptimizer",
-}
-
 # Operations whose cost is products; the rewrite is for these.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
@@ -356,17 +349,3 @@ def _check_operations(lists):
             "names them, such as 'MatMul', 'Conv2D' or 'Softmax'. "
             f"Received: {unknown[0]!r}"
         )
-
-
-def ignored_variables() -> list[str]:
-    """Returns a sentence on each variable that is set but never read.
-
-    NVIDIA's TensorFlow 1 read them. No file of TensorFlow 2.21 has their names
-    in it.
-    """
-    return [
-        f"{name}={os.environ[name]} has no effect, TensorFlow 2 does not read "
-        f"it: use keras_mixprec.{instead}."
-        for name, instead in _OLD_VARIABLES.items()
-        if os.environ.get(name, "0").lower() not in ("", "0", "false")
-    ]

@@ -372,7 +372,6 @@ def _notes(run) -> Iterator[Card]:
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
-        ("ignored_variable", "Environment"),
         # Sample numbers are more useful than rows of batches.
         *[("bad_batches", "Data")] * (not known),
         (UNREADABLE, "Log"),

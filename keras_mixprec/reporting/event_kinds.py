@@ -107,7 +107,6 @@ EVENTS = {
     ),
     "no_16_bits": _story("Precision: {message}.", "message"),
     "graph_rewrite": Event("Graph rewrite: {message}."),
-    "ignored_variable": Event("{message}"),
     "left_in_float16": Event("{message}", "message"),
     # Measurements.
     "ranges_measured": Event(

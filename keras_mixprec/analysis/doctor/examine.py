@@ -18,7 +18,6 @@ from keras_mixprec.backend import active
 from keras_mixprec.devices import measured
 from keras_mixprec.devices.found import find_devices, list_devices
 from keras_mixprec.devices.native_formats import formats_of
-from keras_mixprec.policies.graph_rewrite import ignored_variables
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.matmul_precision import in_force
 
@@ -88,10 +87,6 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
 def _settings():
     """Settings in force that change what 16 bits bring, by name."""
     found = {n: os.environ[n] for n in _VARIABLES if n in os.environ}
-    # Each is a sentence that starts with NAME=VALUE.
-    for text in ignored_variables():
-        name, _, about = text.partition("=")
-        found[name] = about
     found["matmul precision"] = str(in_force())
     policy = keras.config.dtype_policy().name
     if policy != "float32":
