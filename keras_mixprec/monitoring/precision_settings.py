@@ -91,8 +91,6 @@ def settings_of(model: keras.Model) -> dict:
 def log_begin(watch):
     """Logs that a `fit` begins, and the settings in force in it.
 
-    Each variable that is set to no effect is warned of once.
-
     Args:
         watch: The `Watch`.
     """
