@@ -246,8 +246,9 @@ def text_table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table, with its numbers aligned to the right.
 
     Args:
-        rows: Strings of each row. The first and the last column are words. A
-            first cell too long for the screen has a line of its own.
+        rows: Strings of each row, the titles first. The first column is words,
+            and the last one too unless its cells begin with a digit. A first
+            cell too long for the screen has a line of its own.
 
     Example:
     >>> from keras_mixprec.formats import text_table
@@ -258,11 +259,13 @@ def text_table(rows: Iterable[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rest = sum(widths[1:]) + 2 * len(widths[1:])
     widths[0] = min(widths[0], max(SCREEN_WIDTH - rest, 12))
+    if not all(row[-1][:1].isdigit() for row in rows[1:]):
+        widths[-1] = 0
     lines = []
-    for first, *middle, last in rows:
+    for first, *others in rows:
         if len(first) > widths[0]:
             lines.append(first)
             first = ""
-        cells = [first.ljust(widths[0]), *map(str.rjust, middle, widths[1:-1])]
-        lines.append("  ".join([*cells, last]).rstrip())
+        cells = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
     return lines
