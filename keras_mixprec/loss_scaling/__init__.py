@@ -16,6 +16,7 @@ Files:
 - `stages.py`: the stage of a step, and which calls are wrong in it.
 - `checked_gradients.py`: whether a step is skipped: all gradients are checked,
   then applied everywhere or nowhere; windows of accumulated gradients.
+- `spikes.py`: steps with far larger gradients than usual, which are skipped.
 - `rules.py`: update rules, state in, state out: dynamic, fixed and scheduled
   scales, and the rules of other systems.
 - `history.py`: what the optimizer remembers of its steps, in its variables.

@@ -395,9 +395,9 @@ class Tuning:
 
     def _looks_at_spikes(self, step):
         """Reports new spikes; returns whether it asks the next batch why."""
-        if spikes := self._recovery.new_spikes():
-            self.records.spikes(step, *spikes)
-        stuck = self._recovery.is_stuck() and not self._watch.several_workers
+        count, times, stuck = self._recovery.read_spikes()
+        if count:
+            self.records.spikes(step, count, times)
         if stuck:
             self._watch.on_next_batch(partial(self._leave_spikes, step=step))
         return stuck

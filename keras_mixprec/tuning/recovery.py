@@ -9,7 +9,7 @@ import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_mixprec.keras_internals import learning_rate_object
-from keras_mixprec.loss_scaling.spikes import gates_of
+from keras_mixprec.loss_scaling.spikes import Spikes, gates_of
 from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.rehearsal import updating
@@ -108,25 +108,22 @@ class Recovery:
         if self._stopped_at:
             self._stopped_at.put_back()
 
-    def new_spikes(self) -> tuple | None:
-        """Returns how many steps were spikes since the last call, if any.
+    def read_spikes(self) -> tuple:
+        """Reads which steps were spikes.
 
         Returns:
-            That, and how many times as large as usual the last one was, `None`
-            if there was none.
+            How many were since the last call, how many times as large as usual
+            the last one was, and whether there are so many in a row that the
+            next batch has to be looked at.
         """
-        read = self._read()
-        skipped = max((spikes.skipped for spikes in read), default=0)
-        before, self._told = self._told, skipped
-        self._has_looked &= any(spikes.in_a_row for spikes in read)
-        if skipped == before:
-            return None
-        return skipped - before, max(spikes.last for spikes in read)
-
-    def is_stuck(self) -> bool:
-        """Whether steps in a row are spikes, and nobody has asked why."""
-        in_a_row = max((s.in_a_row for s in self._read()), default=0)
-        return in_a_row >= _STREAK and not self._has_looked
+        gates = gates_of(self._watch.model)
+        with self._watch.counter_log.synchronized():
+            read = [gate.read() for gate in gates] or [Spikes(0, 0, 0.0)]
+        skipped, in_a_row, times = map(max, zip(*read, strict=True))
+        new, self._told = skipped - self._told, skipped
+        self._has_looked &= in_a_row > 0
+        stuck = in_a_row >= _STREAK and not self._has_looked
+        return new, times, stuck and not self._watch.several_workers
 
     def from_spikes(self, batch) -> tuple | None:
         """Returns to a state whose gradients for a batch are no spike.
@@ -150,10 +147,6 @@ class Recovery:
                     gate.end_streak()
                 return self._back_to(kept.step, lambda: _SAME)
         return None
-
-    def _read(self):
-        with self._watch.counter_log.synchronized():
-            return [gate.read() for gate in gates_of(self._watch.model)]
 
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
