@@ -181,7 +181,7 @@ _TABLE = (
     Kind(
         "not_learning",
         "{fix}",
-        clause="the model does not learn, in float32 either: {reason}",
+        clause="the model does not learn, not even in float32: {reason}",
         behind=1,
     ),
     Kind(

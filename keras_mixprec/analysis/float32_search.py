@@ -190,7 +190,7 @@ def starting_point(
     return start
 
 
-# How much the metric in float32 may differ in another process, as a share.
+# The float32 metric may differ by this share in another process.
 _SAME = 1e-4
 
 
@@ -290,7 +290,7 @@ class Float32Search:
         if not self._evaluation:
             return causes
         others = [path for path in self._ranked if path not in found]
-        self._metric(())  # Where the curve begins.
+        self._metric(())  # This is the first point of the curve.
 
         def fits(paths):
             return self._worse_by(self._metric(found | paths)) <= limits.metric

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # As of `keras-mixprec report logs | head`.
+    except BrokenPipeError:  # For example `keras-mixprec report logs | head`.
         # Python flushes once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -49,7 +49,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def _run(arguments):
-    # As for `python -m`, modules of the folder that it is called in.
+    # Like `python -m`, import modules from the current folder.
     sys.path.insert(0, os.getcwd())
     if arguments.html:
         files.check_writable(arguments.html)

@@ -70,7 +70,8 @@ class TakenSteps:
         self.raised = False
         with taker.undone():
             self._take(count, int(goes_on))
-        for variable in self._compared():  # By now it is as it was.
+        # The step is undone, so this reads the values from before it.
+        for variable in self._compared():
             self.changes[id(variable)] -= to_array(stored_value(variable))
 
     def _take(self, count, windows):
@@ -79,7 +80,8 @@ class TakenSteps:
             while not (self.raised or self._is_enough(count, windows)):
                 try:
                     self._take_one()
-                except Exception:  # Code may refuse what is infinite.
+                # User code may raise an error on infinite gradients.
+                except Exception:
                     if self._bits != math.inf:
                         raise
                     self.raised = True

@@ -91,7 +91,7 @@ class SpikeGate:
         Args:
             size: float32 scalar. The size of its gradients.
             finite: Boolean, or a boolean scalar tensor.
-            ordinary: As `finite`. Whether it is no spike.
+            ordinary: As `finite`. False for a spike.
         """
         counts = ops.convert_to_tensor(self.counts)
         taken, skipped, in_a_row = counts[0], counts[1], counts[2]

@@ -47,7 +47,8 @@ class LayerLog:
         if now == self._known:
             return
         table = _with_feeders(precision_summary(self._model), self._model)
-        # With what has changed since the last step none was taken.
+        # If no step was taken since the last table, the next step logs the
+        # change.
         if step != self._last_step:
             self._known, self._last_step = now, step
             self._log.layers(step, table)

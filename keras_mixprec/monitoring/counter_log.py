@@ -89,7 +89,7 @@ class Skips:
             }
             if skipped.loss:
                 event["loss"] = skipped.loss
-            if skipped.inputs:  # Rows of the batch that are to blame.
+            if skipped.inputs:  # Rows of the batch that held NaN or infinity.
                 event["bad_input"] = skipped.inputs
             self._log.event(step, event)
         if steps:
@@ -238,7 +238,7 @@ class CounterLog:
     """
 
     def __init__(self, watch):
-        from keras_mixprec.monitoring.low_scale import LowScales  # In `fit`.
+        from keras_mixprec.monitoring.low_scale import LowScales
 
         self._watch = watch
         self._counters, self._log = watch.counters, watch.log

@@ -136,7 +136,7 @@ class PythonState:
             return []
         held = [*(function.__defaults__ or ())]
         for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # It is empty.
+            with contextlib.suppress(ValueError):  # The cell is empty.
                 held.append(cell.cell_contents)
                 if _is_data(held[-1]):
                     self._cells.append((cell, held[-1]))

@@ -282,7 +282,7 @@ def _check_arguments(dtype: str, lists: dict) -> dict[str, list]:
         lists: Dict from `"allow"`, `"deny"`, `"infer"` to what was given.
     """
     check_choice("dtype", check_type("dtype", dtype, str, "a string"), _DTYPES)
-    what = "a list of names of operations"
+    what = "a list of operation names"
     checked = {n: check_list(n, given, str, what) for n, given in lists.items()}
     if (backend := keras.backend.backend()) != "tensorflow":
         sixteen = "bfloat16" if dtype == "float32" else dtype

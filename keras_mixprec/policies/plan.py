@@ -311,7 +311,7 @@ class PrecisionPlan(Mapping):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If it is no plan, is damaged, or is of a newer
+            ValueError: If it is not a plan, is damaged, or is of a newer
                 version than this one reads.
         """
         return cls(**plan_file.read(path)[0])

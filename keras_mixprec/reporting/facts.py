@@ -290,7 +290,7 @@ def _skipped_steps(events):
             skipped.add(event["at_step"])
         elif event["kind"] == "skipped_steps_not_kept":
             ends = event.get("first_step", 0), event.get("last_step", -1) + 1
-            # Otherwise some steps between were applied.
+            # If the numbers differ, some steps in between were applied.
             if event["count"] == ends[1] - ends[0]:
                 skipped |= {*range(*ends)}
     return skipped

@@ -249,7 +249,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        guard_of(self._model).keep()  # What was recompiled.
+        guard_of(self._model).keep()  # Guard the recompiled function.
         self.rebuilds += 1
         self._rebuilt_at = started
 

@@ -57,8 +57,8 @@ class Probation:
     """
 
     def __init__(self, watch, step: int, gap: int, batch):
-        # Its variables are up to date, or a step is under way, which
-        # `synchronized_model` would not know.
+        # The model's variables are up to date here. `synchronized_model` would
+        # not know about a step that is under way.
         model = watch.model
         self.step = step
         self.scale_bits = watch.counters.scale_bits()

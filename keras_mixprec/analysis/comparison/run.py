@@ -325,7 +325,7 @@ def _take_turns(store, workers, told):
     """Lets one after the other train a block, until all are done."""
     turn = 0
     while workers:
-        # Rotated, so that no policy is always behind the same one.
+        # The order rotates, so that no policy always follows the same one.
         names = list(workers)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
@@ -411,7 +411,7 @@ class Store:
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
-        # In the order of the seeds, whichever was finished first.
+        # Seeds may finish in any order.
         arm["seeds"].append(seed)
         arm["seeds"].sort(key=lambda s: self.record["seeds"].index(s["seed"]))
         self._file.save()

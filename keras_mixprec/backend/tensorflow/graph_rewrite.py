@@ -22,7 +22,7 @@ _OPTIONS = {
     "float16": "auto_mixed_precision",
     "bfloat16": "auto_mixed_precision_onednn_bfloat16",
 }
-# Has the same effect as the one for bfloat16, and is deprecated.
+# A deprecated option with the same effect as the one for bfloat16.
 _SAME = "auto_mixed_precision_mkl"
 # Graphs of fewer nodes are not optimized: negative, all are.
 _UNIQUE = "min_graph_nodes"

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_mixprec.backend.common import shape_in_fit
 
 try:
-    # Not public: what `experimental_get_compiler_ir` returns.
+    # Private: the type that `experimental_get_compiler_ir` returns.
     from tensorflow.compiler.xla.service import hlo_pb2
 except ImportError:
     hlo_pb2 = None
