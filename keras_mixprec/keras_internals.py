@@ -422,7 +422,7 @@ def accumulated_gradients(optimizer) -> list:
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to an optimizer's variables."""
-    # One that was set, not added, has to be.
+    # A variable that is set as an attribute must be tracked by hand.
     optimizer._track_variable(variable)
 
 

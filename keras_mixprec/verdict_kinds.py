@@ -212,7 +212,7 @@ KINDS = {kind.name: kind for kind in _TABLE}
 # No dtype repairs these, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# Faults of the task, which no weights repair.
+# Faults of the task itself; training longer cannot repair them.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 

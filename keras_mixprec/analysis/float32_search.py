@@ -280,7 +280,7 @@ class Float32Search:
             kept = {p: self._start.policies[p] for p in resolved}
             kept = {p: q for p, q in kept.items() if is_16_bit(q)}
             raise ValueError(
-                "Even with all layers in float32 that may be, "
+                "Even with all layers in float32 that the rules allow, "
                 f"{_describe(self._errors(self._ranked))}. Allow more with "
                 f"`tolerance` and `gradient_tolerance`. Kept in 16 bits: "
                 f"{kept}. Received: tolerance={limits.loss}, "
@@ -298,7 +298,7 @@ class Float32Search:
         more = smallest_set(others, fits)
         if more is None:
             raise ValueError(
-                "Even with all layers in float32 that may be, "
+                "Even with all layers in float32 that the rules allow, "
                 f"{self._named(self._metric(self._ranked))}. Allow more with "
                 "`validation_tolerance`. Received: "
                 f"validation_tolerance={limits.metric}"

@@ -88,9 +88,9 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "`resume` must be a file that this call has written, or one "
-                "that is not there yet; this one is not, or is damaged. Delete "
-                f"it to begin again. Received: resume={str(path)!r}"
+                "`resume` must be a new file, or one that the same call has "
+                "written. This file is damaged, or of another call. Delete it "
+                f"to begin again. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 

@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         if module in ("jax", "tensorflow", "torch"):
             message += ", or choose another --backend"
     except (OSError, TypeError, ValueError) as error:
-        # Our checks of arguments end so. Any other error is a defect.
+        # Messages of our argument checks contain "Received: ". Any other error
+        # is a defect.
         wrong_call = isinstance(error, OSError) or "Received: " in str(error)
         if arguments.traceback or not wrong_call:
             raise

@@ -22,7 +22,7 @@ def _codes(what):
     return {
         "metavar": "CODES",
         "type": lambda text: text.split(","),
-        "help": f"{what} the rules whose codes start so: KMP101,KMP4",
+        "help": f"{what} the rules whose codes start with these: KMP101,KMP4",
     }
 
 

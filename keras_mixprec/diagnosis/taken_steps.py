@@ -59,8 +59,8 @@ class TakenSteps:
         self._taker = taker = StepTaker(model)
         first = {} if goes_on else taker.scaling
         self._scales = {key: self._scale() for key in first}
-        # How many optimizers have updated weights in a step before one is given
-        # its gradients: as many for those that are applied together.
+        # For each optimizer, how many others updated weights before it in the
+        # step. Optimizers that are applied together have the same number.
         self._turns: dict = {}
         self._turn = 0
         self.count = 0

@@ -106,8 +106,8 @@ LOST_CHANGE = 0.5
 # chain of float16 roundings has this effect.
 SETTLED_STATE = 0.01
 
-# An average that goes a smaller share of its way at each step resolves in no
-# training; what is left of the difference of two steps then is rounding.
+# An average that moves by a smaller share at each step never settles in
+# training. The difference of two of its steps is rounding.
 SETTLING_SHARE = 1e-4
 
 # How far gradients of two float32 steps at two loss scales may be apart, and

@@ -201,7 +201,8 @@ class MetricGuard:
         if not losses or all(map(active.step().known_finite, losses)):
             return
         histories = self._histories()
-        if keras.backend.backend() == "jax":  # Others are not in its state.
+        # JAX's step state holds no other optimizer.
+        if keras.backend.backend() == "jax":
             own = getattr(self._model.optimizer, "history", None)
             histories = [h for h in histories if h is own]
         if not histories:

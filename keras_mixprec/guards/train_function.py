@@ -67,7 +67,7 @@ class StepCount:
         elif attempted is None:
             self.step = last
         else:
-            # An epoch of unknown length may end with a call of no step.
+            # An epoch of unknown length may end with a call that takes no step.
             self.step = max(self.step, min(last, self._first + attempted))
 
 

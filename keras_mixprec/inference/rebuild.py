@@ -319,8 +319,8 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
-    # `Operation.__new__` reads the arguments in two ways; one does not see
-    # what a function wraps.
+    # `Operation.__new__` reads the signature in a way that does not see what a
+    # function wraps.
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield

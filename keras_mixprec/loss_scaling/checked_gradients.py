@@ -85,7 +85,7 @@ class CheckedGradients:
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         for overflows in seen:
-            # A compiled function that this one calls keeps its tensors.
+            # Tensors of an inner compiled function cannot be used here.
             if not backend.are_of_one_trace(overflows, fits):
                 continue
             # Gradients cannot be matched by position.

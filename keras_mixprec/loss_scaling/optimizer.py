@@ -661,7 +661,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def save_own_variables(self, store: Any) -> None:
         """Writes Keras' four variables and the inner optimizer's."""
         if not self.built:
-            # A file that was read before `build`.
+            # A file was read before `build`; write it back unchanged.
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return

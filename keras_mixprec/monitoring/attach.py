@@ -122,7 +122,8 @@ def _watch(model):
     }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
-        # Which variables others are for only the model's `train_step` knows.
+        # Only the model's `train_step` knows which variables belong to other
+        # optimizers.
         if name == "optimizer" and not optimizer.built and _knows_all(model):
             optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)

@@ -160,7 +160,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
         return None
     if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
-    # `compile` has made one that a `train_step` with others does not use.
+    # `compile` may have made an optimizer that the `train_step` does not use.
     own = getattr(model, "optimizer", None)
     scaled = isinstance(own, LossScaleOptimizer)
     return "optimizer" if scaled and not used else None

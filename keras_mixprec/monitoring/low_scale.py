@@ -17,7 +17,7 @@ _FAR_BITS = 8
 # Good steps to grow back; less is soon over.
 _LONG = 1000
 
-# Applied steps that a scale has to last for: one may be by chance.
+# A scale counts after this many applied steps; one may be chance.
 _HELD = 5
 
 

@@ -66,7 +66,7 @@ def to_array(tensor) -> np.ndarray:
     # TensorFlow hands out a single bfloat16 as a number, which is not an array.
     if getattr(tensor, "shape", None) == () and "bfloat16" in str(tensor.dtype):
         tensor = ops.cast(tensor, "float32")
-    # Others are not cast: JAX compiles a program for every shape.
+    # Cast no other tensor here: JAX would compile a program for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
 
 

@@ -162,7 +162,7 @@ class _Held:
                 grads = self._times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
-        if unscaled:  # Whoever unscales them has seen what overflowed.
+        if unscaled:  # `unscale` has already recorded overflows.
             grads = self._times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:

@@ -130,7 +130,7 @@ def cause_of_nonfinite(
     try:
         replay.each_operation(function, tensors, seen.visit)
     except replay.REFUSALS:
-        # An operation refuses what one before it has made.
+        # A later operation may refuse the result of an earlier one.
         if seen.last is None:
             raise
     return of_loss and seen.of_first_scalar or seen.last

@@ -211,7 +211,8 @@ class PrecisionPlan(Mapping):
         """Makes a model follow the plan; see `apply_policy`.
 
         Args:
-            model: A `keras.Model` made by the same code as the plan's.
+            model: A `keras.Model`, made by the same code as the model of the
+                plan.
 
         Returns:
             The plan that the model now follows.

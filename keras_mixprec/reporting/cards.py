@@ -304,9 +304,6 @@ def _speed(run) -> Iterator[Card]:
     yield Card("speed", title, said, figures(values, watchers))
 
 
-# The layers.
-
-
 def _layers(run):
     counts = Counter(layer["compute_dtype"] for layer in run.layers)
     said = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())

@@ -14,7 +14,7 @@ SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 # The events that describe the run as a whole.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
-# Numbers beyond 16 bits are harmless in these.
+# Numbers beyond the float16 range are harmless in these dtypes.
 WIDE = ("float32", "float64")
 
 # The dtype of a layer in float16 whose inputs are multiplied by a power of two.

@@ -95,7 +95,7 @@ class Probation:
         model = self._watch.synchronized_model()
         with active.processes().single_process(model):
             now = _largest_weight(model)
-        # Weights that start from zeros are larger after a step.
+        # Weights that start at 0 always grow, so compare with at least 1.
         grown = _growth("largest weight", self._weight, now, least=1.0)
         return grown or self._loss_divergence()
 

@@ -34,7 +34,7 @@ from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
-# Names of metrics end in these.
+# Endings of metric names that tell which end is better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
@@ -107,8 +107,8 @@ def compare_precisions(
             `100`.
         blocks: Int of at least 2 that divides `steps`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
-        validation_data: As `data`, to take the metric on, all of it. Defaults
-            to `None`: on what was trained on.
+        validation_data: Data for the metric, in the form of `data`. The metric
+            uses all of it. Defaults to `None`, the training data.
         callbacks: Function without arguments that returns a list of callbacks
             for one `fit`, or `"module:name"`. Defaults to `None`.
         isolate: Boolean. If `True`, each policy trains in a new process. The

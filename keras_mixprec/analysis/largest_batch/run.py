@@ -145,8 +145,8 @@ def largest_batch(
             batch are repeated.
         policy: Policy name, `keras.DTypePolicy` or `PrecisionPlan`. Defaults
             to `"mixed_float16"`.
-        baseline: The same; what `ratio` compares with. `None` for no second
-            search, which takes as long. Defaults to `"float32"`.
+        baseline: The policy that `ratio` compares with, or `None`. Its search
+            takes as long again. Defaults to `"float32"`.
         min_size: Int. Samples of the first trial. Defaults to `1`.
         max_size: Int. Samples of the largest. Defaults to `65536`.
         step: Int. Sizes are multiples of it, and the answer is exact to it.

@@ -42,8 +42,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # This value belongs to the trace around a gradient's. `identity` runs in
-    # another.
+    # This value belongs to the trace outside of the gradient. `identity` below
+    # runs in another trace.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
