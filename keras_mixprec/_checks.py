@@ -28,7 +28,7 @@ def check_list(name, value, kind, what):
 
     Args:
         name: String. The argument's name as the caller typed it.
-        value: Object to check. A string is no list of its letters.
+        value: Object to check. A string is not a list of its letters.
         kind: Type of each entry.
         what: String, what it has to be, in words.
     """

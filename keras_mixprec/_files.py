@@ -138,7 +138,8 @@ def write_json(path: str | os.PathLike, content) -> None:
     path = os.path.realpath(path)
     check_regular(path)
     _remove_unfinished(path)
-    # It is next to the target, because a rename is atomic only within one disk.
+    # The file is next to the target, because a rename is atomic only within one
+    # disk.
     unfinished = f"{path}.{secrets.token_hex(4)}{_UNFINISHED}"
     try:
         with open(unfinished, "x", encoding="utf-8") as file:

@@ -66,7 +66,7 @@ def _assign(attributes):
         elif function is _NONE:
             vars(owner).pop(name, None)
         else:
-            # Not `setattr`: layers track what is assigned to them.
+            # `setattr` would make a layer track the function.
             vars(owner)[name] = function
 
 

@@ -15,7 +15,7 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 # Halves up, as JavaScript's `toPrecision`.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
-# Letters in a line of a report on a screen.
+# Characters per line of a report on a screen.
 SCREEN_WIDTH = 100
 
 
@@ -38,8 +38,8 @@ class Format:
     epsilon: float
 
 
-# Control characters, also those that turn the direction of writing, and bytes
-# of file names that are no UTF-8.
+# Control characters, characters that change the direction of writing, and bytes
+# of file names that are not UTF-8.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e"
     "\u2066-\u2069\ud800-\udfff]"
@@ -146,7 +146,7 @@ def format_share(share: float) -> str:
     """
     if 0 < share < 1e-4:
         return "<0.01%"
-    if share > 0.99:  # Rounded down, to hundredths of a percent.
+    if share > 0.99:  # Round down, so that 99.996% does not become 100%.
         return f"{math.floor(share * 1e4) / 100:g}%"
     return f"{float(_TWO_DIGITS.create_decimal(100 * float(share))):g}%"
 

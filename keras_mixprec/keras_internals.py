@@ -55,7 +55,7 @@ from keras.src.trainers.data_adapters import (
     get_data_adapter as get_data_adapter,
 )
 
-# It holds the arrays that were given to `fit`.
+# Its instances hold the arrays that were given to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 # An optimizer counts the variables in lists that it holds as its own.
@@ -71,7 +71,7 @@ ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
 
 def flat_layers(layer, include_self: bool = True) -> list:
     """Returns a layer and all that is inside it, at any depth."""
-    # Only models list all that is inside of their layers.
+    # Keras has this as public API on models only.
     return layer._flatten_layers(include_self=include_self)
 
 
@@ -132,7 +132,7 @@ def cast_constants_anew(layer):
     if layer.input_mean is None:
         layer.finalize_state()
         return
-    # Not as if it were built once more, under another path.
+    # Calling `build` on the layer would give its variables another path.
     type(layer).build(layer, **layer.get_build_config())
 
 
@@ -209,7 +209,7 @@ def only_runs_graph(layer) -> bool:
 
 def build_symbolically(model: keras.Model, data):
     """Builds a compiled model, its loss and metrics, on one batch."""
-    # As `fit` does, running nothing.
+    # `fit` builds the model in the same way, without running it.
     model._symbolic_build(data_batch=data)
 
 
@@ -220,7 +220,6 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
 
 def compiled_loss(model: keras.Model):
     """Returns what computes the losses, `None` before `compile`."""
-    # It makes the metrics of several losses when it is built.
     return getattr(model, "_compile_loss", None)
 
 
@@ -292,7 +291,7 @@ def _epochs_in(method, model):
 
 def stored_value(variable: keras.Variable):
     """Returns the array of the backend that a variable holds, not a copy."""
-    # `value` casts it in the call of a layer.
+    # `variable.value` casts the array while a layer is called.
     return variable._value
 
 
@@ -423,7 +422,7 @@ def accumulated_gradients(optimizer) -> list:
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to an optimizer's variables."""
-    # One that was set, not added, has to be.
+    # A variable that is set as an attribute must be tracked by hand.
     optimizer._track_variable(variable)
 
 

@@ -181,7 +181,7 @@ _TABLE = (
     Kind(
         "not_learning",
         "{fix}",
-        clause="the model does not learn, in float32 either: {reason}",
+        clause="the model does not learn, not even in float32: {reason}",
         behind=1,
     ),
     Kind(
@@ -212,7 +212,7 @@ KINDS = {kind.name: kind for kind in _TABLE}
 # No dtype repairs these, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# Faults of the task, which no weights repair.
+# Faults of the task itself; training longer cannot repair them.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 

@@ -190,7 +190,7 @@ def starting_point(
     return start
 
 
-# How much the metric in float32 may differ in another process, as a share.
+# The float32 metric may differ by this share in another process.
 _SAME = 1e-4
 
 
@@ -280,7 +280,7 @@ class Float32Search:
             kept = {p: self._start.policies[p] for p in resolved}
             kept = {p: q for p, q in kept.items() if is_16_bit(q)}
             raise ValueError(
-                "Even with all layers in float32 that may be, "
+                "Even with all layers in float32 that the rules allow, "
                 f"{_describe(self._errors(self._ranked))}. Allow more with "
                 f"`tolerance` and `gradient_tolerance`. Kept in 16 bits: "
                 f"{kept}. Received: tolerance={limits.loss}, "
@@ -290,7 +290,7 @@ class Float32Search:
         if not self._evaluation:
             return causes
         others = [path for path in self._ranked if path not in found]
-        self._metric(())  # Where the curve begins.
+        self._metric(())  # This is the first point of the curve.
 
         def fits(paths):
             return self._worse_by(self._metric(found | paths)) <= limits.metric
@@ -298,7 +298,7 @@ class Float32Search:
         more = smallest_set(others, fits)
         if more is None:
             raise ValueError(
-                "Even with all layers in float32 that may be, "
+                "Even with all layers in float32 that the rules allow, "
                 f"{self._named(self._metric(self._ranked))}. Allow more with "
                 "`validation_tolerance`. Received: "
                 f"validation_tolerance={limits.metric}"

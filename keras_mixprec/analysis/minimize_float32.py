@@ -164,7 +164,6 @@ def minimize_float32(
         build_for(model, data)
         matcher = matcher_of(model, policy, rules)
         start = starting_point(model, policy, matcher)
-        # It reads all weights.
         own = {"policy": policy, "batch_size": batch_size}
         known = resume is not None
         asked = identity_of(model, data, start, **own) if known else {}

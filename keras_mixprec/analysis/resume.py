@@ -88,9 +88,9 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "`resume` must be a file that this call has written, or one "
-                "that is not there yet; this one is not, or is damaged. Delete "
-                f"it to begin again. Received: resume={str(path)!r}"
+                "`resume` must be a new file, or one that the same call has "
+                "written. This file is damaged, or of another call. Delete it "
+                f"to begin again. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 
@@ -217,7 +217,7 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self.add(cell.cell_contents)
-            except ValueError:  # Not set yet.
+            except ValueError:  # The variable of the closure is not set yet.
                 self._take("empty")
         self._add_code(function.__code__, function.__globals__)
 
@@ -270,7 +270,7 @@ class _Walk:
             try:
                 self.add(unnamed(value.get_config()))
                 return
-            except Exception as error:  # Of the user's code, of any kind.
+            except Exception as error:  # User code may raise anything.
                 self._take(one_line(error))
         if not _is_of_library(type(value)):
             self.add(getattr(value, "__dict__", None))

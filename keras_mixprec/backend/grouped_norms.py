@@ -29,9 +29,9 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
             which cannot overflow.
     """
     groups = _group_by_shape(gradients)
-    # Not a large gradient reshaped to a group of one: XLA lays the product of
-    # two matrices out transposed, and reshaping copies it: 3% of a step of six
-    # Dense(1024).
+    # Do not reshape a single large gradient to a group of one. XLA transposes
+    # the product of two matrices, so reshaping copies it, which costs 3% of a
+    # step of six Dense(1024).
     tensors = [
         ops.cast(gradients[group[0]], "float32")
         if len(group) == 1
@@ -55,8 +55,9 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     finite = ops.isfinite(plain)
 
     def lowered():
-        # Not a constant: for a gradient of one element, XLA turns (x * c) ** 2
-        # into x * x * c * c, which is infinity times zero.
+        # The factor must not be a constant. For a gradient of one element, XLA
+        # would turn (x * c) ** 2 into x * x * c * c, which is infinity times
+        # zero.
         factor = ops.where(ops.all(finite), np.float32(1), np.float32(_DOWN))
         low = ops.sqrt(all_sums(factor)) / factor
         return ops.where(finite, ops.sqrt(plain), low)

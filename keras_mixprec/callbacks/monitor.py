@@ -48,22 +48,23 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec_<part>_exponent/<path>` | histograms | some R |
 
     Parts are `activation`, `gradient` and `weight`; weights have no histogram.
-    Kinds are `inf`, `-inf` and `nan`, each from when it was first seen.
+    Kinds are `inf`, `-inf` and `nan`. Each curve begins when its kind is first
+    seen.
 
-    U: every `update_freq` steps and at the end of an epoch, but of short
-    epochs only at some, and whenever a step was skipped or a loss not finite.
-    S: at each step that changed it. R: when ranges were read. The x axis counts
-    batches, skipped ones included, and continues over several calls of `fit`.
+    U: every `update_freq` steps, at the end of an epoch (of short epochs only
+    some), and whenever a step was skipped or a loss was not finite. S: at each
+    step that changed it. R: when ranges were read. The x axis counts batches,
+    skipped ones included, and continues over several calls of `fit`.
     The compiled step itself records what happens between two readings, so no
     skipped step is lost.
 
-    Step `s` is the moment after `s` steps, 0 before the first. Step `s + 1`
-    runs with the scale of step `s`, and a fault that is found then has step
-    `s`. A `skipped_step` event has its own number as `at_step`, where the scale
-    falls, and the scale that it ran with. Epochs, batches of an epoch, rows and
-    samples are counted from 0, as in callbacks and arrays. If you set a scale
-    between two readings, it is known from the second on, and `events.jsonl` has
-    a `loss_scale_not_known`.
+    A value at step `s` was read after `s` steps; step 0 is before training.
+    The scale logged at step `s` is used by step `s + 1`, and a fault found in
+    that step is logged at `s`. A `skipped_step` event has the number of the
+    skipped step itself as `at_step`, and the scale that it ran with.
+    Epochs, batches of an epoch, rows and samples are counted from 0, as in
+    callbacks and arrays. If you set a scale between two readings, the log shows
+    it from the second one on, and `events.jsonl` has a `loss_scale_not_known`.
 
     A full disk or a removed folder does not end training: one warning reports
     it, and lost data are logged when that is possible again. While another run
@@ -73,29 +74,29 @@ class MixPrecMonitor(CopiedCallback):
     The first of several workers writes the log, with the findings of all. All
     need the monitor, with the same arguments: they stop together.
 
-    The monitor works with `keras_mixprec.LossScaleOptimizer`, and with Keras'
-    own, which it exchanges for one that shares its state and follows its rule.
-    Training stays the same, unless a `train_step` forgets to scale the loss:
-    Keras' own optimizer divides those gradients by the loss scale all the same,
-    the other one applies them undivided and warns. If a model has several
-    optimizers as attributes, they are logged by attribute name.
+    The monitor replaces Keras' own `LossScaleOptimizer` by
+    `keras_mixprec.LossScaleOptimizer`, with the same state and rule. Training
+    stays the same, unless a `train_step` forgets to scale the loss. Keras' own
+    optimizer divides such gradients by the loss scale all the same. The new one
+    applies them undivided and warns. If a model has several optimizers as
+    attributes, they are logged by attribute name.
 
-    Ranges are measured of every activation, gradient and weight in the next
-    step. The model's `train_step` runs once on its batch, with the optimizers
-    held, and all changes are undone. Only JAX compiles this. Ranges are always
-    read after the first step, after the last, and whenever eight times as many
-    steps were taken, which does not count as overhead. Between these they are
-    read every `probe_every` steps, after the scale grew and after a skipped
-    step, as far as `max_overhead` allows. Histograms are logged whenever twice
-    as many steps were taken. The summary and `events.jsonl` have the time that
-    it took.
+    To read ranges, the monitor runs the `train_step` once on the next batch
+    without an update, measures every activation, gradient and weight, and then
+    undoes all changes. Only JAX compiles this. Ranges are always read after the
+    first step, after the last, and whenever eight times as many steps were
+    taken. These readings do not count as overhead. Between them ranges are read
+    every `probe_every` steps, after the scale grew and after a skipped step, as
+    far as `max_overhead` allows. Histograms are logged whenever twice as many
+    steps were taken. The summary and `events.jsonl` show how long the readings
+    took.
 
     When five steps in a row are skipped, the monitor diagnoses the next batch
     as `keras_mixprec.diagnose` does. It prints the faults of layers and writes
-    them to `events.jsonl`. Faults that skip no step are searched for after
-    `20 / max_overhead` steps, which are 1,000, and whenever twice as many were
-    taken, unless a `PrecisionTuner` does so. None of this depends on the speed
-    of the machine.
+    them to `events.jsonl`. It looks for faults that skip no step after
+    `20 / max_overhead` steps (1,000 by default), and whenever twice as many
+    were taken, unless a `PrecisionTuner` does so. None of this depends on the
+    speed of the machine.
 
     If a part of the monitor fails, a warning names it, and training goes on
     without it.
@@ -103,39 +104,36 @@ class MixPrecMonitor(CopiedCallback):
     While an optimizer skips steps, batches with a non-finite loss do not count
     in the running loss and metrics. So callbacks that stop, or save the best,
     see the loss of the steps that were taken. Until its first good batch, an
-    epoch shows what Keras shows of metrics that have seen no batch. An epoch
-    without any good batch reports infinity for a loss, and the worst value of
-    each metric: NaN if Keras does not know it. Batches show NaN after an epoch
-    without any good one, and once weights are lost: `TerminateOnNaN` ends such
-    runs. A skipped batch does not make the state that layers write non-finite
-    either, such as the moving mean of a `BatchNormalization`. After `fit` the
-    model and its metrics are as they were before.
+    epoch shows the values of metrics that have seen no batch. An epoch without
+    any good batch reports an infinite loss and the worst value of each metric,
+    or NaN if Keras does not know which end is worse. After such an epoch, and
+    once weights are lost, batches show NaN, so that `TerminateOnNaN` ends the
+    run. The state of layers, such as the moving mean of a `BatchNormalization`,
+    stays finite too. After `fit` the model and its metrics are as before.
 
     A loop written by hand calls the methods of the callback as `fit` does, for
-    example in a `keras.callbacks.CallbackList`; the methods of epochs may be
-    left out. A copy (`copy.deepcopy`, `pickle`) has the results, but not the
-    model.
+    example in a `keras.callbacks.CallbackList`. The epoch methods are optional.
+    A copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     Args:
         log_dir: String or path-like. Defaults to `"logs"`.
         update_freq: Int, batches. Defaults to `50`.
-        probe_every: Int, steps between two readings of ranges. `0` for none at
-            all. Defaults to `100`.
+        probe_every: Int, steps between two readings of ranges. `0` turns them
+            off. Defaults to `100`.
         max_overhead: Float, share of the training time. Readings of the
             counters without news, and readings of ranges in between, are
-            thinned to stay below it. Work that happens once is not thinned, nor
-            are diagnoses, which are counted in steps. Up to half of it, at most
-            1.25 percentage points, is reserved for overhead that cannot be
-            timed. The two kinds of readings take at most half of the rest each.
-            The value 1 thins nothing, and 0 reads no ranges. Defaults to
-            `0.02`.
-        keep_failing_batches: Int. How many batches of skipped steps to keep
-            with all that made them fail, the first ones. While there is room,
-            every batch is held until its step is known to have succeeded, so
-            every step waits for the device. Defaults to `0`.
+            made less often to stay below it. Work that happens once and
+            diagnoses are not limited. Up to half of it, at most 1.25 percentage
+            points, is reserved for overhead that cannot be timed. Each kind of
+            reading takes at most half of the rest. `1` lifts the limit, and `0`
+            reads no ranges. Defaults to `0.02`.
+        keep_failing_batches: Int. How many batches of skipped steps to keep,
+            beginning with the first, with everything that made them fail. Until
+            that many are kept, the monitor holds every batch until its step has
+            succeeded, so every step waits for the device. Defaults to `0`.
         stop_after: Int. Training stops after this many skipped steps in a row,
             at any loss scale; one more step may be taken. The counters are
-            looked at that often. Defaults to `None`, never.
+            then read that often. Defaults to `None`, never.
         verbose: `0` or `1`, whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
@@ -218,7 +216,7 @@ class MixPrecMonitor(CopiedCallback):
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
-        self._session: Any = None  # In `fit`.
+        self._session: Any = None  # Set during `fit`.
         self._has_logged = False
         self._is_chief, self._report_dir = True, self.log_dir
 
@@ -267,7 +265,7 @@ class MixPrecMonitor(CopiedCallback):
         self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
-        # Not needed before a `fit` ends.
+        # Imported here because it is only needed when `fit` ends.
         from keras_mixprec.monitoring.summary import end_events, summarize
 
         watch = self._session.watch

@@ -40,22 +40,24 @@ class PrecisionTuner(CopiedCallback):
     `fit` calls until the model is compiled again or its dtypes or weights are
     set. A long diagnosis is announced.
 
-    The smallest set of layers that repairs the faults is demoted: to bfloat16
-    if the fault is one of range and the device computes in it, or else to
-    float32. Weights, optimizer state, metrics and counters stay; the compiled
-    functions are recompiled once for each set. If gradients vanish at a loss
-    scale, it is raised. A fixed one is set to the scale that suits all layers,
-    if there is one; if it cannot be set, the history has the right one, once.
-    Bad data, divergence and a loss scale that is still searching demote
-    nothing. A loss scale that fell because of bad data alone is put back (not
-    where several workers train together).
+    The tuner demotes the smallest set of layers that repairs the faults. They
+    compute in bfloat16 if they overflow or underflow and the device is fast in
+    bfloat16, or else in float32. Weights, optimizer state, metrics and counters
+    stay. The compiled functions are recompiled once for each set. If gradients
+    vanish because the loss scale is too low, the tuner raises it. It sets a
+    fixed scale to a value that suits all layers. If a scale cannot be set, the
+    history says once what it should be. The tuner demotes nothing because of
+    bad data, divergence, or a loss scale that is still falling. It restores a
+    loss scale that only bad data lowered, unless several workers train
+    together.
 
-    A demotion may let training diverge. It is undone if the largest weight
-    grows a hundredfold within 500 steps, or the float32 loss of one batch, if
-    that is also a hundred times the loss before training. Weights, optimizer
-    state and loss scale then return to their values before the demotion (not
-    where several workers train together). The loss is compared after `cooldown`
-    steps, and after twice as many each time.
+    A demotion is undone if training diverges after it. That is so if the
+    largest weight grows a hundredfold within 500 steps. It is also so if the
+    float32 loss of one batch grows a hundredfold and is a hundred times the
+    loss before training. Weights, optimizer state and loss scale then return to
+    their values before the demotion. With several workers no demotion is
+    undone. The loss is compared after `cooldown` steps, and after twice as many
+    each time.
 
     After `cooldown` quiet steps, layers that turn out not to need their
     demotion return to 16 bits. After `promote_after` steps, so do all demoted
@@ -97,13 +99,13 @@ class PrecisionTuner(CopiedCallback):
             written: layers with another policy, and layers that only the model
             or only the plan has, are named and left alone. The old file is
             kept next to the new one. Defaults to `None`.
-        dry_run: Boolean, whether to say what would be changed and change
-            nothing; the plan is neither read nor written. Defaults to
+        dry_run: Boolean, whether to report changes without making them; the
+            plan is neither read nor written. Defaults to
             `False`.
         promote_after: Int. Quiet steps after which a demoted layer is tried as
-            built. `0` for never. Defaults to `2000`.
-        cooldown: Int. Steps after a change before the next, one before the
-            first step apart. Defaults to `10`.
+            built. `0` means never. Defaults to `2000`.
+        cooldown: Int. Steps between two changes; a change before the first
+            step does not count. Defaults to `10`.
         max_demoted_fraction: Float, share of the FLOPs in 16 bits that may be
             demoted. Defaults to `1.0`.
         max_rebuilds: Int. How often the compiled functions may be rebuilt.
@@ -113,9 +115,9 @@ class PrecisionTuner(CopiedCallback):
             `model.stop_training` does, `"raise"` a `FloatingPointError`, which
             lets `keras.callbacks.BackupAndRestore` keep its backup, or
             `"float32"` for all layers. Defaults to `"continue"`.
-        bfloat16: Boolean, whether the device computes in bfloat16. `"auto"`
-            if `recommend_policy` recommends `"mixed_bfloat16"`; on a CPU it
-            uses the measurements of `doctor`. Defaults to `"auto"`.
+        bfloat16: Boolean, whether the device is fast in bfloat16. `"auto"` is
+            true if `recommend_policy` recommends `"mixed_bfloat16"`, which on
+            a CPU depends on the measurements of `doctor`. Defaults to `"auto"`.
         update_freq: Int, batches between two readings of the counters; at
             first there are more of them. Defaults to `50`.
         verbose: `0` or `1`, whether to print what is changed. Defaults to `1`.
@@ -133,8 +135,8 @@ class PrecisionTuner(CopiedCallback):
         tolerance: Float, in the metric's own unit: 0.002 of an accuracy is 0.2
             percentage points. How much worse than in float32 it may be.
             Defaults to `0.002`.
-        rungs: Sequence of strings, the repairs that are tried, in this order,
-            for a layer with a fault of range. `"rescale"` keeps it in float16
+        rungs: Sequence of strings, the repairs to try in this order for a
+            layer that overflows or underflows. `"rescale"` keeps it in float16
             if it computes the same on inputs times a power of two (see
             `RescaledPolicy`). `"bfloat16"` is left out if `bfloat16` is false.
             `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
@@ -172,8 +174,8 @@ class PrecisionTuner(CopiedCallback):
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or `monitor` or `mode` is
             given without `validate`. When training starts, if there is another
-            tuner in the same `fit`, the plan is damaged, `monitor` is no metric
-            of the model, or the metric is not finite in float32.
+            tuner in the same `fit`, the plan is damaged, `monitor` is not a
+            metric of the model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
         FloatingPointError: In training, as `on_limit` says.
 
@@ -235,7 +237,7 @@ class PrecisionTuner(CopiedCallback):
         self._check_together()
         self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
-        # In `fit`.
+        # Set during `fit`.
         self._session: Any = None
         self._repairs: Any = None
         self._before: list = []
@@ -290,7 +292,7 @@ class PrecisionTuner(CopiedCallback):
         wide = any(event["kind"] == "no_16_bits" for event in story)
         news = wide or session.watch.tuning.records.has_news
         if self.verbose and news and not session.settings.summary:
-            # As in the monitor, not needed before.
+            # Imported here because it is only needed when `fit` ends.
             from keras_mixprec.monitoring.summary import summarize
 
             said = summarize(session.watch).headline["text"]

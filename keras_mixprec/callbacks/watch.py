@@ -165,7 +165,7 @@ class Watch:
         """Logs what there is to log before the first step."""
         model, attempt = self.synchronized_model(), self.attempt
         self._function.explain_errors(partial(explain_error, self))
-        # Not needed before a `fit` begins.
+        # Imported here because it is only needed when `fit` begins.
         from keras_mixprec.monitoring.precision_settings import log_begin
 
         attempt("log settings", log_begin, self)
@@ -252,7 +252,7 @@ class Watch:
             return None
         try:
             return work(*arguments)
-        # No error of it ends training.
+        # An error in a task must not end training.
         except Exception as error:
             self._given_up.add(task)
             event = failure_event("task_failed", error, task=task)
@@ -276,7 +276,7 @@ class Watch:
     def _visit(self, work, batch):
         if self.first_batch is None:
             self.first_batch = batch
-        self._idle_until = 0  # It may have changed what is due.
+        self._idle_until = 0  # Tasks may be due earlier now.
         self.is_before_step = True
         with self.examiner.errors_reported():
             work(batch)
@@ -321,7 +321,7 @@ class Watch:
         started = _clock.now()
         if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
-            self._idle_until = 0  # It may have changed what is due.
+            self._idle_until = 0  # Tasks may be due earlier now.
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
 
@@ -341,7 +341,7 @@ class Watch:
         self._function.cancel()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
-        # Its ranges may be a reason for a diagnosis.
+        # The ranges may give a reason for a diagnosis.
         attempt("measure layers", self.ranges.finish)
         attempt("look whether the loss falls", self.progress.finish)
         attempt("diagnose", self._diagnoses.finish)

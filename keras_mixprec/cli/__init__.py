@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # As of `keras-mixprec report logs | head`.
+    except BrokenPipeError:  # For example `keras-mixprec report logs | head`.
         # Python flushes once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -66,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         if module in ("jax", "tensorflow", "torch"):
             message += ", or choose another --backend"
     except (OSError, TypeError, ValueError) as error:
-        # Our checks of arguments end so. Any other error is a defect.
+        # Messages of our argument checks contain "Received: ". Any other error
+        # is a defect.
         wrong_call = isinstance(error, OSError) or "Received: " in str(error)
         if arguments.traceback or not wrong_call:
             raise

@@ -22,7 +22,7 @@ _OPTIONS: dict[str, Any] = {
         "compared with the first (default: float32 mixed_bfloat16 "
         "mixed_float16)",
     },
-    "--validation-data": {"metavar": "DATA", "help": "to take the metric on"},
+    "--validation-data": {"metavar": "DATA", "help": "data for the metric"},
     "--metric": "what evaluate() returns, or module:name of a function",
     "--mode": {
         "choices": ["auto", "min", "max"],
@@ -49,7 +49,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def _run(arguments):
-    # As for `python -m`, modules of the folder that it is called in.
+    # Like `python -m`, import modules from the current folder.
     sys.path.insert(0, os.getcwd())
     if arguments.html:
         files.check_writable(arguments.html)

@@ -22,7 +22,7 @@ def _codes(what):
     return {
         "metavar": "CODES",
         "type": lambda text: text.split(","),
-        "help": f"{what} the rules whose codes start so: KMP101,KMP4",
+        "help": f"{what} the rules whose codes start with these: KMP101,KMP4",
     }
 
 
@@ -70,12 +70,12 @@ def _run(arguments):
 
 
 def _check_call(model, x, path):
-    """Raises if the model cannot be called on the data, which is no defect."""
+    """Raises a usage error if the model cannot be called on the data."""
     from keras import tree
 
     try:
         model(tree.map_structure(lambda array: array[:1], x), training=False)
-    except Exception as error:  # Of the user's code, of any kind.
+    except Exception as error:  # User code may raise anything.
         raise ValueError(
             f"The model cannot be called on the data: "
             f"{files.first_line(error)}. Received: {path}"

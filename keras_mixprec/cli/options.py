@@ -29,7 +29,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 class Command(NamedTuple):
     """What a command is: `keras-mixprec NAME`.
 
-    An option that is not given, and has no default, is no attribute of what
+    An option that is not given, and has no default, is not an attribute of what
     `run` is called with: `given` returns those that a function is to have.
 
     Attributes:

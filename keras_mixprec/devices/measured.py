@@ -91,7 +91,7 @@ def save(capabilities: dict, measured: Measured) -> str:
 
 
 def _of(capabilities):
-    # As JSON hands it back.
+    # The stored values have been through JSON, so these must be too.
     found = {key: capabilities.get(key) for key in _KEYS}
     return json.loads(json.dumps(found))
 

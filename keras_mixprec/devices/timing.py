@@ -7,7 +7,7 @@ from typing import NamedTuple
 from keras_mixprec import _clock
 from keras_mixprec._console import one_line
 
-# Least and most rounds of calls that take turns.
+# The smallest and the largest number of rounds.
 _ROUNDS = 3, 40
 
 # Long enough that the clock, and what starts a call, take less than 1%.

@@ -59,19 +59,19 @@ _CASES = {
     "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
     "learning_rate": "Set the learning rate to {holds:g}: {learning_rate:g} is "
     "too large. With the smaller rate the loss falls in float32 steps that "
-    "were taken again from step {since} on.",
+    "start again at step {since}.",
     "gradients": "Give the optimizer global_clipnorm={clip:.1f}: gradients "
-    "explode. Clipped to that norm the loss falls in float32 steps that were "
-    "taken again from step {since} on. No smaller learning rate does this.",
+    "explode. With this clipping the loss falls in float32 steps that start "
+    "again at step {since}. A smaller learning rate does not help.",
     "penalty": "Make the factor of the regularizer of layer {largest_of!r} "
     "smaller: the penalty is larger than the rest of the loss. Without it the "
-    "loss falls in float32 steps that were taken again from step {since} on.",
+    "loss falls in float32 steps that start again at step {since}.",
     "inputs": "Normalize the inputs, as by keras.layers.Normalization: they "
     "reach {largest_of_inputs:.3g}. With a mean of 0 and a spread of 1 the "
-    "loss falls in float32 steps that were taken again from step {since} on.",
+    "loss falls in float32 steps that start again at step {since}.",
     "targets": "Divide the targets by their standard deviation: they reach "
     "{largest_of_targets:.3g}. With a mean of 0 and a spread of 1 the loss "
-    "falls in float32 steps that were taken again from step {since} on.",
+    "falls in float32 steps that start again at step {since}.",
     "in_training": KINDS["forward_overflow"].advice
     + " A smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32} What is computed from its output, in "
@@ -165,7 +165,8 @@ _CASES = {
 }
 
 
-# Cases that a loss scale cures if one suits all layers, and what they are else.
+# Another loss scale cures these cases if it suits all layers. Otherwise they
+# count as the case on the right.
 _OTHER_SCALE = {"above": "vanishes", "unscaled": "vanishes", "below": "steep"}
 
 
@@ -247,7 +248,7 @@ def _advice_on_operation(numbers):
         text = f"In {place} {what}"
     hints = (h for key, h in _HINTS.items() if operation and key in operation)
     hint = next(hints, KINDS["divergence"].advice.partition(". ")[2])
-    return f"{text} is not finite, in float32 either. {hint}"
+    return f"{text} is not finite in float32 either. {hint}"
 
 
 def _advice_on_cause(numbers):
@@ -311,7 +312,7 @@ def advice_for(culprit, scale, model) -> str:
     if case in _OTHER_SCALE and "advised_bits" not in culprit.numbers:
         case = _OTHER_SCALE[case]
     if case == "steep" and culprit.numbers["highest_bits"] + BITS_ABOVE >= 0:
-        case = None  # It fits at a scale of 1.
+        case = None  # The gradients fit at a scale of 1.
     if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
     return _sentence(

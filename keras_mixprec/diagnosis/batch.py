@@ -44,9 +44,9 @@ def build_for(model, data: tuple):
             except active.replay().REFUSALS:
                 if not _all_built(model):
                     raise
-                # A `train_step` of the user's own may call the model on parts
-                # of the batch, such as the two images of a pair. Or a metric
-                # refuses 16 bits.
+                # A custom `train_step` may call the model on parts of the
+                # batch, such as the two images of a pair. A metric may raise an
+                # error in 16 bits.
                 if not has_own_step(model):
                     with in_float32(model):
                         build_symbolically(model, data)
@@ -76,7 +76,7 @@ def trains_without_targets(model: keras.Model, x) -> bool:
         build_for(model, (x, None, None))
         with active.processes().single_process(model), in_float32(model):
             step = single_step(model, batch, 1.0)
-    except Exception:  # Its code does what it likes with a missing `y`.
+    except Exception:  # User code may fail in any way if `y` is missing.
         return False
     # JAX takes a step without any loss.
     return any(to_array(gradient).any() for gradient in step.gradients.values())
@@ -107,7 +107,8 @@ def _called_symbolically(model, x):
     try:
         compute_output_spec(model, tree.map_structure(spec, x))
     except ValueError:
-        raise  # Of wrong inputs, and says so.
+        # The message of Keras already says what is wrong with the inputs.
+        raise
     except Exception as error:
         raise RuntimeError(str(error)) from error
 
@@ -123,8 +124,8 @@ def _build_by_call(model, build):
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
             build()
     except RuntimeError as error:
-        # Its code may mix dtypes, and so may its loss and its metrics. Why it
-        # raises in 16 bits is asked later.
+        # The model, its loss or a metric may mix dtypes. The diagnosis finds
+        # out later why this raises an error in 16 bits.
         try:
             with in_float32(model):
                 build()
@@ -334,16 +335,16 @@ def large_inputs(x) -> dict:
 
 def _to_tensor(leaf):
     if isinstance(leaf, (str, bytes)):
-        raise TypeError("A string is no array.")
+        raise TypeError("A string is not an array.")
     if leaf is None:
         return None
     return detached(ops.convert_to_tensor(leaf))
 
 
 def _as_in_fit(leaf):
-    if hasattr(leaf, "toarray"):  # Sparse, of SciPy.
+    if hasattr(leaf, "toarray"):  # A SciPy sparse matrix.
         leaf = leaf.toarray()
-    if hasattr(leaf, "iloc"):  # Of pandas; a series is a column.
+    if hasattr(leaf, "iloc"):  # A pandas object; a series becomes one column.
         leaf = leaf.to_numpy().reshape(len(leaf), -1)
     tensor = _to_tensor(leaf)
     wide = tensor is not None and "float" in str(tensor.dtype)
@@ -408,7 +409,7 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    except active.replay().REFUSALS:  # Of a row behind the first ones, maybe.
+    except active.replay().REFUSALS:  # A later row may cause this.
         return False
     # Precision is not the cause of what float32 cannot do.
     if not math.isfinite(exact.loss):

@@ -120,4 +120,5 @@ class LoopRun(CallRun):
         return not math.isfinite(self.error)
 
     def _cause(self, layers):
-        return None  # Python that reads numbers cannot be traced on JAX.
+        # JAX cannot trace Python code that reads numbers of tensors.
+        return None

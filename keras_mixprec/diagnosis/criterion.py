@@ -163,7 +163,7 @@ def step_criterion(
         losses = (np.array(s.loss) for s in (step, exact))
         return found | {_LOSS: relative_error(*([x] for x in losses))}
 
-    # Without the calls, which hold all activations.
+    # The calls hold all activations, so drop them.
     exact = exact._replace(calls=[])
     return Criterion(exact, rounded, distances, {_LOSS: loss}, gradient)
 

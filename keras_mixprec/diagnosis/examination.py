@@ -245,7 +245,8 @@ class _Verdicts:
         self._raised = raised
         self._exact: Any = None
         self._data = data
-        # As `fit` hands it on: a `train_step` may know of no weights.
+        # Pack the batch as `fit` does; a `train_step` may not unpack sample
+        # weights.
         self._batch = packed(data, like)
         compiled = bool(model.jit_compile) and not model.run_eagerly
         self._common = {"compiled": compiled, "step": step}

@@ -16,7 +16,7 @@ from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import with_sublayers
 from keras_mixprec.numerics.layer_replay import LayerReplay
 
-# As many as there are of rows with bad data.
+# The same number as for rows with bad data.
 _ROWS_NAMED = 8
 
 

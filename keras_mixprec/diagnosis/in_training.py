@@ -63,14 +63,14 @@ def examine_in_training(
     if kinds == ["weights_lost"]:
         return _before_the_loss(model, batch, found, kept)
     verdict = _divergence(model, batch, found, first, step, schedule)
-    # Not on an outlier alone, whose step 16 bits skip.
+    # Test on a usual batch, because 16 bits skip the step of an outlier.
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:
         exact = {"loss_in_float32": found.exact_loss}
         verdict = divergence_since(model, kept, step, **exact)
     if verdict:
-        # It would be a symptom of these.
+        # The divergence would be a symptom of these findings.
         causes = [
             finding
             for finding in found.findings

@@ -20,7 +20,7 @@ from keras_mixprec.numerics.layer_replay import (
 )
 from keras_mixprec.policies.layers import has_own_step
 
-# Numbers of a layer that is not at fault grow by less than this.
+# A layer that enlarges its largest number by more than this is at fault.
 _GROWTH = 1e6
 
 

@@ -82,7 +82,7 @@ def _finding(name, value, exact, dtype, step):
 
 
 def _allowed(name, exact, moved):
-    """How far it may be off. It is no fault if float32 varies as much."""
+    """How far it may be off. It is not a fault if float32 varies as much."""
     noise = max(abs(values[name] - exact) for values in moved)
     least = thresholds.METRIC_ERROR * abs(exact)
     return max(least, thresholds.BEYOND_NOISE * noise)

@@ -31,7 +31,8 @@ def smallest_set(
         return kept
     least_first = [path for path in reversed(ranked) if path in kept]
     kept = _without(least_first, kept, fits)
-    # One that had to stay while another was there may be spared by now.
+    # A layer that had to stay at first may be left out now that others are
+    # gone.
     for path in least_first:
         if path in kept and fits(kept - {path}):
             kept -= {path}

@@ -22,8 +22,8 @@ from keras_mixprec.policies.layers import MODEL_PATH
 # Outputs that differ by less of their size from row to row are the same.
 _SAME = 1e-6
 
-# A model has learned nothing of its rows if the loss is at least this share of
-# what it is with the targets of other rows.
+# A model has learned nothing if its loss is at least this share of the loss
+# with the targets of other rows.
 _BY_CHANCE = 0.9
 
 # Gradients that differ by as much from the first layer to the last one.

@@ -85,7 +85,7 @@ class StateCheck:
         On torch, a float16 layer assigns to the cast copy of a variable, which
         is lost.
         """
-        # No policy of a layer adds digits to what is stored in 16 bits.
+        # A policy cannot add digits to a variable that is stored in 16 bits.
         if variable.dtype in SIXTEEN_BITS or not self._changes(variable, step):
             return False
         now = to_array(variable.value)

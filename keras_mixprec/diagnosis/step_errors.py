@@ -61,7 +61,7 @@ def user_line(error: Exception) -> dict:
     return {}
 
 
-# What messages call dtypes.
+# Names of dtypes in error messages of the backends.
 _DTYPES = {
     "half": "float16",
     "float16": "float16",

@@ -111,8 +111,6 @@ class StepRun(Run):
         step = dry_step(self.model, self._data, 2.0**bits, records=False)
         return self._criterion.fits(step)
 
-    # What is wrong.
-
     def own_faults(self, low):
         """Yields what finds faults forward, then backward."""
         yield from super().own_faults(low)

@@ -71,10 +71,12 @@ class Search:
         step = run.step(records=True)
         calls = run.low(step.calls)
         self.errors = layer_errors(calls, step, self._exact)
-        if is_finite(step):  # Else it says little of what a step keeps.
+        # A step that is not finite says little about the state that it keeps.
+        if is_finite(step):
             step = self._add_still(run, step)
         if run.wrong(step):
-            # Layers whose gradients it does not suit are to blame themselves.
+            # Layers whose gradients do not fit this scale are at fault
+            # themselves.
             suits = all(window.holds(bits) for window in windows.values())
             run.adapts = scale_bits is None and suits
             if not run.adapts or not run.find_other_scale():

@@ -59,8 +59,8 @@ class TakenSteps:
         self._taker = taker = StepTaker(model)
         first = {} if goes_on else taker.scaling
         self._scales = {key: self._scale() for key in first}
-        # How many optimizers have updated weights in a step before one is given
-        # its gradients: as many for those that are applied together.
+        # For each optimizer, how many others updated weights before it in the
+        # step. Optimizers that are applied together have the same number.
         self._turns: dict = {}
         self._turn = 0
         self.count = 0
@@ -70,7 +70,8 @@ class TakenSteps:
         self.raised = False
         with taker.undone():
             self._take(count, int(goes_on))
-        for variable in self._compared():  # By now it is as it was.
+        # The step is undone, so this reads the values from before it.
+        for variable in self._compared():
             self.changes[id(variable)] -= to_array(stored_value(variable))
 
     def _take(self, count, windows):
@@ -79,7 +80,8 @@ class TakenSteps:
             while not (self.raised or self._is_enough(count, windows)):
                 try:
                     self._take_one()
-                except Exception:  # Code may refuse what is infinite.
+                # User code may raise an error on infinite gradients.
+                except Exception:
                     if self._bits != math.inf:
                         raise
                     self.raised = True

@@ -41,9 +41,9 @@ _BINARY = "binary_crossentropy", "binary_focal_crossentropy"
 # Losses that are least where an output equals its target.
 _DISTANCES = re.compile("mean_(squared|absolute)|huber|log_cosh|poisson")
 
-# Share of the targets that are out of reach, and share of the squared distance
-# of the best constant that is left at the closest outputs, from which on a task
-# is at fault.
+# The task is at fault if the outputs cannot reach this share of the targets,
+# and if the closest outputs leave this share of the squared error of the best
+# constant.
 _OUT_OF_REACH = 0.25
 
 # Numbers of an array that are looked at; rows that a verdict names.
@@ -345,7 +345,7 @@ def _specs(model, x):
 
     try:
         return compute_output_spec(model, tree.map_structure(spec, x))
-    except Exception:  # Its code may do anything.
+    except Exception:  # User code may raise anything.
         return ()
 
 
@@ -407,10 +407,11 @@ def _reach(tensor) -> _Reach | None:
     tried = ops.convert_to_tensor(np.concatenate([same, mixed]), "float32")
     try:
         with warnings.catch_warnings():
-            # Keras says of a softmax over one unit what is found here.
+            # Keras warns about a softmax over one unit, which is reported here.
             warnings.simplefilter("ignore")
             found = _floats(ops.convert_to_numpy(function(tried)))
-    except Exception:  # It may need the shape that the layer has.
+    # The activation may need the shape of the layer's output.
+    except Exception:
         return None
     if np.isnan(found).any() or found.shape != tuple(tried.shape):
         return None

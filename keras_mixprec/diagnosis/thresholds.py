@@ -94,19 +94,20 @@ LOSS_DIVERGED = 1e3
 BOTH_DIVERGED = 1e4
 WORSE = 2.0
 
-# The same of a loss far below one that was near 0, as a likelihood may be.
+# The same for a loss that falls far below a start near 0, such as a negative
+# log-likelihood.
 BOTH_DIVERGED_DOWNWARD = 1e6
 
-# The share of a change that may be lost of a variable that a layer writes:
-# rounding loses all of it below half a digit, a tenth of it two digits above.
+# The share of a change to a layer's own variable that rounding may lose. A
+# change below half a 16-bit digit is lost completely.
 LOST_CHANGE = 0.5
 
-# How far, as a share of its value, such a variable may stay away from where it
-# goes to: a chain of float16 roundings takes it as far.
+# Such a variable may end this far from its float32 value, as a share of it. A
+# chain of float16 roundings has this effect.
 SETTLED_STATE = 0.01
 
-# An average that goes a smaller share of its way at each step resolves in no
-# training; what is left of the difference of two steps then is rounding.
+# An average that moves by a smaller share at each step never settles in
+# training. The difference of two of its steps is rounding.
 SETTLING_SHARE = 1e-4
 
 # How far gradients of two float32 steps at two loss scales may be apart, and

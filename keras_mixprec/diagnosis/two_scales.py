@@ -80,7 +80,7 @@ def scale_use(
     scale = scale_in_use(model)
     bits = round(scale.bits)
     if not bits and scale.scales and not scale.adapts:
-        return ScaleUse()  # It scales by 1 at all steps.
+        return ScaleUse()  # The scale is always 1.
     if bits <= 0:  # A scale below 1 would take small gradients to zero.
         bits = thresholds.USUAL_SCALE_BITS
     own = _handles_gradients(model) and StepTaker(model).can_take()
@@ -259,7 +259,7 @@ class _ManySteps(_Comparison):
     def _unseen(self, key, found):
         """How many gradients an optimizer does not see overflow."""
         usual, given = self._first.given.get(key, []), found.given.get(key)
-        if given is None:  # It is not applied.
+        if given is None:  # The optimizer did not apply these gradients.
             handled = found.raised or key in found.rescaled or not self._adapts
             return 0 if handled else len(usual)
         if found.updates[key]:
@@ -312,7 +312,7 @@ class _HeldSteps:
 
     def fault(self):
         """The case, and the evidence."""
-        if not self.off:  # The given step had drawn other numbers.
+        if not self.off:  # The difference came from random numbers.
             return None, {}
         bits, first, second = self._bits, self.first, self._second
         paths = {id(v): v.path for v in self._model.trainable_variables}
@@ -401,7 +401,7 @@ def _off(one, other):
         size = max(map(largest_magnitude, pair))
         if size < thresholds.LEAST_GRADIENT:
             continue
-        # In units of the largest, so that no square underflows.
+        # Divide by the largest value, so that no square underflows.
         low, exact = (np.broadcast_arrays(*pair)[i] / size for i in (0, 1))
         error = relative_error([low], [exact])
         if error > thresholds.SCALE_ERROR:

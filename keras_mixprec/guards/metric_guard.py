@@ -145,7 +145,8 @@ class MetricGuard:
             written = [*layers, *model.metrics_variables]
             if state:
                 values = [*(state[1] if layers else []), *state[3]]
-            else:  # Copies: torch writes into the variables' own memory.
+            # torch overwrites the variables' memory, so copies are needed.
+            else:
                 values = [ops.copy(v.value) for v in written]
             before = dict(zip(map(id, written), values, strict=True))
 
@@ -200,7 +201,8 @@ class MetricGuard:
         if not losses or all(map(active.step().known_finite, losses)):
             return
         histories = self._histories()
-        if keras.backend.backend() == "jax":  # Others are not in its state.
+        # JAX's step state holds no other optimizer.
+        if keras.backend.backend() == "jax":
             own = getattr(self._model.optimizer, "history", None)
             histories = [h for h in histories if h is own]
         if not histories:
@@ -337,7 +339,7 @@ class MetricGuard:
 
 
 def _put_back(variable, before, condition):
-    # Some metrics make theirs only in the step, of zeros.
+    # A variable that a metric creates during the step starts at 0.
     old, new = before.get(id(variable), 0), _read(variable)
     variable.assign(ops.where(condition, ops.cast(old, new.dtype), new))
 
@@ -369,7 +371,7 @@ def _keeping_finite(variable):
         value = ops.convert_to_tensor(value, dtype=variable.dtype)
         if active.step().known_finite(value):
             return assign(value)
-        # As stored, not as a 16-bit layer would see it.
+        # Autocast would read the stored value in 16 bits.
         with AutocastScope(None):
             old = ops.convert_to_tensor(variable.value)
         lost = ops.logical_and(

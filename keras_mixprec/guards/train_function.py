@@ -67,7 +67,7 @@ class StepCount:
         elif attempted is None:
             self.step = last
         else:
-            # An epoch of unknown length may end with a call of no step.
+            # An epoch of unknown length may end with a call that takes no step.
             self.step = max(self.step, min(last, self._first + attempted))
 
 
@@ -91,7 +91,8 @@ class TrainFunction:
         self._on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
-        # While something waits: what is called instead, and before that.
+        # While work waits for a batch: the function that `fit` calls instead,
+        # the one that it replaced, and the work.
         self._tap: Callable | None = None
         self._below: Callable | None = None
         self._before: list = []
@@ -178,14 +179,14 @@ class TrainFunction:
 
         def visit(batch):
             nonlocal taken
-            # Not earlier: an epoch of unknown length ends with a call that has
-            # no batch.
+            # The tap stays until a batch arrives, because an epoch of unknown
+            # length ends with a call that has no batch.
             works, taken = self._remove_tap(), batch
             for work in works:
                 work(batch)
 
         def train(*args):
-            # The work may have rebuilt it.
+            # The work may have replaced the train function.
             return self._model.train_function(*args)
 
         def raised(error):

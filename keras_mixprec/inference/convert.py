@@ -63,10 +63,9 @@ def convert_for_inference(
 ) -> tuple[keras.Model, ConversionReport]:
     """Returns a new model for inference in 16 bits, and what that changes.
 
-    Its weights are stored in 16 bits, half the size, and its layers compute in
-    them, but for the layers that have to stay in float32. The outputs are
-    compared with float32's on the calibration data. The given model is only
-    read.
+    The new model stores its weights and computes in 16 bits, except for the
+    layers that have to stay in float32. Its outputs are compared with float32's
+    on the calibration data. The given model does not change.
 
     Args:
         model: A built `keras.Model` that its config rebuilds, compiled or not.
@@ -285,7 +284,7 @@ class Conversion:
         self._source = Rebuilder(model, batches[0])
         self._reference = self._source.reference
         self._entries = self._source.entries
-        # The state of random numbers is no weight.
+        # The state of random numbers is not a weight.
         self._bytes = bytes_of(model.weights)
         self._batches = batches
         self._tolerance = tolerance
@@ -331,7 +330,7 @@ class Conversion:
         _log.info("Outputs in float32 of batches: %d", len(self._batches))
         try:
             exact = self._predicted(self._reference)
-        except Exception as error:  # Of the user's code, of any kind.
+        except Exception as error:  # User code may raise anything.
             raise ValueError(
                 "The model cannot be called on `calibration`. Check that the "
                 "data fit its inputs, and that functions of `Lambda` layers "
@@ -449,8 +448,8 @@ class Conversion:
         advice = (
             "A plan can keep layers in float32."
             if policy == "plan"
-            else "No smaller set of layers in float32 keeps it: allow more "
-            "with `tolerance`, or take another format."
+            else "No smaller set of layers in float32 meets it. Raise "
+            "`tolerance`, or choose another format."
         )
         return (
             f"Converted to {policy} the outputs {off}. {worst}{advice} "

@@ -39,9 +39,9 @@ def diagnose_call(
         **kwargs: The same by name.
 
     Returns:
-        List of `Verdict`, as of `diagnose`, all of kinds of the forward pass;
-        empty if all is well. If the function is not a method of the model,
-        layers are judged operation by operation, without XLA.
+        List of `Verdict`, as `diagnose` returns it, about the forward pass
+        only. It is empty if nothing is wrong. If the function is not a method
+        of the model, layers are judged operation by operation, without XLA.
 
     Raises:
         TypeError: If `model` is not a model or `fn` not a function.

@@ -148,7 +148,7 @@ class Rebuilder:
             model = self._deserialized_somehow(config)
             if not model.built:
                 model(self._x, training=False)
-        except Exception as error:  # Of the user's code, of any kind.
+        except Exception as error:  # User code may raise anything.
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
                 "config. Its `get_config` must return what `from_config` "
@@ -233,7 +233,7 @@ def _config_of(model):
             for part in compiled:
                 stack.enter_context(patched(part, {"compiled": False}))
             config = keras.saving.serialize_keras_object(model)
-    except Exception as error:  # Of the user's code, of any kind.
+    except Exception as error:  # User code may raise anything.
         raise ValueError(
             f"The model {model.name!r} has no config to rebuild it from. Give "
             "its class `get_config` and `from_config`. "
@@ -319,8 +319,8 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
-    # `Operation.__new__` reads the arguments in two ways; one does not see
-    # what a function wraps.
+    # `Operation.__new__` reads the signature in a way that does not see what a
+    # function wraps.
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield
@@ -371,7 +371,7 @@ def _others(source, model, policy, x):
         loaded = source.reloaded(model, policy)
         with keras.StatelessScope():
             loaded(x, training=False)
-    except Exception:  # Of the user's code, of any kind.
+    except Exception:  # User code may raise anything.
         return None
     return {
         path: policy_name(new)

@@ -55,8 +55,8 @@ class ConversionReport(_html.HtmlReport):
         tolerance: Float. The largest relative drift that was accepted.
         size: Dict, `before` and `after`: bytes of all weights.
         latency: Dict, `before` and `after`: seconds of a batch in float32 and
-            converted, and `speedup`, their ratio: of pairs that ran one after
-            the other the one with the median ratio; `pairs`, how many.
+            converted, and `speedup`, their ratio. The two run in turn `pairs`
+            times, and these numbers are from the pair with the median ratio.
         notes: List of strings: what else a caller should know, such as what a
             `.keras` file cannot keep.
 

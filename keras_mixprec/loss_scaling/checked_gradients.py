@@ -59,7 +59,7 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        # Their size, and whether it is no spike, if the optimizer skips spikes.
+        # Their size, and whether it is ordinary, if the optimizer skips spikes.
         self.size: Any = None
         self.ordinary: Any = True
         self.finite, self.norms, self.flags = self._examine(maxima, seen, kept)
@@ -85,10 +85,11 @@ class CheckedGradients:
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         for overflows in seen:
-            # A compiled function that this one calls keeps its tensors.
+            # Tensors of an inner compiled function cannot be used here.
             if not backend.are_of_one_trace(overflows, fits):
                 continue
-            if overflows.shape != fits.shape:  # It is not known which.
+            # Gradients cannot be matched by position.
+            if overflows.shape != fits.shape:
                 overflows = ops.max(overflows)
             fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
             fits = ops.logical_and(fits, fitted)
@@ -113,7 +114,7 @@ class CheckedGradients:
 
         Args:
             finite: Boolean, or a boolean scalar tensor.
-            ordinary: As `finite`. Whether it is no spike, which leaves the loss
+            ordinary: As `finite`. False for a spike, which leaves the loss
                 scale alone.
         """
         optimizer, window = self._optimizer, self._optimizer.window

@@ -12,7 +12,7 @@ from keras import ops, tree
 
 PARTS = ("x", "y", "sample_weight")
 
-# Behind every row.
+# Larger than any row number.
 _NONE = 2**31 - 1
 
 

@@ -111,7 +111,7 @@ def _declared(count, state, late, windows):
         _Declared("nonfinite_counts", (kinds,), "int32"),
         _Declared("recent_steps", (CAPACITY,), "int32"),
         _Declared("recent_scales", (CAPACITY,), "float32"),
-        # Not "uint8": TensorFlow's workers cannot send each other those.
+        # TensorFlow's workers cannot send each other uint8.
         _Declared("recent_flags", (CAPACITY, count), "int32"),
         _Declared("recent_inputs", (CAPACITY, parts + 1), "int32"),
         # 1 if a weight was not finite at the last skipped step.
@@ -340,7 +340,7 @@ class StepHistory(KerasSaveable):
         for name in self._names:
             values = self._read(getattr(self, name))
             if name == "recent_flags":
-                # They are below 16: the file is a quarter as large.
+                # Flags are below 16. As uint8 they take a quarter of the space.
                 values = values.astype("uint8")
             if values.any():
                 store[name] = values

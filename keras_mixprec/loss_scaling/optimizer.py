@@ -178,7 +178,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             own._repair_scale()
         return own
 
-    # Without it Keras would count the model's variables as the optimizer's.
+    # Without this, Keras would track the model's variables as the optimizer's.
     @no_automatic_dependency_tracking
     def build(self, var_list: list, shared: Any = None) -> None:
         """Creates the variables for a list of trainable variables.
@@ -553,7 +553,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def consecutive_skipped_steps(self) -> int:
-        """Steps skipped since the last one that was taken."""
+        """Steps skipped in a row, up to the last step."""
         return self.step_counts()[2]
 
     @property
@@ -616,7 +616,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         scale = check_scale("scale", scale)
         self.history.note_scale(float(self._scale_in_use()), scale)
         self._scale_variable.assign(scale)
-        # Or a rule that publishes late would go back to what it decided on.
+        # Some rules apply a new scale one step later. They would overwrite this
+        # one.
         if self.history.pending_scale is not None:
             self.history.pending_scale.assign(scale)
 
@@ -660,7 +661,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def save_own_variables(self, store: Any) -> None:
         """Writes Keras' four variables and the inner optimizer's."""
         if not self.built:
-            # A file that was read before `build`.
+            # A file was read before `build`; write it back unchanged.
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return

@@ -226,9 +226,9 @@ class DynamicLossScale(LossScale):
         - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
-    # Peculiarities of a system that no argument expresses. The preset, and the
-    # good steps on top of `growth_interval` at the start and after an overflow
-    # (DeepSpeed counts them from 0).
+    # Behaviour of a preset that no argument expresses: its name, and how many
+    # more good steps than `growth_interval` it needs at the start and after an
+    # overflow (DeepSpeed counts them from 0).
     _follows: str | None = None
     extra_good_steps = 0
     # Growth is not held at the largest finite scale.

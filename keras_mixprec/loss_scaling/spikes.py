@@ -9,9 +9,9 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 
-# A step is compared with the last ones that were taken, once there are enough.
-# After as many skipped ones in a row larger gradients are what is usual now.
-# OLMo-core's `SkipStepOptimizer` looks back as far.
+# A step is compared with the last `WINDOW` applied steps, once there are
+# `ENOUGH`. After `WINDOW` spikes in a row, larger gradients count as usual.
+# OLMo-core's `SkipStepOptimizer` uses the same window.
 WINDOW, ENOUGH = 128, 64
 
 # How many times the largest of them is a spike: what the rerun state machine of
@@ -91,7 +91,7 @@ class SpikeGate:
         Args:
             size: float32 scalar. The size of its gradients.
             finite: Boolean, or a boolean scalar tensor.
-            ordinary: As `finite`. Whether it is no spike.
+            ordinary: As `finite`. False for a spike.
         """
         counts = ops.convert_to_tensor(self.counts)
         taken, skipped, in_a_row = counts[0], counts[1], counts[2]

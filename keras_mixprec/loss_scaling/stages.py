@@ -190,7 +190,7 @@ def _present(gradients):
 
 
 def _is_in(tensors, tensor):
-    # Not `in`, which would compare numbers.
+    # `in` would compare the numbers of tensors.
     return any(tensor is other for other in tensors)
 
 
@@ -229,7 +229,7 @@ def training_model():
     while frame is not None:
         code = frame.f_code
         if code.co_name in ("train_step", "tf__train_step"):
-            # Its first argument, which not everybody calls `self`.
+            # The first argument is the model; it need not be called `self`.
             model = frame.f_locals.get([*code.co_varnames, None][0])
             if isinstance(model, keras.Model):
                 return model

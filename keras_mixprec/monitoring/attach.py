@@ -47,7 +47,8 @@ class LayerLog:
         if now == self._known:
             return
         table = _with_feeders(precision_summary(self._model), self._model)
-        # With what has changed since the last step none was taken.
+        # If no step was taken since the last table, the next step logs the
+        # change.
         if step != self._last_step:
             self._known, self._last_step = now, step
             self._log.layers(step, table)
@@ -121,7 +122,8 @@ def _watch(model):
     }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
-        # Which variables others are for only the model's `train_step` knows.
+        # Only the model's `train_step` knows which variables belong to other
+        # optimizers.
         if name == "optimizer" and not optimizer.built and _knows_all(model):
             optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)

@@ -185,8 +185,8 @@ class Examiner:
         Returns:
             The `Examination`, and the rows that were examined.
         """
-        # It loads 20 other files, which a run without a diagnosis does not
-        # need.
+        # Imported here because it loads 20 files that a run without a diagnosis
+        # does not need.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
         watch = self._watch
@@ -239,7 +239,8 @@ class Examiner:
         Args:
             values: Dict from metrics to numbers, as `validated` returns it.
         """
-        # It loads the diagnosis, which a run without validation does not need.
+        # Imported here because a run without validation does not need the
+        # diagnosis.
         from keras_mixprec.diagnosis.examination import Examination
         from keras_mixprec.diagnosis.in_training import divergence_by_now
         from keras_mixprec.monitoring.validation import ValidationWatch
@@ -357,7 +358,7 @@ class Examiner:
         for verdict in new:
             self.has_found |= verdict.kind != "scale_collapsed"
             event = verdict.event()
-            if verdict.step != step:  # It is reported later than it happened.
+            if verdict.step != step:  # The fault is older than this reading.
                 event["at_step"] = verdict.step
             watch.log.event(step, event)
         for text in without_repeats(new) if watch.settings.verbose else []:
@@ -437,7 +438,7 @@ class Examiner:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"
                 self._report_failure(error, what, who)
-        # No error of a diagnosis ends training.
+        # An error in a diagnosis must not end training.
         except Exception as error:
             self.give_up(error, who)
 

@@ -89,7 +89,7 @@ class Skips:
             }
             if skipped.loss:
                 event["loss"] = skipped.loss
-            if skipped.inputs:  # Rows of the batch that are to blame.
+            if skipped.inputs:  # Rows of the batch that held NaN or infinity.
                 event["bad_input"] = skipped.inputs
             self._log.event(step, event)
         if steps:
@@ -160,7 +160,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
         return None
     if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
-    # `compile` has made one that a `train_step` with others does not use.
+    # `compile` may have made an optimizer that the `train_step` does not use.
     own = getattr(model, "optimizer", None)
     scaled = isinstance(own, LossScaleOptimizer)
     return "optimizer" if scaled and not used else None
@@ -238,7 +238,7 @@ class CounterLog:
     """
 
     def __init__(self, watch):
-        from keras_mixprec.monitoring.low_scale import LowScales  # In `fit`.
+        from keras_mixprec.monitoring.low_scale import LowScales
 
         self._watch = watch
         self._counters, self._log = watch.counters, watch.log

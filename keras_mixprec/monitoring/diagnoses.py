@@ -94,7 +94,8 @@ class Diagnoses:
         watch, examiner = self._watch, self._examiner
         log = watch.counter_log
         is_stuck = log.seen.in_a_row >= TRIGGER_STEPS or log.seen.mean_is_lost
-        if watch.tuning:  # It has looked at all else, and not at the end.
+        # The tuner has checked everything except the last steps.
+        if watch.tuning:
             found = {"skipped steps": is_stuck and not examiner.has_found}
         else:
             found = {

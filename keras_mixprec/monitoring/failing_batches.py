@@ -126,7 +126,7 @@ class BadData:
         return dataclasses.replace(
             verdict,
             step=verdict.step if step is None else step,
-            compiled=False,  # As of a reading.
+            compiled=False,  # Readings run without compilation.
             numbers=numbers,
             advice=advice("bad_data", **numbers),
         )

@@ -82,7 +82,7 @@ def explain_error(watch, error: Exception, batch) -> bool:
     with contextlib.suppress(Exception):
         examiner.look_at_task(batch)
         verdicts += [v for v in watch.verdicts if v.kind in OF_TASK]
-    # Precision is not the cause of what raises in float32 too.
+    # If float32 raises an error too, precision is not the cause.
     with contextlib.suppress(Exception):
         if not is_out_of_memory(error):
             repaired = _repaired(watch, batch, verdicts)

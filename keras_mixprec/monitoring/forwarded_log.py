@@ -22,7 +22,7 @@ def check_loggers(loggers: Any) -> list:
         loggers: List or tuple.
 
     Raises:
-        TypeError: If it is something else, or one is no logger.
+        TypeError: If it is something else, or one is not a logger.
     """
     if not isinstance(loggers, (list, tuple)):
         raise TypeError(

@@ -131,7 +131,8 @@ def keep_failing(watch):
     left = watch.settings.keep_failing_batches
 
     def keep(held):
-        # With the diagnosis, which most runs have no use for.
+        # Imported here because it loads the diagnosis, which most runs do not
+        # need.
         from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
         kept = watch.failing_batches

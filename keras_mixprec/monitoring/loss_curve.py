@@ -90,7 +90,8 @@ class LossCurve:
             return
         total, count = sums
         before, counted = self._before
-        # As `train_on_batch` may begin again, without an epoch.
+        # The sums restart when a loop resets its metrics, even without an
+        # epoch.
         if count < counted or not math.isfinite(before):
             before, counted = _NOTHING
         if step > self._from:

@@ -17,7 +17,7 @@ _FAR_BITS = 8
 # Good steps to grow back; less is soon over.
 _LONG = 1000
 
-# Applied steps that a scale has to last for: one may be by chance.
+# A scale counts after this many applied steps; one may be chance.
 _HELD = 5
 
 
@@ -51,7 +51,7 @@ class _Course:
             if now.scale < scale:
                 if now.step in bad:
                     self.held = max(self.held, scale)
-                elif self._has_grown:  # It has found its ceiling.
+                elif self._has_grown:  # The scale grew to its ceiling.
                     self.held = now.scale
                 if scale >= self.held:
                     self.since, self.by_data_alone = now.step, True

@@ -33,7 +33,7 @@ class OverheadBudget:
 
     Attributes:
         counted: `collections.Counter`, seconds by purpose.
-        once: Float. Seconds of what is no overhead, since it happens once.
+        once: Float. Seconds of work that happens once, so it is not overhead.
         before: Float. Seconds of what came before the second call, as the
             diagnosis before the first step.
         special: Int. How often something else than counters was read: steps

@@ -75,7 +75,8 @@ class Progress:
         examiner, start = watch.examiner, watch.examiner.schedule.start
         if examiner.has_reported("divergence"):
             return True
-        own = has_own_step(watch.model)  # It may report another loss.
+        # A custom `train_step` may report another loss.
+        own = has_own_step(watch.model)
         if own or not (start and points and points[-1][1] >= start.loss):
             return False
         return examiner.find_divergence()
@@ -109,7 +110,7 @@ class Progress:
         return bool(narrow and not known and self.flat_loss(narrow))
 
     def _look_into_step(self, at_the_end=True):
-        # It loads the diagnosis, which a run that learns does not need.
+        # Imported here because a run that learns does not need the diagnosis.
         from keras_mixprec.diagnosis.in_training import learning_rate
         from keras_mixprec.diagnosis.standstill import why_it_stands_still
 

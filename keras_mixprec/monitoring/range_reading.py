@@ -232,7 +232,7 @@ class _Taken:
         for position, variable in enumerate(variables):
             path, gradient = unscaled[id(variable)]
             # A sparse gradient is of some rows only, and what overwrites its
-            # variable is no update.
+            # variable is not an update.
             if not _is_sparse(gradient) and not getattr(
                 variable, "overwrite_with_gradient", False
             ):

@@ -80,7 +80,8 @@ class RangeReader:
         """Reads once more if steps were taken since."""
         if not self._off:
             self._finish()
-        # Not before: a step may raise the same, and be diagnosed for it.
+        # Report the failure only now. If a training step raises the same error,
+        # it is diagnosed instead.
         if self._failed is not None:
             self._withhold(_reason(self._failed))
             warn_disabled("measure layers beside training", self._failed)
@@ -118,9 +119,10 @@ class RangeReader:
             ranges = read_ranges(watch.model, batch)
             histograms = watch.taken >= 2 * self._last_histograms
             watch.range_log.write(ranges, watch.step, histograms)
-        # No error of it ends training.
+        # An error in a measurement must not end training.
         except Exception as error:
-            if self._failed is not None:  # What failed once may be repaired.
+            # After one failure the model may have been repaired.
+            if self._failed is not None:
                 self._off, self.due_at = _reason(error), math.inf
                 self.batch = None
                 self._withhold(self._off)

@@ -104,7 +104,7 @@ class ZeroGradients:
         for path, share in zip(paths, shares, strict=True):
             if share == 1:
                 self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # It is NaN where there are no weights.
+            elif share < 1:  # The share is NaN if the layer has no weights.
                 self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
@@ -135,7 +135,7 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
     for name in ("lost_updates", "attention_logits_largest"):
-        own[name] = column[name]  # In whatever dtype.
+        own[name] = column[name]  # These two matter in any dtype.
     worst = {
         "activation_headroom_bits": _finite_min,
         "gradient_headroom_bits": _finite_min,

@@ -180,7 +180,7 @@ def summarize(watch) -> TrainingSummary:
     Args:
         watch: The `Watch`, after its last reading.
     """
-    # Not needed before a `fit` ends.
+    # Imported here because it is only needed when `fit` ends.
     from keras_mixprec.policies.graph_rewrite import in_force
 
     rows = precision_summary(watch.model).to_list()

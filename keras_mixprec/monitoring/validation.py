@@ -106,7 +106,7 @@ class ValidationWatch:
     def _event(self, wrong, findings, rows, reason):
         prefix = VALIDATION if self._where == "validation" else ""
         bad = ", ".join(f"{prefix}{k} is {v:g}" for k, v in wrong.items())
-        why = "; no layer, metric or row was found to be the reason"
+        why = "; no layer, metric or row explains it"
         advice = (
             "Call keras_mixprec.diagnose(model, x, y) on a batch of the "
             f"{self._where} data."

@@ -14,7 +14,7 @@ _NOT_DENSE = ("dense_shape", "row_splits", "todense")
 
 def is_float(leaf) -> bool:
     """Returns whether a leaf is a dense tensor of floating-point numbers."""
-    # Not by Keras' name for the dtype: JAX' random keys have none.
+    # Keras has no dtype name for JAX's random keys, so ask the tensor.
     return (
         ops.is_tensor(leaf)
         and "float" in str(leaf.dtype)
@@ -63,10 +63,10 @@ def as_numpy(leaf) -> np.ndarray:
 
 def to_array(tensor) -> np.ndarray:
     """Returns a float tensor, 16-bit ones included, as a float32 array."""
-    # TensorFlow hands out a single bfloat16 as a number, which is no array.
+    # TensorFlow hands out a single bfloat16 as a number, which is not an array.
     if getattr(tensor, "shape", None) == () and "bfloat16" in str(tensor.dtype):
         tensor = ops.cast(tensor, "float32")
-    # Others are not cast: JAX compiles a program for every shape.
+    # Cast no other tensor here: JAX would compile a program for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
 
 

@@ -315,7 +315,7 @@ def observe_outputs(layer, outputs, observe):
         outputs: What it returned.
         observe: Function of the position of a tensor, the tensor, and whether
             it is an output. It returns the tensor to go on with. If the tensor
-            is no output, it holds the logits of that output, which get its
+            is not an output, it holds the logits of that output, which get its
             gradient.
     """
     if isinstance(layer, keras.Model) and sublayers(layer):

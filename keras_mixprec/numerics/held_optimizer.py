@@ -45,7 +45,7 @@ def with_wrapped(optimizer) -> list:
 
 def scale_variables(optimizer: keras.Optimizer) -> list:
     """Returns the variables that a step reads the loss scale from."""
-    # Not the property `dynamic_scale`, which counts as use of the scale.
+    # Reading the property `dynamic_scale` would count as use of the scale.
     names = "_scale_variable", "dynamic_scale"
     own = [vars(optimizer).get(name) for name in names]
     found = [v for v in own if isinstance(v, keras.Variable)]
@@ -108,7 +108,6 @@ class _Held:
         optimizer, own = self._optimizer, {}
         apply = self._apply
         if hasattr(optimizer, "_check_gradients"):
-            # As ours does, in contrast to Keras' own.
             apply = functools.partial(_call, optimizer, "apply")
             own = {
                 "_initial_scale": lambda: self._scale,
@@ -138,7 +137,7 @@ class _Held:
             self._gradients[key] = gradient
 
     def _scale_loss(self, loss):
-        self._unscaled = None  # It begins a new step.
+        self._unscaled = None  # Scaling a loss begins a new step.
         loss = keras.ops.cast(loss, "float32")
         observe = active.replay().observe
         loss = observe(loss, self._losses.append, lambda _: None)
@@ -163,7 +162,7 @@ class _Held:
                 grads = self._times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
-        if unscaled:  # Whoever unscales them has seen what overflowed.
+        if unscaled:  # `unscale` has already recorded overflows.
             grads = self._times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:

@@ -89,7 +89,8 @@ class CallHook:
             return call(*args, **kwargs)
 
         def seen(*args, **kwargs):
-            if self._open and self._open[-1] is model:  # In its `__call__`.
+            # Its `__call__` has recorded this call already.
+            if self._open and self._open[-1] is model:
                 return call(*args, **kwargs)
             return self._call(original, model, args, kwargs)
 
@@ -245,7 +246,7 @@ class OtherLayers:
                 keras.config.set_floatx(floatx)
 
 
-# By thread, as hooks.
+# One entry per thread.
 _OTHERS: dict[int, OtherLayers] = {}
 
 

@@ -130,7 +130,7 @@ def cause_of_nonfinite(
     try:
         replay.each_operation(function, tensors, seen.visit)
     except replay.REFUSALS:
-        # An operation refuses what one before it has made.
+        # A later operation may refuse the result of an earlier one.
         if seen.last is None:
             raise
     return of_loss and seen.of_first_scalar or seen.last
@@ -142,8 +142,10 @@ class _Origins:
     def __init__(self, harmless):
         self.last = self.of_first_scalar = None
         self._harmless = harmless
-        self._origins = {}  # Of every place with such numbers, in order.
-        self._zeros = {}  # Of places with zeros that come from those: 1 / inf.
+        # The origin of each place with infinities or NaNs, in order.
+        self._origins = {}
+        # The origin of zeros that come from these, such as 1 / inf.
+        self._zeros = {}
 
     def visit(self, inputs, outputs):
         arrays, results = _float_arrays(inputs), _float_arrays(outputs)
@@ -374,8 +376,8 @@ class LayerReplay:
 
     def _pullback(self, cotangents):
         """Function of inputs and weights that returns their gradients."""
-        # In `pull` they would be constants of the program, and each layer would
-        # have another one.
+        # Convert outside `pull`: inside they would be constants, and each layer
+        # would compile its own program.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):

@@ -39,7 +39,7 @@ _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 )
 
 
-# In a new thread nothing draws for a diagnosis.
+# A context variable, so that new threads start without it.
 _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
     "active", default=None
 )

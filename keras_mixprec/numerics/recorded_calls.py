@@ -155,7 +155,7 @@ class _Chain(CallRecorder):
                 self._add_to_history(leaf)
         outputs = super()._record(run, layer, path, index, args, kwargs)
         call = self.calls[-1]
-        # With the tensors, so that no other gets their ids.
+        # Keep the tensors, so that their ids are not used again.
         self._made |= {id(x): (x, call) for x in tree.flatten(outputs)}
         self._ends[id(call)] = call, self.history
         return outputs

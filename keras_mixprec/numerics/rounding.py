@@ -91,7 +91,7 @@ def rounded_otherwise(batch, seed: int):
             return leaf
         try:
             array = to_array(leaf)
-        except Exception:  # Of some sparse or ragged tensors there is none.
+        except Exception:  # Some sparse or ragged tensors cannot become arrays.
             return leaf
         if np.array_equal(array, np.rint(array), equal_nan=True):
             return leaf

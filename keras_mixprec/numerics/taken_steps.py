@@ -75,7 +75,7 @@ class StepTaker:
             values = [stored_value(v) for v in known]
             stack.enter_context(holding(known, values))
             for optimizer in self.ours.values():
-                # It shall not ask whether the loss was scaled.
+                # The optimizer must not check whether the loss was scaled.
                 stack.enter_context(
                     patched(optimizer._stages, {"scaling": True})
                 )

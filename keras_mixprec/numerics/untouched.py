@@ -136,7 +136,7 @@ class PythonState:
             return []
         held = [*(function.__defaults__ or ())]
         for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # It is empty.
+            with contextlib.suppress(ValueError):  # The cell is empty.
                 held.append(cell.cell_contents)
                 if _is_data(held[-1]):
                     self._cells.append((cell, held[-1]))
@@ -157,7 +157,8 @@ class PythonState:
         for part in own:
             if id(part) not in self._seen:
                 self._seen[id(part)] = part
-                # A copy: TensorFlow annotates an enum that it looks at.
+                # Copy the dict, because TensorFlow adds to an enum that it
+                # inspects.
                 held_by_class = dict(vars(part))
                 data = {n: x for n, x in held_by_class.items() if _is_data(x)}
                 data = {n: x for n, x in data.items() if n[:2] != "__"}

@@ -27,8 +27,8 @@ def apply_policy(
     wrappers and nested models included, on a model that is built, unbuilt or
     in the midst of `fit`. Variables keep their dtype and the optimizer its
     state. Sublayers that an unbuilt layer makes when it is built get their
-    policy then. If a rule widens a part of a custom layer whose code cannot mix
-    dtypes, the whole layer computes in float32.
+    policy then. If a rule keeps a part of a custom layer in float32 and the
+    layer's code cannot mix dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.

@@ -173,7 +173,7 @@ def _zeros(tensor):
 def _error(model, inputs):
     """The error of calling the model, `None` if there is none."""
     try:
-        # Not symbolically: torch would not look at dtypes.
+        # A symbolic call would not check dtypes on torch.
         with keras.StatelessScope():
             model(inputs, training=False)
     except active.replay().REFUSALS as error:

@@ -16,7 +16,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.policies.layers import is_of_keras
 
-# They pass numbers on unchanged, so the layer before them is the output too.
+# Layers that pass numbers on unchanged. The layer before one is the output too.
 _HANDS_ON = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -165,8 +165,8 @@ def _ids(layers):
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
         elif is_of_keras(layer) or not sublayers(layer):
-            # In a user's own block it is not known which part is last, and
-            # the whole of it may be most of the model.
+            # Which part of a user's block comes last is unknown, and the whole
+            # block may be most of the model.
             ids.add(id(layer))
     return ids
 

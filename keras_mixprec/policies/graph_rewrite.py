@@ -166,12 +166,13 @@ def graph_rewrite(
 
     Args:
         dtype: String. `"float16"`, on GPUs and a few CPUs; `"bfloat16"`, on
-            CPUs with AVX-512; or `"float32"`, none while it is in force.
+            CPUs with AVX-512; or `"float32"`, no rewrite.
         allow: Iterable of strings. Types of operations, as TensorFlow names
-            them, to convert always, in addition to its own list. Defaults to
-            `()`.
-        deny: Same, to keep in float32, with what depends on them.
-        infer: Same, to convert where what is before them is converted.
+            them, that are always converted, in addition to TensorFlow's own
+            list. Defaults to `()`.
+        deny: The same for operations that stay in float32, with the operations
+            that depend on them.
+        infer: The same for operations that are converted if their inputs are.
 
     Returns:
         A `GraphRewrite`, which has `converted`, `off()`, and is a context
@@ -282,7 +283,7 @@ def _check_arguments(dtype: str, lists: dict) -> dict[str, list]:
         lists: Dict from `"allow"`, `"deny"`, `"infer"` to what was given.
     """
     check_choice("dtype", check_type("dtype", dtype, str, "a string"), _DTYPES)
-    what = "a list of names of operations"
+    what = "a list of operation names"
     checked = {n: check_list(n, given, str, what) for n, given in lists.items()}
     if (backend := keras.backend.backend()) != "tensorflow":
         sixteen = "bfloat16" if dtype == "float32" else dtype

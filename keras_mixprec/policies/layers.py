@@ -13,7 +13,7 @@ import keras
 from keras_mixprec._checks import check_type
 from keras_mixprec.keras_internals import sublayers
 
-# Stands for the model itself among layer paths, which its name is no part of.
+# The path of the model itself. Paths of layers do not include its name.
 MODEL_PATH = "<model>"
 
 
@@ -151,7 +151,7 @@ def _collect(holder, parent, seen, entries):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
     for layer, name in zip(children, _stable_names(children), strict=True):
-        # It may have been reached through an earlier sibling by now.
+        # An earlier sibling may also hold this layer.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
@@ -185,7 +185,7 @@ def _stable_names(layers):
         stems.append((layer.name, None) if given else (stem, count))
     taken = {stem for stem, count in stems if count is None}
     names: dict = {}
-    # Automatic counters rank creation order, which the code fixes.
+    # Keras numbers automatic names in the order of creation.
     for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
         stem, count = stems[index]
         names[index] = (

@@ -71,18 +71,18 @@ class MatmulPrecision(NamedTuple):
 
 
 def set_matmul_precision(name: str) -> str:
-    """Sets what float32 matrix products are computed in.
+    """Sets the precision of float32 matrix products.
 
     A unit for lower precision is several times as fast as a float32 unit.
     Tensors stay float32: only the inputs of each product are rounded, and sums
-    are added up in float32. Layers in 16 bits are not affected. Convolutions
-    follow, but for JAX's `"bfloat16_3x"` and `"bfloat16"` on a GPU.
+    are added up in float32. Layers in 16 bits are not affected. The
+    setting also applies to convolutions, except for `"bfloat16_3x"` and
+    `"bfloat16"` with JAX on a GPU.
 
-    TensorFlow and torch set it for the process, JAX for every thread that is
-    in no `matmul_precision` scope. Models compiled before follow: JAX traces
-    again, torch and TensorFlow's own operations ask in every call, and the
-    functions of models that XLA has compiled for TensorFlow are recompiled. A
-    `tf.function(jit_compile=True)` of your own keeps what it was compiled with.
+    On TensorFlow and torch the setting holds for the process, on JAX for every
+    thread outside a `matmul_precision` scope. It also applies to models that
+    are already compiled. Only a `tf.function(jit_compile=True)` of your own
+    keeps the precision that it was compiled with.
 
     Args:
         name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
@@ -93,9 +93,9 @@ def set_matmul_precision(name: str) -> str:
         String. The name in force now, as `matmul_precision()` returns it.
 
     Raises:
-        TypeError: If `name` is no string.
-        ValueError: If there is no such name, or the backend does not have it
-            on this device. The message lists what it has.
+        TypeError: If `name` is not a string.
+        ValueError: If the name is unknown, or the device does not support this
+            precision. The message lists what it supports.
 
     Example:
     >>> set_matmul_precision("float32")
@@ -121,9 +121,9 @@ def matmul_precision(
 ) -> str | AbstractContextManager[str]:
     """Sets the matmul precision inside a `with` block, or returns it.
 
-    On leaving, also by an exception, the backend gets its earlier settings
-    back. On JAX a scope is a matter of its thread; on TensorFlow and torch all
-    threads follow.
+    The earlier setting is restored when the block ends, even with an exception.
+    On JAX a scope applies to its thread only, on TensorFlow and torch to all
+    threads.
 
     Args:
         name: As in `set_matmul_precision`. Defaults to `None`: nothing is set,
@@ -135,7 +135,7 @@ def matmul_precision(
         the backend.
 
     Raises:
-        TypeError: If `name` is no string.
+        TypeError: If `name` is not a string.
         ValueError: As in `set_matmul_precision`.
 
     Example:

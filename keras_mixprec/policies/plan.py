@@ -211,7 +211,8 @@ class PrecisionPlan(Mapping):
         """Makes a model follow the plan; see `apply_policy`.
 
         Args:
-            model: A `keras.Model` made by the same code as the plan's.
+            model: A `keras.Model`, made by the same code as the model of the
+                plan.
 
         Returns:
             The plan that the model now follows.
@@ -311,7 +312,7 @@ class PrecisionPlan(Mapping):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If it is no plan, is damaged, or is of a newer
+            ValueError: If it is not a plan, is damaged, or is of a newer
                 version than this one reads.
         """
         return cls(**plan_file.read(path)[0])

@@ -62,8 +62,9 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
             `"mixed_float16"`.
 
     Raises:
-        TypeError: If a number is no integer.
-        ValueError: If a number is out of range, or `source_name` is no policy.
+        TypeError: If a number is not an integer.
+        ValueError: If a number is out of range, or `source_name` is not a
+            policy.
 
     Example:
     >>> policy = RescaledPolicy(-9)

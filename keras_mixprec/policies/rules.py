@@ -21,7 +21,7 @@ from keras_mixprec.policies.layers import (
 )
 from keras_mixprec.policies.names import check_policy
 
-# These match by the model's graph instead of by the layer's path.
+# Patterns that match by the model's graph instead of the layer's path.
 OUTPUT = "<output>"
 FEEDS_OPERATION = "<feeds exp, log, pow or sum>"
 

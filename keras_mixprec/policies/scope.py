@@ -98,9 +98,9 @@ def policy_scope(
 ) -> AbstractContextManager[None]:
     """Sets the global policy inside a `with` block, or a decorated function.
 
-    On leaving, also by an exception, the policy and the rules that held
-    before hold again, even if `keras.backend.clear_session()` was called
-    inside. Like the global policy it is a matter of one thread.
+    The earlier policy and rules are restored when the block ends, even with an
+    exception or after `keras.backend.clear_session()`. Like the global policy,
+    the scope applies to one thread.
 
     Args:
         policy: As in `set_global_policy`.

@@ -76,13 +76,13 @@ def precision_summary(
     and recurrence, and no elementwise operations. It is unknown for varying
     sizes and user-written layers, which the other shares leave out.
 
-    The last line says what float32 products are computed in here, as
-    `set_matmul_precision` or the backend has it.
+    The last line shows the precision of float32 products, which
+    `set_matmul_precision` or the backend's default sets.
 
     Args:
         model: A `keras.Model`, built or not.
-        plan: A `PrecisionPlan` whose reasons the notes show, such as the one
-            that `apply_policy` returned. Defaults to `None`.
+        plan: A `PrecisionPlan`, such as the one that `apply_policy` returned.
+            The notes show its reasons. Defaults to `None`.
 
     Returns:
         A `PrecisionSummary`: `str()` of it, `.to_html()`, `.to_list()`.

@@ -107,7 +107,7 @@ def left_out(steps: list) -> str:
     named = format_names((f"{step:,}" for step in steps), 4)
     return (
         f"The input was not finite at {of} {named} (bad data). Infinities and "
-        "NaNs that follow from it are not counted, because no format helps."
+        "NaNs that it caused are not counted, because no format avoids them."
     )
 
 

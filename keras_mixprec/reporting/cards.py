@@ -234,7 +234,7 @@ def _loss(run) -> Iterator[Card]:
         if least not in (found[0], found[-1]):
             ends += f", {_mean_over(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
-    # A failing run explains its loss.
+    # The headline of a failing run already explains the loss.
     flat = run.facts.flat_loss * (run.headline["state"] != "failing")
     bad: Counter = Counter()
     for event in run.of_kind("nonfinite_losses"):
@@ -304,9 +304,6 @@ def _speed(run) -> Iterator[Card]:
     yield Card("speed", title, said, figures(values, watchers))
 
 
-# The layers.
-
-
 def _layers(run):
     counts = Counter(layer["compute_dtype"] for layer in run.layers)
     said = ", ".join(f"{n} in {dtype}" for dtype, n in counts.most_common())
@@ -368,7 +365,7 @@ def _notes(run) -> Iterator[Card]:
     """Notes about the run as a whole."""
     found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
     known = any(name.startswith("samples_of_") for n in found for name in n)
-    # It starts with a dtype, which must not be capitalized.
+    # The message starts with a dtype, which must not be capitalized.
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
@@ -392,7 +389,7 @@ def _key_figures(run) -> Iterator[dict]:
     yield {
         "name": "steps",
         "text": f"{steps:,}" + f" in {fits} fits" * (fits > 1),
-        "title": "steps count on over all calls of fit that logged here",
+        "title": "steps of all calls of fit in this log",
     }
     skips = (n for n, e in enumerate(run.events) if e["kind"] == "skipped_step")
     event = next(skips, None)

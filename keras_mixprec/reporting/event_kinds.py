@@ -87,7 +87,7 @@ EVENTS = {
         level="warning",
     ),
     "no_loss_scaling": _story(
-        "Layers compute in float16, and their loss is not scaled.",
+        "Layers compute in float16, but the loss is not scaled.",
         level="warning",
     ),
     "nonfinite_losses": _story(
@@ -100,7 +100,7 @@ EVENTS = {
     "metric_finite": _story("The metric is finite again."),
     "validation_not_finite": _story("", "message", "warning"),
     "validation_finite": _story("The validation is finite again."),
-    # The data, and the precision.
+    # Events about the data and the precision.
     "bad_batches": _story("{message}", "count message", "warning"),
     "zero_gradients": _story(
         "Reading of ranges: {message}.", "message", "warning"

@@ -14,7 +14,7 @@ SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 # The events that describe the run as a whole.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
-# Numbers beyond 16 bits are harmless in these.
+# Numbers beyond the float16 range are harmless in these dtypes.
 WIDE = ("float32", "float64")
 
 # The dtype of a layer in float16 whose inputs are multiplied by a power of two.
@@ -290,7 +290,7 @@ def _skipped_steps(events):
             skipped.add(event["at_step"])
         elif event["kind"] == "skipped_steps_not_kept":
             ends = event.get("first_step", 0), event.get("last_step", -1) + 1
-            # Otherwise some steps between were applied.
+            # If the numbers differ, some steps in between were applied.
             if event["count"] == ends[1] - ends[0]:
                 skipped |= {*range(*ends)}
     return skipped

@@ -60,7 +60,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
     if part is None:
         return {}
     rest = "x, y = x[keep], y[keep]"
-    if "[" in part:  # One of several arrays.
+    if "[" in part:  # The part is one of several arrays.
         name, _, _ = part.partition("[")
         rest = f"{name} = {{key: own[keep] for key, own in {name}.items()}}"
     return {"data": _DROP.format(part=part, rest=rest)}

@@ -155,7 +155,7 @@ def over_by(events: Iterable, layers: list) -> Callable:
             return None
         if is_repaired(kind, now.get(layer)):
             return f"it is in {now[layer]}"
-        # It was demoted, and found sound in 16 bits since.
+        # The layer was demoted, and later found sound in 16 bits.
         back = layer in changed and changed[layer][0]["kind"] in _BACK
         return f"it has returned to {now.get(layer)}" if back else None
 
@@ -199,14 +199,14 @@ def ranked(verdicts: Iterable, is_over: Callable) -> list:
 # nothing more once the cause is known.
 _EFFECT, _SYMPTOM = 2, 3
 
-# What the sentence says of events, after the causes and in this order.
+# Clauses for events. They follow the causes, in this order.
 _OUTCOMES = {
     "return": "the tuner returned to the state of step {to} {at} and {then}",
     "undo": "a demotion made training diverge and was undone {at}",
     "give_up": "the tuner gave up: {why}",
     "stopped": "the monitor stopped training {at}",
     "step_raised": "{again}step {at_step:,} raised {reason}",
-    "fit_raised": "training ended in step {at_step:,}: {reason}",
+    "fit_raised": "training ended at step {at_step:,}: {reason}",
 }
 
 
@@ -307,7 +307,7 @@ class _Story:
             yield "the loss did not fall"
 
     def interruption(self):
-        """Says that somebody ended the run, which is no finding."""
+        """Says that somebody ended the run, which is not a finding."""
         for event in self._interrupted[:1]:
             yield f"interrupted in step {event['at_step']:,}"
 
@@ -443,7 +443,7 @@ class _Story:
         return verdict if scale_set(verdict, self._facts.events) else None
 
 
-# These events are no finding on their own, or have their own message.
+# Events that are not a finding on their own, or that have their own message.
 _NO_FINDING = {
     "sign_off",
     "no_16_bits",

@@ -133,7 +133,7 @@ def _worse(pools, first, second):
     return np.stack([pooled(*column) for column in columns], axis=1)
 
 
-# The parts of a layer that depend on the batch.
+# Ranges that depend on the batch; those of weights do not.
 _OF_BATCH = ("activation", "weight_gradient", "gradient")
 _LOGITS = "attention_logits_largest"
 

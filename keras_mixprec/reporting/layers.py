@@ -188,7 +188,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # It may have been undone since.
+    # The demotion may have been undone since.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])

@@ -189,7 +189,7 @@ class Run:
     @property
     def histogram_layers(self) -> dict[str, list]:
         """The names of calls of layers that have histograms, by part."""
-        # Without the numbers, which take most of the time.
+        # Skip the numbers, which take most of the time to read.
         rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
         found: dict = {part: set() for part in schema.EXPONENTS}
         for row in rows:

@@ -29,7 +29,7 @@ def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
         ours = schema.is_run_folder(os.path.basename(os.path.abspath(folder)))
         if ours and schema.EVENTS_FILE in names:
             runs[printable(os.path.relpath(folder, log_dir))] = folder
-            inside.clear()  # A run has none within.
+            inside.clear()  # The folder of a run holds no other runs.
     return dict(sorted(runs.items()))
 
 

@@ -121,7 +121,8 @@ class RunLog:
             ValueError: If a tag has this or a later step already.
         """
         counts = {t: x for t, x in values.items() if schema.is_counter(t)}
-        # First, because a run killed in between must not repeat the step.
+        # Write the counts first, so that a run killed in between does not
+        # repeat the step.
         self._add(step, schema.COUNTS, [{"step": step, **counts}])
         self._draw(step, [summaries.scalar(*item) for item in values.items()])
 

@@ -354,7 +354,7 @@ def _details(group) -> Iterator[str]:
     event = group[0]
     yield from _bad_rows(group)
     if event.get("message") and event.get("layers"):
-        # The sentence has the first clause.
+        # The sentence already contains the first clause.
         yield from event["message"].split("; ")[1:]
     if way := event.get("direction"):
         in_ = "update of weights" if way == "update" else f"{way} pass"

@@ -165,7 +165,7 @@ def _opened(runs, run):
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    # A reader of one metric looks at others, which share the tables of the run.
+    # Whoever opens one metric opens others next, so keep the tables of the run.
     read = _kept if name == "heat" else Run
     return _ANSWERS[name](read(run, log), dict(query))
 

@@ -69,8 +69,6 @@ class Tuning:
         # The other workers would wait for one that fails.
         self._purpose = "" if watch.several_workers else "tune this model"
 
-    # Trigger, diagnose, demote, write.
-
     def tasks(self) -> list[Task]:
         """Returns what is done in `fit`, in this order."""
         who = "PrecisionTuner"

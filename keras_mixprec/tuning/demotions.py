@@ -23,7 +23,7 @@ from keras_mixprec.policies.summary import model_share_in_16_bits
 from keras_mixprec.tuning.plan_store import Demotion, check_state, left_aside
 from keras_mixprec.tuning.proposal import by_policy, layers_of
 
-# Between the reason of a demotion and why it stays.
+# Text between the reason of a demotion and the reason why it stays.
 _KEPT = "; kept "
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
@@ -249,7 +249,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        guard_of(self._model).keep()  # What was recompiled.
+        guard_of(self._model).keep()  # Guard the recompiled function.
         self.rebuilds += 1
         self._rebuilt_at = started
 

@@ -106,7 +106,7 @@ def left_aside(
 
     A plan repairs what a script asks for. If the script asks for another policy
     than when a tuner wrote the plan, the script wins. A model that was saved
-    with its repairs has the plan's policies, and that is no difference.
+    with its repairs has the plan's policies, and that is not a difference.
 
     Args:
         plan: Dict from path to policy, the model itself included.

@@ -57,8 +57,8 @@ class Probation:
     """
 
     def __init__(self, watch, step: int, gap: int, batch):
-        # Its variables are up to date, or a step is under way, which
-        # `synchronized_model` would not know.
+        # The model's variables are up to date here. `synchronized_model` would
+        # not know about a step that is under way.
         model = watch.model
         self.step = step
         self.scale_bits = watch.counters.scale_bits()
@@ -95,7 +95,7 @@ class Probation:
         model = self._watch.synchronized_model()
         with active.processes().single_process(model):
             now = _largest_weight(model)
-        # Weights that start from zeros are larger after a step.
+        # Weights that start at 0 always grow, so compare with at least 1.
         grown = _growth("largest weight", self._weight, now, least=1.0)
         return grown or self._loss_divergence()
 

@@ -91,8 +91,7 @@ def propose(
         with temporary_policies(by_policy(layers, policies)):
             left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
-            # A layer that asks for another loss scale than before is not
-            # repaired.
+            # If the advised loss scale changed, the layer is not repaired.
             if left.advised_bits == examination.advised_bits:
                 return proposal
             break
@@ -216,7 +215,7 @@ class WorkerProposal(NamedTuple):
         )
 
 
-# That worker's log has the numbers.
+# The log of the other worker has the numbers.
 _ELSEWHERE = {FOUND_BY: "another worker"}
 
 

@@ -155,7 +155,8 @@ class Recovery:
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
         ):
-            return None  # Only the user's own function knows it.
+            # A function of the user sets the rate; it cannot be lowered here.
+            return None
         for part, rate in zip(parts, rates, strict=True):
             if isinstance(rate, LearningRateSchedule):
                 part.learning_rate = LoweredSchedule(rate, factor)

@@ -15,7 +15,7 @@ from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.proposal import by_policy
 
-# Evaluations that a run may make, and one more each so many steps.
+# A run may make this many evaluations, plus one for each `_STEPS` steps.
 _EVALUATIONS, _STEPS = 50, 100
 
 # An evaluation that is expected to take longer is announced.
@@ -172,7 +172,8 @@ class Validation:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
         wanted |= repairs.left_alone(wanted, step)
         changes = repairs.demote(wanted)
-        repairs.take_rebuild_seconds()  # No step follows that compiles.
+        # Training has ended, so no step recompiles the model.
+        repairs.take_rebuild_seconds()
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
 
@@ -185,14 +186,14 @@ class Validation:
             error = own.get("forward", 0.0)
             if path in errors and not errors[path] >= error:
                 errors[path] = min(error, 1e9)
-        # Every worker has seen other batches.
+        # Workers see different batches, so they agree on one order.
         agreed = any_worker(self._watch.model, [*errors.values()])
         errors = dict(zip(errors, agreed, strict=True))
         ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # With all of them in float32 it equals the reference.
+            # With all layers in float32 the model equals the reference.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(

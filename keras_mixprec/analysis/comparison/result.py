@@ -431,7 +431,7 @@ def _policy(arm):
     policy = arm["policy"]
     if isinstance(policy, str):
         return "+".join([policy, *arm["settings"]])
-    # It imports Keras, which a table needs not.
+    # Imported here because it imports Keras, which a table does not need.
     from keras_mixprec.policies.plan import PrecisionPlan
 
     return PrecisionPlan(policy["layers"], default=policy["default"])

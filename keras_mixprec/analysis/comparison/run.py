@@ -34,7 +34,7 @@ from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
-# Names of metrics end in these.
+# Endings of metric names that tell which end is better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
@@ -107,8 +107,8 @@ def compare_precisions(
             `100`.
         blocks: Int of at least 2 that divides `steps`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
-        validation_data: As `data`, to take the metric on, all of it. Defaults
-            to `None`: on what was trained on.
+        validation_data: Data for the metric, in the form of `data`. The metric
+            uses all of it. Defaults to `None`, the training data.
         callbacks: Function without arguments that returns a list of callbacks
             for one `fit`, or `"module:name"`. Defaults to `None`.
         isolate: Boolean. If `True`, each policy trains in a new process. The
@@ -325,7 +325,7 @@ def _take_turns(store, workers, told):
     """Lets one after the other train a block, until all are done."""
     turn = 0
     while workers:
-        # Rotated, so that no policy is always behind the same one.
+        # The order rotates, so that no policy always follows the same one.
         names = list(workers)
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
@@ -411,7 +411,7 @@ class Store:
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
-        # In the order of the seeds, whichever was finished first.
+        # Seeds may finish in any order.
         arm["seeds"].append(seed)
         arm["seeds"].sort(key=lambda s: self.record["seeds"].index(s["seed"]))
         self._file.save()

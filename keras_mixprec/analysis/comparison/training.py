@@ -329,7 +329,7 @@ def _scale_loss(model):
             "nothing scaled the loss of its float16 layers, so "
             "`ensure_loss_scaling` has wrapped its optimizer"
         ]
-    # Keras' own does not count the steps that it skips.
+    # Keras' own optimizer does not count skipped steps.
     for name, optimizer in optimizers_of(model).items():
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             setattr(model, name, adopt(optimizer))

@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 # The usual choice: four of five comparisons tell them apart.
 _POWER = 0.8
 
-# The answer is "more than" this number beyond it.
+# Above this number the answer is "more than 1000 seeds".
 _MOST_SEEDS = 1000
 
 

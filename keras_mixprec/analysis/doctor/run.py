@@ -69,7 +69,7 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
     check_type("quick", quick, bool, "a boolean")
     try:
         keras = importlib.import_module("keras")
-    except Exception:  # Of whatever its backend raises.
+    except Exception:  # The backend may raise anything.
         return run_in_process(backend, quick)
     interactive = keras.config.is_interactive_logging_enabled()
     say = show if interactive else lambda line: None
@@ -125,7 +125,7 @@ def _examine(connection: Any, quick: bool) -> None:
     except Exception as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]
-        # Not what a backend in turn imports, which its own installation lacks.
+        # If the backend itself lacks a module, it is broken, not missing.
         missing = getattr(error, "name", None) in (name, "keras")
         status = "missing" if missing else "broken"
         report = _without_backend(name, status, text, quick)

@@ -110,7 +110,7 @@ def judge_results(results: list[Result], device: str) -> list[Finding]:
         operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
         finding = Finding(
             f"{status}-{format}",
-            # Without float32 nothing runs.
+            # Nothing works if float32 is wrong.
             "error" if format == "float32" else level,
             f"{device} {said} in {format}: {operations}",
             f"do not train in {format} here; update driver and libraries",

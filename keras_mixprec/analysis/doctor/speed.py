@@ -118,7 +118,7 @@ def _step(format, workload, mode):
 def _plan(kind, quick):
     """Yields operation, size, mode and workload."""
     sizes = _ON_CPU if kind == "cpu" else _ELSEWHERE
-    mode = active.runtime().MODES[0]  # What `fit` uses by default.
+    mode = active.runtime().MODES[0]  # The mode that `fit` uses by default.
     some = slice(1, 2) if quick else slice(None)
     for n in sizes["matmul"][some]:
         yield "matmul", f"{n} x {n}", mode, matmul(n)
@@ -178,7 +178,7 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         outputs, gradients = replay.vjp(
             lambda tensors: [function(tensors, dtype)],
             tensors,
-            # As large as what came out, and known only when it did.
+            # The gradient has the shape of the output, which is known only now.
             lambda outputs: outputs,
         )
         if function is not _block:
@@ -231,7 +231,7 @@ def _attended(x, mixing, joining):
 
 
 def _normed(x):
-    # In float32, as Keras' LayerNormalization computes.
+    # Keras' LayerNormalization computes its statistics in float32 too.
     wide = ops.cast(x, "float32")
     mean, variance = ops.moments(wide, axes=-1, keepdims=True)
     return ops.cast((wide - mean) * ops.rsqrt(variance + 1e-3), x.dtype)

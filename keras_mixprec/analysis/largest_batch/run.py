@@ -145,8 +145,8 @@ def largest_batch(
             batch are repeated.
         policy: Policy name, `keras.DTypePolicy` or `PrecisionPlan`. Defaults
             to `"mixed_float16"`.
-        baseline: The same; what `ratio` compares with. `None` for no second
-            search, which takes as long. Defaults to `"float32"`.
+        baseline: The policy that `ratio` compares with, or `None`. Its search
+            takes as long again. Defaults to `"float32"`.
         min_size: Int. Samples of the first trial. Defaults to `1`.
         max_size: Int. Samples of the largest. Defaults to `65536`.
         step: Int. Sizes are multiples of it, and the answer is exact to it.
@@ -224,7 +224,8 @@ def largest_batch(
         trials = Trials(job, timeout)
         with contextlib.closing(trials):
             if file is None:
-                # Not from here: the backend would take memory of the device.
+                # Ask in the other process, because the backend here would take
+                # device memory.
                 of_device = {} if resume is None else trials.asked()
                 asked |= of_device
                 file = ResumeFile(resume, "largest_batch", asked)
@@ -417,7 +418,8 @@ class Trials:
     def close(self) -> None:
         """Ends the process, if there is one."""
         if self._process is not None:
-            # It has nothing to save, and its own end takes seconds.
+            # Kill the process: it has nothing to save, and a clean exit takes
+            # seconds.
             self._process.close()
             self._process = None
 

@@ -13,7 +13,7 @@ from keras_mixprec.policies.graph import fed_by_inputs
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS
 
-# These are about the data, the weights, or a loss scale that adapts.
+# These findings are about the data, the weights or an adapting loss scale.
 _NOT_OF_ITS_PRECISION = {
     "bad_data",
     "divergence",
@@ -44,7 +44,7 @@ def wrong_on_the_data(view):
         if verdict.kind in _NOT_OF_ITS_PRECISION:
             continue
         if view.supposed and verdict.direction == "backward":
-            continue  # It would be compiled with loss scaling.
+            continue  # The model would get loss scaling when it is compiled.
         kind = KINDS[verdict.kind]
         in_layer = verdict.layer not in (None, MODEL_PATH)
         by_scale = "advised_bits" in verdict.numbers
@@ -114,7 +114,7 @@ def rounded_inputs(view):
 
 def _narrowest(view):
     """The 16-bit dtype that inputs are cast to, float16 before bfloat16."""
-    # Without a graph the model is called on the inputs.
+    # A model without a graph gets the inputs itself.
     fed = fed_by_inputs(view.model) or {id(view.model)}
     dtypes = {
         entry.layer.compute_dtype

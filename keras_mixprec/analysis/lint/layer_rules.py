@@ -37,7 +37,7 @@ from keras_mixprec.policies.set_policies import reasons_of
 # How far the rounding of a feature may be off, as a share of its spread.
 _OFF = 0.1
 
-# About each of these there is a rule that has numbers.
+# Other lint rules report these default rules, with numbers.
 _HAVE_THEIR_OWN = (OUTPUT, reads_raw_features)
 
 # Share of the multiply-adds in 16 bits below which there is little to gain.
@@ -66,7 +66,7 @@ def _wide(entry, reason, why, **more):
     return Finding(reason, fix, entry.path, to_float32(entry.path, why), **more)
 
 
-# The numbers that a layer holds.
+# Rules about the arguments and weights of a layer.
 
 
 @rule("KMP201", "high")
@@ -135,7 +135,7 @@ def normalization_statistics(view):
             mean = to_array(entry.layer.mean)
             spread = np.sqrt(to_array(entry.layer.variance))
         largest = float((np.abs(mean) + 3 * spread).max())
-        # Half the distance of the numbers there are about the mean.
+        # The largest rounding error of a number near the mean.
         steps = form.epsilon / 2 * 2 ** np.floor(np.log2(np.abs(mean) + 1e-30))
         off = float((steps / np.maximum(spread, 1e-30)).max())
         if largest > form.maximum:

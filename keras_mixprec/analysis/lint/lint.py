@@ -118,7 +118,7 @@ def chosen(
         ignore: The same, of rules that are left out.
 
     Raises:
-        TypeError: If one of them is no list.
+        TypeError: If one of them is not a list.
         ValueError: If no rule has such a code.
     """
     starts = []

@@ -64,7 +64,7 @@ def constant_of_the_optimizer(view):
 
 @rule("KMP404", "high")
 def no_loss_scaling(view):
-    """Without loss scaling gradients below 6e-8 vanish in float16.
+    """Gradients below 6e-8 become 0 in float16 without loss scaling.
 
     Why: Small gradients become 0, and their layers do not learn.
     Example: `compile("adam", auto_scale_loss=False)` in mixed_float16.

@@ -7,7 +7,7 @@ from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
-    pass  # No device offers it.
+    pass  # JAX has no such function for any device.
 
 
 def peak_bytes():
@@ -19,14 +19,14 @@ def peak_bytes():
 def program_bytes(model, batch):
     if model.run_eagerly or not model.jit_compile:
         return None
-    # As `make_train_function` of Keras does.
+    # Keras' `make_train_function` compiles the step in the same way.
     step = jax.jit(model.train_step, donate_argnums=0)
     batch = jax.tree.map(_abstract, batch)
     program = step.lower(values_of(*variables_of(model)), batch).compile()
     found = program.memory_analysis()
     if found is None:
         return None
-    # Not its `peak_memory_in_bytes`, which on CPUs has no temporaries.
+    # `peak_memory_in_bytes` leaves out temporaries on CPUs.
     return (
         found.argument_size_in_bytes
         + found.output_size_in_bytes
@@ -37,5 +37,5 @@ def program_bytes(model, batch):
 
 def _abstract(array):
     shape, dtype = shape_in_fit(array)
-    # Without the 64 bits that JAX does not have by default.
+    # JAX has no 64-bit types by default.
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))

@@ -221,7 +221,7 @@ def _value_key(value):
     if isinstance(value, (list, tuple)):
         return type(value), tuple(map(_value_key, value))
     if isinstance(value, float):
-        return float, repr(value)  # Zeros of either sign are equal.
+        return float, repr(value)  # `0.0 == -0.0`, but their texts differ.
     try:
         hash(value)
     except TypeError:

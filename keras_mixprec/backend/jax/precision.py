@@ -4,8 +4,8 @@ import contextlib
 
 import jax
 
-# JAX's own names say how many bits count, and each device has a way to do so;
-# the names of algorithms say which way.
+# JAX's own names say how many bits count. The names of algorithms say how a
+# device does it.
 _VALUES = {
     "default": None,
     "float32": "float32",

@@ -23,8 +23,8 @@ def is_chief(model):
 
 
 def agree(model, values):
-    # Two programs on a CPU run in any order, which differs between processes.
-    # They deadlock if both talk to other processes.
+    # Two programs on a CPU run in an order that differs between processes, and
+    # deadlock if both talk to other processes.
     jax.block_until_ready(_state(model))
     return multihost_utils.process_allgather(values).max(axis=0)
 

@@ -33,7 +33,7 @@ REFUSALS = (
     ValueError,
 )
 
-# The equation of the operation that is visited.
+# The JAX equation that is being evaluated.
 _VISITED = contextvars.ContextVar("visited")
 
 
@@ -42,8 +42,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # This value belongs to the trace around a gradient's. `identity` runs in
-    # another.
+    # This value belongs to the trace outside of the gradient. `identity` below
+    # runs in another trace.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
@@ -91,7 +91,8 @@ def _put_back(model, variables, values):
         if stored_value(variable) is None
     ]
     if any(value.is_deleted() for _, value in lost):
-        model.jax_state_sync()  # It has got further than its first batch.
+        # `fit` is past its first batch and holds the values.
+        model.jax_state_sync()
     else:
         for variable, value in lost:
             set_value(variable, value)
@@ -116,7 +117,8 @@ def compiled(function):
         # Unused inputs are part of its text only if they are kept.
         lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
         text = lowered.as_text()
-        if "callback" in text:  # It does not say which.
+        # The text does not say which Python function is called.
+        if "callback" in text:
             executable = lowered.compile()
         else:
             places = (getattr(array, "sharding", None) for array in given)

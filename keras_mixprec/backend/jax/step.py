@@ -46,7 +46,7 @@ def replica():
 def trace(tensors):
     traced = filter(_is_traced, tensors)
     found = next((tensor._trace for tensor in traced), None)
-    # The trace of top level evaluates, and has no parent.
+    # The top-level trace computes values and has no parent.
     while hasattr(
         parent := getattr(found, "parent_trace", None), "parent_trace"
     ):

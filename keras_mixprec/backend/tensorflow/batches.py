@@ -24,7 +24,7 @@ def tapped(model, train_function, visit, raised=None):
         # iterator itself would ask all workers whether they have a batch.
         pipelines = getattr(iterator, "_iterators", [iterator])
         taken, first = [[] for _ in pipelines], []
-        # As many as the compiled function is going to take.
+        # The compiled function takes this many batches.
         for _ in range(model.steps_per_execution):
             step = [_next(pipeline) for pipeline in pipelines]
             first = first or [value for values in step for value in values]
@@ -48,7 +48,7 @@ def tapped(model, train_function, visit, raised=None):
                     raise
             return step()
         if workers(model) == 1:
-            raise StopIteration  # It ends the epoch.
+            raise StopIteration  # This ends the epoch.
         visit(None)
         return train_function(iterator)
 

@@ -22,9 +22,10 @@ _OPTIONS = {
     "float16": "auto_mixed_precision",
     "bfloat16": "auto_mixed_precision_onednn_bfloat16",
 }
-# Has the same effect as the one for bfloat16, and is deprecated.
+# A deprecated option with the same effect as the one for bfloat16.
 _SAME = "auto_mixed_precision_mkl"
-# Graphs of fewer nodes are not optimized: negative, all are.
+# TensorFlow does not optimize graphs of fewer nodes than this. A negative
+# number has it optimize all.
 _UNIQUE = "min_graph_nodes"
 
 _NAMES = (*_OPTIONS.values(), _SAME, _UNIQUE)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_mixprec.backend.common import shape_in_fit
 
 try:
-    # Not public: what `experimental_get_compiler_ir` returns.
+    # Private: the type that `experimental_get_compiler_ir` returns.
     from tensorflow.compiler.xla.service import hlo_pb2
 except ImportError:
     hlo_pb2 = None
@@ -40,7 +40,7 @@ def program_bytes(model, batch):
     specs = [tf.TensorSpec(*shape_in_fit(leaf)) for leaf in leaves]
     text = step.experimental_get_compiler_ir(*specs)(stage=_STAGE)
     found = hlo_pb2.HloProto.FromString(text).buffer_assignment
-    # Parameters, those that outputs share among them, and temporaries.
+    # Buffers of parameters, outputs and temporaries.
     return sum(buffer.size for buffer in found.buffer_allocations)
 
 

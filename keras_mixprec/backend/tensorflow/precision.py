@@ -25,7 +25,7 @@ def scope(name, kind):
 
 @contextlib.contextmanager
 def local_scope(name):
-    # It recompiles nothing, which would take 50 ms.
+    # This setter recompiles no models; that would take 50 ms.
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(name != "float32")
     try:

@@ -29,8 +29,8 @@ def observe(tensor, on_value, on_cotangent):
     # A layer may hand a variable to another one.
     tensor = tf.convert_to_tensor(tensor)
     on_value(tensor)
-    # Not `tf.custom_gradient`: its IdentityN keeps the graph optimizer from
-    # fusing operations, which then round differently. It prunes an Identity.
+    # `tf.custom_gradient` adds an IdentityN, which keeps the graph optimizer
+    # from fusing operations, so they round differently. An Identity is pruned.
     with record.stop_recording():
         seen = tf.identity(tensor)
 
@@ -67,7 +67,8 @@ def compiled(function):
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # It is not compiled here, but XLA needs loops to be traced in this way.
+        # This only traces the function. XLA needs loops to be traced in this
+        # way.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         graph, inputs, outputs = _numbered(traced)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-# As `jit_compile="auto"` of Keras has it: no XLA where there are CPUs only.
+# Like Keras' `jit_compile="auto"`, which does not use XLA on CPUs.
 _OTHERS = {d.device_type for d in tf.config.list_physical_devices()} - {"CPU"}
 MODES = ("XLA", "graph") if _OTHERS else ("graph", "XLA")
 

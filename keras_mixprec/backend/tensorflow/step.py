@@ -70,7 +70,7 @@ def replica():
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return None
-    # It is a constant except on TPUs, whose replicas are one program.
+    # On TPUs all replicas are one program, so the id is not a constant.
     own = tf.get_static_value(context.replica_id_in_sync_group)
     return None if own is None else int(own)
 
@@ -161,7 +161,7 @@ def read(variable):
 
 
 def read_sum(variable):
-    # Not its own value, which all workers would have to ask for together.
+    # Reading the variable itself would need all workers at the same time.
     replicas = getattr(variable.value, "values", [variable.value])
     return sum(replica.numpy() for replica in replicas)
 

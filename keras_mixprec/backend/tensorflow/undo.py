@@ -50,7 +50,7 @@ def undone(model, generators):
     }
     own = random.Random(_SEEDS.random())
     seeds = {"_internal_operation_seed": lambda _: own.randint(0, 2**31 - 1)}
-    # Without a seed, draws cannot be repeated.
+    # Random numbers cannot be repeated without a seed.
     seeded = context.global_seed() is not None
     try:
         with (
@@ -71,7 +71,8 @@ _SEEDS = random.Random(0)
 def _keep(kept, handle):
     data = getattr(handle, "_handle_data", None)
     if id(handle) in kept or not data or not data.is_set:
-        return  # It is known, or the handle of no variable.
+        # The handle is already stored, or does not belong to a variable.
+        return
     if variable_ops.var_is_initialized_op(handle):
         dtype = tf.as_dtype(data.shape_and_type[0].dtype)
         value = variable_ops.read_variable_op(handle, dtype)

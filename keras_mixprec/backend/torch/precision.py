@@ -40,7 +40,6 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    # Operations ask in every call.
     return scope(name, "cuda")
 
 
@@ -84,7 +83,7 @@ def _switches():
 
 
 def _state():
-    # They raise if newer switches were set alone, and do so again afterwards.
+    # These getters raise an error if only the newer switches were set.
     older = [None, None]
     with contextlib.suppress(RuntimeError):
         older[0] = torch.get_float32_matmul_precision()

@@ -35,7 +35,7 @@ def single_process(model):
         return
     parallel = torch.nn.parallel.DistributedDataParallel
     forward = parallel.forward
-    # It would prepare its hooks for a backward pass that all take part in.
+    # The wrapper would wait for a backward pass of all workers.
     parallel.forward = lambda self, *args, **kwargs: self.module(
         *args, **kwargs
     )

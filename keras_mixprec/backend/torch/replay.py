@@ -36,7 +36,7 @@ def observe(tensor, on_value, on_cotangent):
 def vjp(function, primals, pull):
     primals = [p.detach().requires_grad_() for p in primals]
     with torch.enable_grad():
-        # Copies, which a layer may write into.
+        # A layer may write into its inputs, so it gets copies.
         outputs = function([p.clone() for p in primals])
     cotangents = pull(outputs)
     tied = [
@@ -91,9 +91,8 @@ def name_of_operation():
 
 
 def train_step(model, data):
-    # A `train_step` of the user's own may add gradients up over several steps.
-    # Not `model.zero_grad()`, which stumbles over integer variables that a
-    # model tracks.
+    # A custom `train_step` may accumulate gradients over several steps.
+    # `model.zero_grad()` would fail on integer variables that a model tracks.
     values = [stored_value(variable) for variable in model.trainable_variables]
     before = [value.grad for value in values]
     try:
@@ -116,7 +115,7 @@ def predict_step(model, data):
 
 
 def step_by_step():
-    if hasattr(torch.compiler, "set_stance"):  # From 2.6 on.
+    if hasattr(torch.compiler, "set_stance"):  # torch 2.6 and later.
         return torch.compiler.set_stance("force_eager")
     return contextlib.nullcontext()
 
