@@ -145,11 +145,10 @@ class PrecisionTuner(CopiedCallback):
             rate that holds, or with clipped gradients. If there is another
             cause, it stops in that state. Steps that are not finite are
             skipped, also if nothing scales the loss, and so are steps whose
-            gradients are ten times as large as the largest of the last 128
-            steps. After three of these in a row it returns to a state in which
-            the same batch has usual gradients, if there is one. If several
-            workers train together it skips steps and never returns. Defaults
-            to `False`.
+            gradients are ten times as large as the largest since `fit` began.
+            If the weights are to blame for three of these in a row, it returns
+            to the last good state. If several workers train together it skips
+            steps and never returns. Defaults to `False`.
         max_returns: Int. How often to return; then training stops in the last
             good state. Defaults to `3`.
 

@@ -9,13 +9,13 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 
-# A step is compared with the last `WINDOW` applied steps, once there are
-# `ENOUGH`. After `WINDOW` spikes in a row, larger gradients count as usual.
-# OLMo-core's `SkipStepOptimizer` uses the same window.
-WINDOW, ENOUGH = 128, 64
+# A step is compared with all that were taken, once there are enough. After so
+# many skipped ones in a row larger gradients count as usual.
+ENOUGH, MOST = 64, 128
 
-# How many times the largest of them is a spike: what the rerun state machine of
-# Megatron calls one.
+# A spike is larger than the largest of them times this, as in the rerun state
+# machine of Megatron. A rare class stays far below, because its gradients are as
+# large as those of the first steps.
 FACTOR = 10.0
 
 # Columns of `counts`.
@@ -28,8 +28,8 @@ class Spikes(NamedTuple):
     Attributes:
         skipped: Int. Steps.
         in_a_row: Int. Those since the last step that was taken.
-        last: Float. How many times as large as the largest of the steps before
-            the gradients of the last one were.
+        last: Float. The size of the gradients of the last one, as a multiple of
+            the largest before.
     """
 
     skipped: int
@@ -41,7 +41,7 @@ class SpikeGate:
     """Decides in the step itself whether its gradients are a spike.
 
     The size of a step's gradients is the norm of all of them together, without
-    the loss scale. Nothing is skipped before `open`.
+    the loss scale. Nothing is skipped before `start`.
 
     Args:
         add_variable: Function `(name, shape, dtype, value=0)` that creates and
@@ -49,41 +49,40 @@ class SpikeGate:
     """
 
     def __init__(self, add_variable):
-        self.sizes = add_variable("gradient_sizes", (WINDOW,), "float32")
+        self.largest = add_variable("largest_gradients", (), "float32")
         self.counts = add_variable("spike_counts", (3,), "int32")
         self.last = add_variable("last_spike", (), "float32")
         self._factor = add_variable("spike_factor", (), "float32", math.inf)
 
     def start(self):
         """Skips spikes from now on, compared with steps from now on."""
-        for variable in (self.sizes, self.counts, self.last):
+        for variable in (self.largest, self.counts, self.last):
             variable.assign(ops.zeros(variable.shape, variable.dtype))
         self._factor.assign(FACTOR)
 
     def stop(self):
-        """Skips none any more."""
+        """Skips no step any more."""
         self._factor.assign(math.inf)
 
     def is_spike(self, size: Any):
-        """Whether a step is one: a boolean scalar tensor.
+        """Returns whether a step is a spike: a boolean scalar tensor.
 
         Args:
             size: float32 scalar. The size of its gradients.
         """
-        counts = ops.convert_to_tensor(self.counts)
-        sizes = ops.convert_to_tensor(self.sizes)
-        limit = ops.convert_to_tensor(self._factor) * ops.max(sizes)
-        compared = ops.logical_and(
-            ops.greater_equal(counts[_TAKEN], ENOUGH),
-            ops.less(counts[_IN_A_ROW], WINDOW),
-        )
+        taken, _, in_a_row = self._counts()
+        largest = ops.convert_to_tensor(self.largest)
+        limit = ops.convert_to_tensor(self._factor) * largest
         large = ops.logical_and(ops.greater(size, limit), ops.greater(limit, 0))
+        compared = ops.logical_and(
+            ops.greater_equal(taken, ENOUGH), ops.less(in_a_row, MOST)
+        )
         return ops.logical_and(compared, large)
 
     @property
     def skips(self):
         """Whether the last step was a spike: a boolean scalar tensor."""
-        return ops.greater(ops.convert_to_tensor(self.counts)[_IN_A_ROW], 0)
+        return ops.greater(self._counts()[_IN_A_ROW], 0)
 
     def record(self, size, finite, ordinary):
         """Counts a step.
@@ -91,30 +90,28 @@ class SpikeGate:
         Args:
             size: float32 scalar. The size of its gradients.
             finite: Boolean, or a boolean scalar tensor.
-            ordinary: As `finite`. False for a spike.
+            ordinary: Same as `finite`: whether it is not a spike.
         """
-        counts = ops.convert_to_tensor(self.counts)
-        taken, skipped, in_a_row = counts[0], counts[1], counts[2]
-        sizes = ops.convert_to_tensor(self.sizes)
+        taken, skipped, in_a_row = self._counts()
+        largest, last = map(ops.convert_to_tensor, (self.largest, self.last))
         spike = ops.logical_and(finite, ops.logical_not(ordinary))
         applied = ops.logical_and(finite, ordinary)
-        anew = ops.logical_and(applied, ops.greater_equal(in_a_row, WINDOW))
-        ratio = size / ops.maximum(ops.max(sizes), 1e-30)
-        last = ops.convert_to_tensor(self.last)
+        ratio = size / ops.maximum(largest, 1e-30)
         self.last.assign(ops.where(spike, ratio, last))
-        taken = ops.where(anew, 0, taken)
-        row = ops.equal(ops.arange(WINDOW, dtype="int32"), taken % WINDOW)
-        sizes = ops.where(anew, ops.zeros_like(sizes), sizes)
-        row = ops.logical_and(row, applied)
-        self.sizes.assign(ops.where(row, size, sizes))
+        larger = ops.maximum(largest, size)
+        self.largest.assign(ops.where(applied, larger, largest))
         one, no = ops.cast(spike, "int32"), ops.cast(applied, "int32")
-        new = taken + no, skipped + one, (in_a_row + one) * (1 - no)
-        self.counts.assign(ops.stack(new))
+        self._write(taken + no, skipped + one, (in_a_row + one) * (1 - no))
 
-    def end_streak(self):
-        """Counts spikes in a row from here on."""
-        counts = ops.convert_to_tensor(self.counts)
-        self.counts.assign(ops.stack([*counts[:_IN_A_ROW], 0 * counts[0]]))
+    def end_streak(self, accept: bool):
+        """Counts spikes in a row from here on.
+
+        Args:
+            accept: Boolean. Whether gradients as large as the next ones count
+                as usual.
+        """
+        taken, skipped, _ = self._counts()
+        self._write(taken, skipped, ops.full_like(taken, MOST if accept else 0))
 
     def read(self) -> Spikes:
         """Returns what was skipped since `start`."""
@@ -124,7 +121,14 @@ class SpikeGate:
 
     def limit(self) -> float:
         """Returns the size beyond which gradients are a spike now."""
-        return FACTOR * float(active.step().read(self.sizes).max())
+        return FACTOR * float(active.step().read(self.largest))
+
+    def _counts(self):
+        counts = ops.convert_to_tensor(self.counts)
+        return counts[_TAKEN], counts[_SKIPPED], counts[_IN_A_ROW]
+
+    def _write(self, *counts):
+        self.counts.assign(ops.stack(counts))
 
 
 def skip_spikes(model: keras.Model) -> bool:

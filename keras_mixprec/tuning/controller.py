@@ -401,7 +401,7 @@ class Tuning:
         return stuck
 
     def _leave_spikes(self, batch, step):
-        if returned := self._recovery.from_spikes(batch):
+        if returned := self._recovery.from_spikes():
             self._returned(step, *returned)
 
     def _returned(self, step, since, done):

@@ -175,13 +175,13 @@ class TunerHistory:
         Args:
             step: As for `report`.
             count: Int. How many since the last report.
-            times: Float. How many times as large as in any of the 128 steps
-                before they were in the last one.
+            times: Float. The size of the gradients of the last one, as a
+                multiple of the largest before.
         """
         which = "1 step whose" if count == 1 else f"{count:,} steps; the last's"
         message = (
             f"skips {which} gradients were {times:.3g} times as large as the "
-            "largest of the 128 steps before"
+            "largest before"
         )
         self.report("spikes", step, message, count=count, times=times)
 

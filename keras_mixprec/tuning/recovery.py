@@ -125,28 +125,29 @@ class Recovery:
         stuck = in_a_row >= _STREAK and not self._has_looked
         return new, times, stuck and not self._watch.several_workers
 
-    def from_spikes(self, batch) -> tuple | None:
-        """Returns to a state whose gradients for a batch are no spike.
+    def from_spikes(self) -> tuple | None:
+        """Returns to a good state if the weights are to blame for spikes.
 
-        If there is none the data are at fault, and its spikes are skipped.
-
-        Args:
-            batch: As `train_step` takes it.
+        They are if the batch that was kept with a state has usual gradients
+        there, and a spike now. If not, the data have changed, and larger
+        gradients count as usual from now on.
 
         Returns:
-            As `run`, `None` if it stays.
+            The result of `run`, `None` if it stays.
         """
         self._has_looked = True
         model, gates = self._watch.model, gates_of(self._watch.model)
         limit = math.hypot(*(gate.limit() for gate in gates))
+        to_blame = None
         for kept in reversed(self._watch.examiner.states.held):
             with kept.state.in_place():
-                is_ordinary = _size(model, batch) <= limit
-            if is_ordinary:
-                for gate in gates:
-                    gate.end_streak()
-                return self._back_to(kept.step, lambda: _SAME)
-        return None
+                was_usual = _size(model, kept.batch) <= limit
+            if was_usual and _size(model, kept.batch) > limit:
+                to_blame = kept
+                break
+        for gate in gates:
+            gate.end_streak(accept=to_blame is None)
+        return to_blame and self._back_to(to_blame.step, lambda: _SAME)
 
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
