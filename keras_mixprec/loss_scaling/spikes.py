@@ -14,8 +14,8 @@ from keras_mixprec.backend.common import optimizers_of
 ENOUGH, MOST = 64, 128
 
 # A spike is larger than the largest of them times this, as in the rerun state
-# machine of Megatron. A rare class stays far below, because its gradients are as
-# large as those of the first steps.
+# machine of Megatron. A rare class stays far below, as its gradients are about
+# as large as those of the first steps.
 FACTOR = 10.0
 
 # Columns of `counts`.
