@@ -65,7 +65,7 @@ EVENTS = {
     "promote": _story("", "layers", "promote", "changes"),
     "undo": _story("", "layers", "promote", "changes"),
     "return": _story("", "message to done", lane="changes"),
-    "spikes": Event(_TUNER, "message count times", "skip", "skipped"),
+    "spikes": _story(_TUNER, "message count times", "skip", "skipped"),
     "loss_scaling": Event(lane="changes"),
     "raise_scale": _story(_TUNER, lane="changes"),
     "lower_scale": _story(_TUNER, lane="changes"),

@@ -482,7 +482,8 @@ def _steps(facts, quiet):
         )
     total = max(facts.skipped.values(), default=0)
     count = sum(e["count"] for e in facts.events if e["kind"] == "spikes")
-    spikes = f", {count:,} skipped as spikes" if count else ""
+    what = "a spike" if count == 1 else "spikes"
+    spikes = f", {count:,} skipped as {what}" if count else ""
     if not total:
         none = ", none skipped" if facts.skipped and steps else ""
         none = spikes or none
