@@ -78,10 +78,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def _demo(arguments):
     # Keras chooses its backend when it is imported.
-    from keras_mixprec.cli.demo import run_demo
+    from keras_mixprec.cli.demo import run_demo, shortfall
 
-    run_demo(arguments.epochs, arguments.log_dir)
-    return 0
+    runs = run_demo(arguments.epochs, arguments.log_dir, arguments.open)
+    if short := shortfall(runs):
+        files.say(f"keras-mixprec: {short}.")
+    return int(bool(short))
 
 
 _DEMO = Command(
@@ -96,6 +98,7 @@ _DEMO = Command(
             "default": "logs",
             "help": "where to log (default: logs)",
         },
+        "--open": {"action": "store_true", "help": "open the page of the run"},
     },
     "backend",
     "see a layer that float16 breaks, named and repaired",
