@@ -34,13 +34,13 @@ def relative_error(
     off, size = 0.0, 0.0
     for narrow, wide in zip(low, exact, strict=True):
         with np.errstate(all="ignore"):
-            norms = _norm(narrow - wide), _norm(wide)
+            norms = norm(narrow - wide), norm(wide)
         if not math.isfinite(norms[0]):
             usable = np.isfinite(wide)
             narrow, wide = (a[usable].astype("float64") for a in (narrow, wide))
             if not np.isfinite(narrow).all():
                 return math.inf
-            norms = _norm(narrow - wide), _norm(wide)
+            norms = norm(narrow - wide), norm(wide)
         off, size = math.hypot(off, norms[0]), math.hypot(size, norms[1])
     if size == 0.0:
         return math.inf if off else 0.0
@@ -104,7 +104,8 @@ def nonfinite(arrays: Sequence[np.ndarray]) -> int:
     return sum(map(count_nonfinite, arrays))
 
 
-def _norm(values):
+def norm(values: np.ndarray) -> float:
+    """Returns the norm of all numbers of an array together."""
     # Summed in pairs, so that float32 is precise enough. Not `np.linalg.norm`,
     # whose threads wait for each other on a busy machine: 5 ms a call.
     squares = float(np.square(values).sum())

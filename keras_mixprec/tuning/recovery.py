@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import keras
-import numpy as np
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_mixprec.diagnosis.compare import norm
 from keras_mixprec.keras_internals import learning_rate_object
 from keras_mixprec.loss_scaling.spikes import Spikes, gates_of
 from keras_mixprec.numerics.arrays import to_array
@@ -177,9 +177,8 @@ class Recovery:
 def _size(model, batch):
     """The norm of a batch's gradients in float32."""
     step = exact_step(model, batch, records=False)
-    arrays = map(to_array, step.gradients.values())
-    squares = [np.square(x, dtype="float64").sum() for x in arrays]
-    return math.sqrt(sum(squares)) / step.scale
+    norms = [norm(to_array(x)) for x in step.gradients.values()]
+    return math.hypot(*norms) / step.scale
 
 
 _SAME = "the same settings, since the gradients there are as usual"
