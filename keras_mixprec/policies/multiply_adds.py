@@ -52,18 +52,11 @@ def _own(entry):
 
 def _einsum_dense(entry):
     layer = entry.layer
-    labels, kernel_labels = layer.equation.split("->")[0].split(",")
-    shape = _einsum_input_shape(entry)
-    letters = labels.replace("...", "")
-    offset = len(shape) - len(letters) if labels.startswith("...") else 0
-    summed = {
-        offset + position
-        for position, letter in enumerate(letters)
-        if letter in kernel_labels
-    }
-    # Every size is a loop, but the batch and those the kernel has as well.
-    free = [n for i, n in enumerate(shape) if i > 0 and i not in summed]
-    return _size(layer.kernel.shape) * _size(free)
+    inputs, kernel = layer.equation.partition("->")[0].split(",")
+    sizes = zip(kernel, layer.kernel.shape, strict=True)
+    # Each number of a sample is multiplied once for each of these.
+    added = [size for label, size in sizes if label not in inputs]
+    return _size(_einsum_input_shape(entry)[1:]) * _size(added)
 
 
 def _einsum_input_shape(entry):

@@ -41,39 +41,8 @@ class Change(NamedTuple):
         return printable(f"{self.path}: {before} -> {after}")
 
 
-def changes(before: dict, after: dict) -> list[Change]:
-    """Returns one `Change` for each path whose policy differs."""
-    return [
-        Change(path, before.get(path), after.get(path))
-        for path in before | after
-        if before.get(path) != after.get(path)
-    ]
-
-
-def check_entries(policies, default, reasons, notes):
-    """Returns the three dicts of a plan, or raises saying what is wrong."""
-    policies = _check_texts("policies", policies)
-    default = _check_texts("default", {MODEL_PATH: default})
-    for path, policy in (policies | default).items():
-        _check_known(path, policy)
-    reasons = _check_texts("reasons", reasons or {})
-    notes = _check_texts("notes", notes or {})
-    strangers = [path for path in {**reasons, **notes} if path not in policies]
-    if strangers:
-        raise ValueError(
-            "`reasons` and `notes` must be about paths in `policies`. "
-            f"Received: {strangers}"
-        )
-    return policies, reasons, notes
-
-
-def problems(plan, model) -> list[str]:
-    """Returns one line for each thing that keeps a plan from fitting.
-
-    Args:
-        plan: Mapping of layer path to policy name.
-        model: A `keras.Model`.
-    """
+def _problems(plan, model):
+    """One line for each reason why a plan does not fit a model."""
     entries = {entry.path: entry for entry in walk(model)}
     unknown = [
         f"unknown path {path!r}: {what_was_meant(path, entries.values())}"
@@ -176,10 +145,18 @@ class PrecisionPlan(Mapping):
         reasons: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
     ):
-        self._policies, self.reasons, self.notes = check_entries(
-            policies, default, reasons, notes
-        )
-        self.default = default
+        self._policies = _check_texts("policies", policies)
+        self.default = check_type("default", default, str, "a policy name")
+        self.reasons = _check_texts("reasons", reasons or {})
+        self.notes = _check_texts("notes", notes or {})
+        for path, policy in {**self._policies, MODEL_PATH: default}.items():
+            _check_known(path, policy)
+        strangers = (self.reasons | self.notes).keys() - self._policies.keys()
+        if strangers:
+            raise ValueError(
+                "`reasons` and `notes` must be about paths in `policies`. "
+                f"Received: {sorted(strangers)}"
+            )
         self.trade_off: Any = None
 
     @classmethod
@@ -232,8 +209,7 @@ class PrecisionPlan(Mapping):
         one that it has, and each layer that the plan forgets. A layer inside
         one that the plan names is not forgotten: it follows that one.
         """
-        found = problems(self, check_model(model))
-        if found:
+        if found := _problems(self, check_model(model)):
             listing = "\n".join(f"- {line}" for line in found)
             raise ValueError(
                 f"The plan does not fit model {model.name!r}:\n{listing}\n"
@@ -252,14 +228,13 @@ class PrecisionPlan(Mapping):
         """
         plan, paths = self, [entry.path for entry in walk(model)]
         alike = [*map(unnumbered, self)] == [*map(unnumbered, paths)]
-        if alike and problems(self, model):
+        if alike and _problems(self, model):
             now = dict(zip(self, paths, strict=True))
-            plan = PrecisionPlan(
-                {now[path]: policy for path, policy in self.items()},
-                self.default,
-                {now[path]: text for path, text in self.reasons.items()},
-                {now[path]: text for path, text in self.notes.items()},
+            policies, reasons, notes = (
+                {now[path]: text for path, text in texts.items()}
+                for texts in (self, self.reasons, self.notes)
             )
+            plan = PrecisionPlan(policies, self.default, reasons, notes)
         plan.validate(model)
         return plan
 
@@ -277,10 +252,13 @@ class PrecisionPlan(Mapping):
             TypeError: If `other` is not a plan.
         """
         check_type("other", other, PrecisionPlan, "a `PrecisionPlan`")
-        return changes(
-            {MODEL_PATH: self.default, **self},
-            {MODEL_PATH: other.default, **other},
-        )
+        before = {MODEL_PATH: self.default, **self}
+        after = {MODEL_PATH: other.default, **other}
+        return [
+            Change(path, before.get(path), after.get(path))
+            for path in before | after
+            if before.get(path) != after.get(path)
+        ]
 
     def decide(self, entry: LayerEntry) -> tuple[str, str]:
         """Returns a layer's policy and the reason for it.
@@ -335,8 +313,9 @@ class PrecisionPlan(Mapping):
         others = [path for path in self if self[path] != self.default]
         shown = others[:_LINES_SHOWN]
         width = max(map(len, shown), default=0)
+        remarks = self.reasons | self.notes
         lines = [
-            f"{path:{width}}  {self[path]:14}  {self._remark(path)}".rstrip()
+            f"{path:{width}}  {self[path]:14}  {remarks.get(path, '')}".rstrip()
             for path in shown
         ]
         if len(others) > len(shown):
@@ -344,6 +323,3 @@ class PrecisionPlan(Mapping):
         which = " but these:" if others else ""
         title = f"{repr(self)[1:-1]}; all {self.default}{which}"
         return printable("\n".join([title, *lines]))
-
-    def _remark(self, path):
-        return self.notes.get(path) or self.reasons.get(path, "")

@@ -33,35 +33,41 @@ def write(path, plan, tuner: dict | None = None):
 
 
 def read(path) -> tuple[dict, dict]:
-    """Returns the arguments of the `PrecisionPlan` that a file holds.
+    """Returns what a file holds: a plan, and the state of its tuner.
 
-    And what a tuner left in the file, empty if none did.
+    Returns:
+        The arguments of the `PrecisionPlan`. The dict that `write` was given,
+        empty if no tuner made the plan.
 
     Raises:
+        FileNotFoundError: If there is no such file.
         ValueError: If the file is not a plan, or a newer one.
     """
     content = _json(path)
-    is_plan = isinstance(content, dict) and content.get("format") == FORMAT
-    _require(path, is_plan, f"`format` must be {FORMAT!r}")
-    version = content.get("version")
-    if version != VERSION:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _no_plan(path, f"`format` must be {FORMAT!r}")
+    if content.get("version") != VERSION:
         raise ValueError(
             f"This keras_mixprec reads plans of version {VERSION} only. A "
-            f"newer one wrote this file. Received: version={version} in "
-            f"{str(path)!r}"
+            "newer one wrote this file. Received: "
+            f"version={content.get('version')} in {str(path)!r}"
         )
     layers, tuner = content.get("layers"), content.get("tuner", {})
     default = content.get("default", "float32")
-    _require(path, isinstance(default, str), "`default` must be a string")
-    _require(path, isinstance(tuner, dict), "`tuner` must be an object")
-    _require(
-        path,
-        isinstance(layers, list) and all(map(_is_entry, layers)),
-        "`layers` must be a list of objects with `path` and `policy`, and all "
-        "of their values strings",
-    )
+    if not (
+        isinstance(default, str)
+        and isinstance(tuner, dict)
+        and isinstance(layers, list)
+        and all(map(_is_entry, layers))
+    ):
+        raise _no_plan(
+            path,
+            "`default` must be a string, `tuner` an object, and `layers` a "
+            "list of objects with `path` and `policy`, which hold only strings",
+        )
     policies = {entry["path"]: entry["policy"] for entry in layers}
-    _require(path, len(policies) == len(layers), "it names a path twice")
+    if len(policies) < len(layers):
+        raise _no_plan(path, "it names a path twice")
     arguments = {
         "policies": policies,
         "default": default,
@@ -77,13 +83,8 @@ def _json(path):
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         # Half of a surrogate pair is JSON, but no text.
         json.dumps(content, ensure_ascii=False).encode()
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            "There is no plan at this path. `PrecisionPlan.save` writes one. "
-            f"Received: path={str(path)!r}"
-        ) from error
     except FileExistsError as error:
-        raise ValueError(f"A plan is a file. Received: {error}") from error
+        raise _no_plan(path, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
             "The file is not JSON; it is damaged or was cut short. Delete it "
@@ -101,17 +102,13 @@ def _is_entry(entry):
 
 
 def _entry(plan, path):
-    entry = {"path": path, "policy": plan[path]}
-    if path in plan.reasons:
-        entry["reason"] = plan.reasons[path]
-    if path in plan.notes:
-        entry["note"] = plan.notes[path]
-    return entry
+    texts = {"reason": plan.reasons.get(path), "note": plan.notes.get(path)}
+    known = {key: text for key, text in texts.items() if text is not None}
+    return {"path": path, "policy": plan[path], **known}
 
 
-def _require(path, condition, expectation):
-    if not condition:
-        raise ValueError(
-            f"The file is not a precision plan: {expectation}. "
-            f"Received: path={str(path)!r}"
-        )
+def _no_plan(path, reason):
+    return ValueError(
+        f"The file is not a precision plan: {reason}. "
+        f"Received: path={str(path)!r}"
+    )

@@ -107,7 +107,9 @@ class PrecisionRule:
         """Returns the arguments; a predicate has to be registered in Keras."""
         match = self.match
         if not isinstance(match, str):
-            match = _registered_name(match)
+            name = keras.saving.get_registered_name(match)
+            _find(name, expected=match)
+            match = {"name": name}
         return {
             "match": match,
             "policy": self.policy,
@@ -120,7 +122,7 @@ class PrecisionRule:
         """Creates the rule from what `get_config` returned."""
         config = dict(config)
         if isinstance(config["match"], dict):
-            config["match"] = _from_registered_name(config["match"]["name"])
+            config["match"] = _find(config["match"]["name"])
         return cls(**config)
 
     def __repr__(self):
@@ -193,22 +195,15 @@ class PrecisionRules(Sequence):
 
 
 def _check_match(match):
-    if isinstance(match, str):
-        if not match:
-            raise ValueError(
-                "`match` must be a layer path or a glob such as '*/head'. "
-                "Received: match=''"
-            )
-        return match
-    if inspect.isclass(match):
-        if not issubclass(match, keras.layers.Layer):
-            raise TypeError(
-                "A class to `match` must be a subclass of "
-                f"`keras.layers.Layer`. Received: match={match!r}"
-            )
-        return match
+    if match == "":
+        raise ValueError(
+            "`match` must be a layer path or a glob such as '*/head'. "
+            "Received: match=''"
+        )
+    layer = keras.layers.Layer
+    no_layer = inspect.isclass(match) and not issubclass(match, layer)
     what = "a layer class, a path pattern or a function of (layer, path)"
-    return check_type("match", match, Callable, what)
+    return check_type("match", match, () if no_layer else (str, Callable), what)
 
 
 def _describe(match):
@@ -217,29 +212,14 @@ def _describe(match):
     return getattr(match, "__name__", None) or repr(match)
 
 
-def _registered_name(match):
-    name = keras.saving.get_registered_name(match)
-    if _find(name) is not match:
+def _find(name, expected=None):
+    """The layer class or registered function of a name."""
+    found = keras.saving.get_registered_object(name)
+    found = found or getattr(keras.layers, name, None)
+    if found is None or found is not (expected or found):
         raise ValueError(
-            f"{_describe(match)} cannot be found again by name; register it "
-            "with `keras.saving.register_keras_serializable` to save the "
-            f"rule. Received: match={match!r}"
+            "To save a rule, register its `match` with "
+            "`keras.saving.register_keras_serializable`, unless it is a layer "
+            f"of Keras. Received: match={expected or name!r}"
         )
-    return {"name": name}
-
-
-def _from_registered_name(name):
-    match = _find(name)
-    if match is None:
-        raise ValueError(
-            "A rule's `match` is neither a Keras layer nor registered with "
-            "`keras.saving.register_keras_serializable`. "
-            f"Received: match={name!r}"
-        )
-    return match
-
-
-def _find(name):
-    return keras.saving.get_registered_object(name) or getattr(
-        keras.layers, name, None
-    )
+    return found
