@@ -7,7 +7,7 @@ from keras import layers
 from monitor_models import BACKEND, only_jax
 from zoo.parts import dense
 
-from keras_mixprec.backend import common as programs
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 
 # TensorFlow makes constants of tensors of up to 128 elements.
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(BACKEND == "torch", reason="it has no XLA")
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
-    monkeypatch.setattr(programs, "_KNOWN", {})
+    active.replay().compiled_program.cache_clear()
     # Only what is suspicious is compiled.
     monkeypatch.setattr(thresholds, "NEGLIGIBLE", 0)
 
@@ -32,8 +32,9 @@ def empty(monkeypatch):
 def compiled_programs(*parts):
     """Diagnoses a model under XLA; returns whom it names, new programs."""
     model = compiled(model_of(*parts), "mse", "sgd", jit=True)
-    before = len(programs._KNOWN)
-    return set(blamed(model, *DATA)), len(programs._KNOWN) - before
+    known = active.replay().compiled_program.cache_info
+    before = known().misses
+    return set(blamed(model, *DATA)), known().misses - before
 
 
 def test_equal_layers_share_their_programs():

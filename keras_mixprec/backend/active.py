@@ -1,30 +1,13 @@
 """The modules of the backend that Keras uses; `interface.py` describes them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import keras
 
-if TYPE_CHECKING:
-    from keras_mixprec.backend.device_interface import (
-        Device,
-        Devices,
-        Memory,
-        Precision,
-    )
-    from keras_mixprec.backend.interface import (
-        Batches,
-        Processes,
-        Replay,
-        Runtime,
-        Step,
-        Undo,
-    )
+from keras_mixprec.backend import device_interface, interface
 
 
 # AutoGraph does not convert what is cached: it would warn of the import.
@@ -35,22 +18,23 @@ def _module(part):
 
 
 # Each is called, since Keras' backend is known only then.
-step: Callable[[], Step] = partial(_module, "step")
-replay: Callable[[], Replay] = partial(_module, "replay")
-undo: Callable[[], Undo] = partial(_module, "undo")
-batches: Callable[[], Batches] = partial(_module, "batches")
-processes: Callable[[], Processes] = partial(_module, "processes")
-memory: Callable[[], Memory] = partial(_module, "memory")
-runtime: Callable[[], Runtime] = partial(_module, "runtime")
-precision: Callable[[], Precision] = partial(_module, "precision")
+step: Callable[[], interface.Step] = partial(_module, "step")
+replay: Callable[[], interface.Replay] = partial(_module, "replay")
+undo: Callable[[], interface.Undo] = partial(_module, "undo")
+batches: Callable[[], interface.Batches] = partial(_module, "batches")
+processes: Callable[[], interface.Processes] = partial(_module, "processes")
+runtime: Callable[[], interface.Runtime] = partial(_module, "runtime")
+memory: Callable[[], device_interface.Memory] = partial(_module, "memory")
+precision: Callable[[], device_interface.Precision] = partial(
+    _module, "precision"
+)
 # Only TensorFlow has one.
 graph_rewrite = partial(_module, "graph_rewrite")
 
 
-def query_devices() -> tuple[str, list[Device]]:
+def query_devices() -> tuple[str, list[device_interface.Device]]:
     """Returns the kind of the default devices, and the devices."""
-    module: Devices = _module("devices")
-    return module.query()
+    return _module("devices").query()
 
 
 def devices() -> dict:

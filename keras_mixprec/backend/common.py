@@ -1,14 +1,8 @@
-"""Code for all backends: variables, programs, agreement of workers.
-
-Many layers of a model are alike, and every diagnosis runs the same layers. A
-backend recompiles each function all the same, in 0.15 s: three quarters of the
-time of a diagnosis of 40 dense layers.
-"""
+"""Code for all backends: variables, errors, agreement of workers."""
 
 import contextlib
 import json
 import re
-from collections.abc import Callable, Hashable
 
 import keras
 import numpy as np
@@ -110,25 +104,6 @@ def shape_in_fit(array) -> tuple:
     dtype = keras.backend.standardize_dtype(array.dtype)
     is_float = "float" in dtype
     return array.shape, keras.config.floatx() if is_float else dtype
-
-
-_MOST = 256
-_KNOWN = {}
-
-
-def program(text: Hashable, compile_it: Callable):
-    """Returns the program of a text, compiled unless it is known.
-
-    Args:
-        text: All that the program does; equal texts are equal programs.
-        compile_it: Function without arguments that returns the program.
-    """
-    found = _KNOWN.pop(text, None) or compile_it()
-    _KNOWN[text] = found
-    if len(_KNOWN) > _MOST:
-        # The one used longest ago.
-        del _KNOWN[next(iter(_KNOWN))]
-    return found
 
 
 def any_worker(model: keras.Model, numbers: list) -> list:

@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from keras_mixprec.backend import active
 from keras_mixprec.formats import get_format
 
 FLOAT32_MAX = get_format("float32").maximum
@@ -15,6 +16,19 @@ _LARGEST_STACKED = 2**16
 # Squares of finite float32 numbers overflow above 2**64. Numbers up to 2**127
 # times 2**-80 are squared, and 2**30 of them summed, without overflow.
 _DOWN = 2.0**-80
+
+
+# Rows of a sparse gradient may name the same index. The sum of 2**24 of them
+# exceeds their norm at most 2**12 times. So below this share of the maximum no
+# sum of repeated rows can overflow.
+_SPARSE_SHARE = 2.0**-12
+
+
+def largest_norms(gradients):
+    """Returns the norm up to which each gradient is finite, as an array."""
+    is_sparse = active.step().is_sparse
+    shares = [_SPARSE_SHARE if is_sparse(g) else 1.0 for g in gradients]
+    return np.array(shares, "float32") * FLOAT32_MAX
 
 
 def grouped_norms(gradients, sums_of_squares, choose=None):

@@ -18,13 +18,8 @@ class Step(Protocol):
         """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
 
         Finite exactly when the norm is below float32's maximum, so that large
-        finite gradients raise no false alarm.
-        """
-
-    def largest_norms(self, gradients):
-        """Returns a list of the norm up to which each gradient is finite.
-
-        Rows of a sparse gradient may repeat. They are added up.
+        finite gradients raise no false alarm. Rows of a sparse gradient that
+        repeat are not added up.
         """
 
     def gradient_maxima(self, gradients):
@@ -144,11 +139,11 @@ class Replay(Protocol):
         `visit(inputs, outputs)` gets the tensors of every single one.
         """
 
-    def line_of_operation(self):
-        """Returns the user's line of the visited operation; see `line_of`."""
+    def visited(self):
+        """Returns the backend's name for the operation that is visited.
 
-    def name_of_operation(self):
-        """Returns the backend's name for the operation that is visited."""
+        And the line of the user's code that runs it, as `line_of` does.
+        """
 
     def train_step(self, model, data):
         """Runs one step of `model.train_step` operation by operation.
@@ -264,10 +259,7 @@ class Processes(Protocol):
         """
 
     def rank(self, model) -> int:
-        """Which of those processes this one is, from 0."""
-
-    def is_chief(self, model) -> bool:
-        """Returns whether this process writes files."""
+        """Returns which of those processes this is; 0 writes files."""
 
     def agree(self, model, values):
         """Returns the elementwise maximum over those processes.

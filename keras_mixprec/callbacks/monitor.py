@@ -284,7 +284,7 @@ class MixPrecMonitor(CopiedCallback):
 
     def _open_log(self):
         # Workers that write to one folder would overwrite each other.
-        if not active.processes().is_chief(self.model):
+        if active.processes().rank(self.model) != 0:
             return NoLog()
         if not self.loggers:
             return RunLog(self.log_dir)

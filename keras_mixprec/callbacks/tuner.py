@@ -325,7 +325,7 @@ class PrecisionTuner(CopiedCallback):
     def _writes_plan(self):
         # Reading `self.model` while a step is under way on JAX would bring back
         # the state of the last step.
-        chief = active.processes().is_chief(self._session.model)
+        chief = active.processes().rank(self._session.model) == 0
         return chief and not (self._is_dry or self._keeps_file)
 
     @property

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec.backend import active
-from keras_mixprec.backend.grouped_norms import FLOAT32_MAX
+from keras_mixprec.backend.grouped_norms import FLOAT32_MAX, largest_norms
 from keras_mixprec.formats import get_format
 from keras_mixprec.keras_internals import (
     accumulated_gradients,
@@ -75,8 +75,7 @@ class CheckedGradients:
         # NaN fits nowhere. Not `logical_not` of the comparison, because
         # TensorFlow's graph optimizer turns that into `greater`, which NaN
         # fails too.
-        limits = np.array(backend.largest_norms(gradients), "float32")
-        fits = ops.less_equal(norms, limits)
+        fits = ops.less_equal(norms, largest_norms(gradients))
         if min(maxima) < _NARROW:
             # A small norm shows that every number fits float16; a large one
             # does not show the opposite. XLA's maximum loses NaN, so both are

@@ -174,9 +174,8 @@ class _Origins:
         cause = None
         if kind == "underflow":
             cause = _origin_of_zeros(self._zeros, arrays, bad)
-        replay = active.replay()
-        operation = _in_words(replay.name_of_operation(), bad, arrays)
-        return cause or Cause(kind, replay.line_of_operation(), operation)
+        name, line = active.replay().visited()
+        return cause or Cause(kind, line, _in_words(name, bad, arrays))
 
 
 # The backends' names of operations, in lower case, and their signs.

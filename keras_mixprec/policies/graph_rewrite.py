@@ -1,24 +1,17 @@
 """TensorFlow's graph-level mixed precision, as a setter and a scope."""
 
 import contextlib
+import functools
 import itertools
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable
-from functools import wraps
 
 import keras
 
 from keras_mixprec._checks import check_choice, check_list, check_type
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
-
-# TensorFlow's names for its lists of operations. With an operation in two
-# lists, TensorFlow logs that and does not rewrite.
-_LISTS = {"allow": "ALLOWLIST", "deny": "DENYLIST", "infer": "INFERLIST"}
-_ALL_LISTS = (*_LISTS.values(), "CLEARLIST")
-_VARIABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_{}_{}"
 
 _DTYPES = ("float16", "bfloat16", "float32")
 
@@ -36,12 +29,11 @@ _WITHOUT_EFFECT = {
     "rewrite. Compile the model with `run_eagerly=False, jit_compile=False`",
 }
 
-_warned = set()
-
-# Operations whose cost is products; the rewrite is for these.
+# The rewrite is for these operations, which take most of the time.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
-# Each has a serial of its own; 1 is for a trial.
+# TensorFlow reuses a function that it optimized under the same number. The
+# backend takes 1 to try the rewrite out.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
 # Restores TensorFlow's options, variables and models.
@@ -63,8 +55,7 @@ class GraphRewrite:
     def __init__(self, dtype: str, lists: dict):
         self.dtype = dtype
         self.lists = lists
-        self._before, self._after = Counter(), Counter()
-        self._functions = 0
+        self._functions: list[tuple[Counter, Counter]] = []
         self._serial = next(_serials)
         self.on()
 
@@ -83,24 +74,25 @@ class GraphRewrite:
             from that dtype; `"functions"`, how many functions these are in.
         """
         _collect()
-        gained = {
-            name: count - self._before[name, dtype]
-            for (name, dtype), count in sorted(self._after.items())
+        before, after = Counter(), Counter()
+        for earlier, later in self._functions:
+            before += earlier
+            after += later
+        operations = {
+            name: count
+            for (name, dtype), count in sorted((after - before).items())
             if dtype == self.dtype != "float32"
             and name not in ("Const", "Cast")
         }
         casts = (f"float32->{self.dtype}", f"{self.dtype}->float32")
+        kept = {name: n for (name, x), n in after.items() if x == "float32"}
         return {
             "dtype": self.dtype,
-            "products": sum(n for x, n in gained.items() if _is_product(x)),
-            "float32_products": sum(
-                count
-                for (name, dtype), count in self._after.items()
-                if dtype == "float32" and _is_product(name)
-            ),
-            "operations": {name: n for name, n in gained.items() if n > 0},
-            "casts": sum(self._after["Cast", both] for both in casts),
-            "functions": self._functions,
+            "products": _products(operations),
+            "float32_products": _products(kept),
+            "operations": operations,
+            "casts": sum(after["Cast", both] for both in casts),
+            "functions": len(self._functions),
         }
 
     def on(self) -> None:
@@ -135,12 +127,6 @@ class GraphRewrite:
             f"{products + found['float32_products']} products and {others} "
             f"other operations converted, with {found['casts']} casts"
         )
-
-    def _add(self, before, after):
-        if any(_is_product(name) for name, _ in after):
-            self._before += before
-            self._after += after
-            self._functions += 1
 
 
 def graph_rewrite(
@@ -201,8 +187,16 @@ def graph_rewrite(
     lists = _check_arguments(
         dtype, {"allow": allow, "deny": deny, "infer": infer}
     )
-    _collect()  # Trying it out throws away what was collected.
-    _check_device(dtype)
+    _collect()  # To try it out discards what TensorFlow has collected.
+    if dtype != "float32" and not active.graph_rewrite().does(dtype):
+        _apply()  # Goes on collecting for the rewrite that is in force.
+        device = ", ".join(dict.fromkeys(active.devices()["devices"]))
+        raise ValueError(
+            f"TensorFlow does not rewrite graphs to {dtype} on this device "
+            f"({device}): {_NEEDS[dtype]}. With a policy it computes in it "
+            f"anywhere: keras_mixprec.set_global_policy('mixed_{dtype}'). "
+            f"Received: dtype={dtype!r}"
+        )
     return GraphRewrite(dtype, lists)
 
 
@@ -212,52 +206,30 @@ def in_force() -> GraphRewrite | None:
 
 
 def _collect():
-    """Adds what was optimized since the last time to the innermost rewrite."""
+    """Gives the innermost rewrite what TensorFlow has optimized since."""
     if _stack:
-        for before, after in active.graph_rewrite().collect():
-            _stack[-1]._add(before, after)
+        _stack[-1]._functions += [
+            (before, after)
+            for before, after in active.graph_rewrite().collect()
+            if any(name.startswith(_PRODUCTS) for name, _ in after)
+        ]
 
 
 def _apply():
     """Puts the innermost rewrite in force, or what was before the first."""
-    backend = active.graph_rewrite()
     _undo.close()
-    if not _stack:
-        backend.stop_collecting()
-        return
-    rewrite = _stack[-1]
-    _undo.callback(backend.restore, backend.state())
-    backend.put(rewrite.dtype, rewrite._serial)
-    _undo.enter_context(_given_lists(rewrite.lists))
-    if in_force():
-        _undo.enter_context(patched(keras.Model, _CHECKED))
-
-
-@contextlib.contextmanager
-def _given_lists(lists):
-    """A context whose variables give TensorFlow lists of operations."""
-    before = {}
-    for argument, names in lists.items():
-        for title in _ALL_LISTS if names else ():
-            action = "ADD" if title == _LISTS[argument] else "REMOVE"
-            variable = _VARIABLE.format(title, action)
-            known = os.environ.get(variable)
-            before.setdefault(variable, known)
-            os.environ[variable] = ",".join(filter(None, [known, *names]))
-    try:
-        yield
-    finally:
-        for variable, value in before.items():
-            os.environ.pop(variable, None)
-            if value is not None:
-                os.environ[variable] = value
+    if _stack:
+        now, backend = _stack[-1], active.graph_rewrite()
+        _undo.enter_context(backend.scope(now.dtype, now._serial, now.lists))
+        if in_force():
+            _undo.enter_context(patched(keras.Model, _CHECKED))
 
 
 def _checking(part):
     """A method of models that raises where no graph will be rewritten."""
     make = getattr(keras.Model, f"make_{part}_function")
 
-    @wraps(make)
+    @functools.wraps(make)
     def checked(model, force=False):
         _check_model(model, _stack[-1].dtype, trains=part == "train")
         return make(model, force)
@@ -271,20 +243,15 @@ _CHECKED = {
 }
 
 
-def _is_product(name):
-    return name.startswith(_PRODUCTS)
+def _products(counts):
+    return sum(n for name, n in counts.items() if name.startswith(_PRODUCTS))
 
 
-def _check_arguments(dtype: str, lists: dict) -> dict[str, list]:
-    """Returns the lists as lists, or raises saying what is wrong.
-
-    Args:
-        dtype: String.
-        lists: Dict from `"allow"`, `"deny"`, `"infer"` to what was given.
-    """
+def _check_arguments(dtype, lists):
+    """Returns the lists of operations as lists."""
     check_choice("dtype", check_type("dtype", dtype, str, "a string"), _DTYPES)
     what = "a list of operation names"
-    checked = {n: check_list(n, given, str, what) for n, given in lists.items()}
+    lists = {n: check_list(n, given, str, what) for n, given in lists.items()}
     if (backend := keras.backend.backend()) != "tensorflow":
         sixteen = "bfloat16" if dtype == "float32" else dtype
         raise ValueError(
@@ -292,52 +259,6 @@ def _check_arguments(dtype: str, lists: dict) -> dict[str, list]:
             f"keras_mixprec.set_global_policy('mixed_{sixteen}'). "
             f"Received: dtype={dtype!r} with the backend {backend!r}"
         )
-    _check_operations(checked)
-    return checked
-
-
-def _check_device(dtype: str) -> None:
-    """Raises if TensorFlow does not rewrite graphs to a dtype here."""
-    if dtype == "float32" or active.graph_rewrite().does(dtype):
-        return
-    device = ", ".join(dict.fromkeys(active.devices()["devices"]))
-    raise ValueError(
-        f"TensorFlow does not rewrite graphs to {dtype} on this device "
-        f"({device}): {_NEEDS[dtype]}. With a policy it computes in it "
-        f"anywhere: keras_mixprec.set_global_policy('mixed_{dtype}'). "
-        f"Received: dtype={dtype!r}"
-    )
-
-
-def _check_model(model, dtype: str, trains: bool) -> None:
-    """Raises if a rewrite does not reach a model, warns if scaling lacks.
-
-    Args:
-        model: A `keras.Model`.
-        dtype: String.
-        trains: Boolean, whether the model will be trained.
-    """
-    for name, reason in _WITHOUT_EFFECT.items():
-        if getattr(model, name):
-            raise ValueError(
-                f"{reason}, or leave `graph_rewrite` and set a policy: "
-                f"keras_mixprec.apply_policy(model, 'mixed_{dtype}'). "
-                f"Received: a model with {name}=True"
-            )
-    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    if trains and dtype == "float16" and not scales and "scale" not in _warned:
-        _warned.add("scale")
-        warnings.warn(
-            "`graph_rewrite('float16')` is in force and nothing scales the "
-            "loss: small gradients become zero. Compile the model with "
-            "`keras_mixprec.LossScaleOptimizer`, and call `scale_loss` in a "
-            "`train_step` of your own.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _check_operations(lists):
     counts = Counter(x for names in lists.values() for x in set(names))
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(
@@ -350,3 +271,30 @@ def _check_operations(lists):
             "names them, such as 'MatMul', 'Conv2D' or 'Softmax'. "
             f"Received: {unknown[0]!r}"
         )
+    return lists
+
+
+def _check_model(model, dtype, trains):
+    """Raises if a rewrite does not reach a model; warns without scaling."""
+    for name, reason in _WITHOUT_EFFECT.items():
+        if getattr(model, name):
+            raise ValueError(
+                f"{reason}, or leave `graph_rewrite` and set a policy: "
+                f"keras_mixprec.apply_policy(model, 'mixed_{dtype}'). "
+                f"Received: a model with {name}=True"
+            )
+    scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    if trains and dtype == "float16" and not scales:
+        _warn_unscaled()
+
+
+@functools.cache
+def _warn_unscaled():
+    warnings.warn(
+        "`graph_rewrite('float16')` is in force and nothing scales the loss: "
+        "small gradients become zero. Compile the model with "
+        "`keras_mixprec.LossScaleOptimizer`, and call `scale_loss` in a "
+        "`train_step` of your own.",
+        UserWarning,
+        stacklevel=5,
+    )

@@ -175,7 +175,7 @@ class PlanOnDisk:
             ValueError: If the file is damaged.
         """
         own = None
-        if active.processes().is_chief(model) and self.path.exists():
+        if active.processes().rank(model) == 0 and self.path.exists():
             own = plan_file.read(self.path)
         found = [x for x in of_all_workers(model, own) if x is not None]
         if not found:

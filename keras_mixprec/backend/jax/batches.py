@@ -50,25 +50,21 @@ def synchronized(model, variables):
     if not state or synced:
         yield
         return
-    known = _values(model, state, {id(v) for v in variables})
+    known = _values(model, state)
     values = [known.get(id(v), stored_value(v)) for v in variables]
     with holding(variables, values):
         yield
 
 
-def _values(model, state, wanted):
-    """The values of a state by the ids of variables, all wanted among them."""
+def _values(model, state):
+    """The values of a state by the ids of variables, but trainable ones."""
     values = {}
-    # The likely places come first: a custom train step may keep other
-    # optimizers anywhere. A trainable variable is never wanted.
-    for kind, owner, name in (
-        ("optimizer_variables", model.optimizer, "variables"),
-        ("metrics_variables", model, "metrics_variables"),
-        ("non_trainable_variables", model, "non_trainable_variables"),
+    for kind, variables in (
+        ("optimizer_variables", model.optimizer.variables),
+        ("metrics_variables", model.metrics_variables),
+        ("non_trainable_variables", model.non_trainable_variables),
     ):
-        if not wanted <= values.keys():
-            known = map(id, getattr(owner, name))
-            values |= zip(known, state[kind], strict=False)
+        values |= zip(map(id, variables), state[kind], strict=False)
     return values
 
 

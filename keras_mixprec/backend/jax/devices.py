@@ -7,24 +7,17 @@ from keras_mixprec.backend.device_interface import Device
 
 def query():
     devices = jax.local_devices()
-    platform = devices[0].platform
-    if platform != "gpu":
-        return platform, [
-            _with_memory(Device(d.device_kind), d) for d in devices
-        ]
-    found = [_gpu(device) for device in devices]
-    return ("rocm" if found[0].architecture else "cuda"), found
+    found = [_found(device) for device in devices]
+    if (kind := devices[0].platform) == "gpu":
+        kind = "rocm" if found[0].architecture else "cuda"
+    return kind, found
 
 
-def _gpu(device):
-    # ROCm reports an architecture such as "gfx90a" in its place.
+def _found(device):
+    # For AMD GPUs this is an architecture such as "gfx90a".
     text = str(getattr(device, "compute_capability", ""))
-    if text.startswith("gfx"):
-        return _with_memory(Device(device.device_kind, None, text), device)
-    numbers = tuple(int(number) for number in text.split(".") if number)
-    return _with_memory(Device(device.device_kind, numbers or None), device)
-
-
-def _with_memory(found, device):
+    numbers = tuple(int(n) for n in text.split(".") if n.isdigit())
+    architecture = "" if numbers else text
     known = device.memory_stats() if device.platform != "cpu" else None
-    return found._replace(memory=(known or {}).get("bytes_limit"))
+    memory = (known or {}).get("bytes_limit")
+    return Device(device.device_kind, numbers or None, architecture, memory)

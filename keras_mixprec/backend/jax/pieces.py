@@ -115,17 +115,23 @@ class Piece:
     def __hash__(self):
         return self._hash
 
+    def evaluate(self, *inputs):
+        """Computes the outputs, in the order of the jaxpr."""
+        return jax.core.eval_jaxpr(self.jaxpr, (), *inputs)
+
 
 # DenseNet121 has 1,311 pieces in both precisions together, and each step runs
 # them in the same order. A smaller cache would never have the next one.
 @functools.lru_cache(maxsize=4096)
 def compiled_piece(piece: Piece):
     """Returns the compiled function of the inputs of a piece."""
+    return jax.jit(piece.evaluate, compiler_options=_known_options())
 
-    def evaluate(*inputs):
-        return jax.core.eval_jaxpr(piece.jaxpr, (), *inputs)
 
-    return jax.jit(evaluate, compiler_options=_known_options())
+@functools.lru_cache(maxsize=256)
+def compiled_program(piece: Piece):
+    """Returns the same with all that XLA can optimize, as in a train step."""
+    return jax.jit(piece.evaluate)
 
 
 @functools.cache

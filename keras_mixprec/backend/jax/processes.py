@@ -7,7 +7,7 @@ import keras
 from jax.experimental import multihost_utils
 
 from keras_mixprec.backend.common import all_variables
-from keras_mixprec.keras_internals import holding, jax_state, stored_value
+from keras_mixprec.keras_internals import holding, stored_value
 
 
 def workers(model):
@@ -18,28 +18,12 @@ def rank(model):
     return jax.process_index()
 
 
-def is_chief(model):
-    return rank(model) == 0
-
-
 def agree(model, values):
     # Two programs on a CPU run in an order that differs between processes, and
     # deadlock if both talk to other processes.
-    jax.block_until_ready(_state(model))
+    live = [x for x in jax.live_arrays() if not x.is_deleted()]
+    jax.block_until_ready(live)
     return multihost_utils.process_allgather(values).max(axis=0)
-
-
-def _state(model):
-    """The arrays of the last train step; earlier ones are deleted."""
-    state, _ = jax_state(model)
-    leaves = keras.tree.flatten(
-        (state, [stored_value(v) for v in model.variables])
-    )
-    return [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
-    ]
 
 
 @contextlib.contextmanager

@@ -9,8 +9,10 @@ import contextvars
 import jax
 import keras
 
-from keras_mixprec.backend.common import all_variables, program
+from keras_mixprec.backend.common import all_variables
 from keras_mixprec.backend.jax.pieces import (
+    Piece,
+    compiled_program,
     end_piece_at,
     known_outside,
     run_in_pieces,
@@ -103,28 +105,12 @@ def compiled(function):
         traced = jax.make_jaxpr(
             lambda tensors: known_outside(function(tensors)), return_shape=True
         )
-        jaxpr, outputs = traced(tensors)
-
+        closed, outputs = traced(tensors)
         # Closed-over values are inputs too, as in a train step.
-        given = [*jaxpr.consts, *jax.tree.leaves(tensors)]
-
-        def evaluate(*given):
-            count = len(jaxpr.consts)
-            return jax.core.eval_jaxpr(
-                jaxpr.jaxpr, given[:count], *given[count:]
-            )
-
-        # Unused inputs are part of its text only if they are kept.
-        lowered = jax.jit(evaluate, keep_unused=True).lower(*given)
-        text = lowered.as_text()
-        # The text does not say which Python function is called.
-        if "callback" in text:
-            executable = lowered.compile()
-        else:
-            places = (getattr(array, "sharding", None) for array in given)
-            key = (text, *places)
-            executable = program(key, lambda: lowered.compile())
-        results = executable(*given)
+        inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
+        whole = Piece(closed.jaxpr.replace(constvars=[], invars=inputs), [])
+        leaves = jax.tree.leaves(tensors)
+        results = compiled_program(whole)(*closed.consts, *leaves)
         return jax.tree.unflatten(jax.tree.structure(outputs), results)
 
     return run
@@ -137,14 +123,12 @@ def each_operation(function, tensors, visit):
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
 
-def line_of_operation():
-    traceback = _VISITED.get().source_info.traceback
+def visited():
+    equation = _VISITED.get()
+    traceback = equation.source_info.traceback
     frames = traceback.frames if traceback else ()
-    return line_of((frame.file_name, frame.line_num) for frame in frames)
-
-
-def name_of_operation():
-    return _VISITED.get().primitive.name
+    line = line_of((frame.file_name, frame.line_num) for frame in frames)
+    return equation.primitive.name, line
 
 
 def train_step(model, data):

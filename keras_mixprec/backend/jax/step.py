@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from keras_mixprec.backend.grouped_norms import (
-    FLOAT32_MAX,
-    grouped_kinds,
-    grouped_norms,
-)
+from keras_mixprec.backend.grouped_norms import grouped_kinds, grouped_norms
 from keras_mixprec.keras_internals import updated_variables
 
 
@@ -21,10 +17,6 @@ def gradient_norms(gradients):
         lambda tensor, axes: jnp.sum(jnp.square(tensor), axis=axes),
         _cond,
     )
-
-
-def largest_norms(gradients):
-    return [FLOAT32_MAX] * len(gradients)
 
 
 def gradient_maxima(gradients):

@@ -6,7 +6,9 @@ result. The variables with lists of operations are no part of that key, so each
 rewrite gets unique options.
 """
 
+import contextlib
 import functools
+import os
 import re
 from collections import Counter
 
@@ -29,6 +31,12 @@ _SAME = "auto_mixed_precision_mkl"
 _UNIQUE = "min_graph_nodes"
 
 _NAMES = (*_OPTIONS.values(), _SAME, _UNIQUE)
+
+# TensorFlow's names for its lists of operations. If two lists have the same
+# operation, TensorFlow logs an error and does not rewrite.
+_LISTS = {"allow": "ALLOWLIST", "deny": "DENYLIST", "infer": "INFERLIST"}
+_ALL_LISTS = (*_LISTS.values(), "CLEARLIST")
+_VARIABLE = "TF_AUTO_MIXED_PRECISION_GRAPH_REWRITE_{}_{}"
 
 _TYPES = {
     dtype.as_datatype_enum: dtype.name
@@ -59,42 +67,54 @@ def does(dtype):
     if dtype == "bfloat16" and on_cpu and not supports(tf.bfloat16):
         return False
     product = tf.function(lambda x: tf.nn.relu(tf.matmul(x, x)))
-    before = state()
-    put(dtype, 1)
-    try:
+    with scope(dtype, 1, {}):
         product(tf.ones((8, 8)))
         return any(after["MatMul", dtype] for _, after in collect())
-    finally:
-        restore(before)
 
 
-def state():
-    """Returns what `restore` needs, to be asked before `put`."""
-    options = tf.config.optimizer.get_experimental_options()
-    # `None` is an option that is not set.
-    return {name: options.get(name) for name in _NAMES}
-
-
-def put(dtype, serial):
-    """Rewrites graphs to a dtype from now on, `"float32"` for not at all.
+@contextlib.contextmanager
+def scope(dtype, serial, lists):
+    """Context that rewrites graphs to a dtype, `"float32"` for not at all.
 
     Functions that were optimized under the same dtype and serial are reused.
+    `lists` has the names of operations by `"allow"`, `"deny"` and `"infer"`.
     """
     options = dict.fromkeys((*_OPTIONS.values(), _SAME), False)
     if dtype != "float32":
         options |= {_OPTIONS[dtype]: True, _UNIQUE: -serial}
+    known = tf.config.optimizer.get_experimental_options()
+    variables = _variables(lists)
+    before = {name: os.environ.get(name) for name in variables}
     tf.config.optimizer.set_experimental_options(options)
     context.enable_graph_collection()
+    _set_variables(variables)
+    try:
+        yield
+    finally:
+        # `None` is an option that is not set.
+        earlier = {name: known.get(name) for name in _NAMES}
+        tf.config.optimizer.set_experimental_options(earlier)
+        context.disable_graph_collection()
+        _set_variables(before)
 
 
-def restore(before):
-    """Sets the options to what they were."""
-    tf.config.optimizer.set_experimental_options(before)
+def _variables(lists):
+    """The environment variables that give TensorFlow lists of operations."""
+    found = {}
+    for argument, names in lists.items():
+        for title in _ALL_LISTS if names else ():
+            action = "ADD" if title == _LISTS[argument] else "REMOVE"
+            name = _VARIABLE.format(title, action)
+            known = found.get(name, os.environ.get(name))
+            found[name] = ",".join(filter(None, [known, *names]))
+    return found
 
 
-def stop_collecting():
-    """Graphs are not kept for `collect` any more."""
-    context.disable_graph_collection()
+def _set_variables(values):
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 def collect():

@@ -8,35 +8,35 @@ import tensorflow as tf
 
 _PARTS = ("train", "test", "predict")
 
+_is_on = tf.config.experimental.tensor_float_32_execution_enabled
+_set = tf.config.experimental.enable_tensor_float_32_execution
+
 
 def put(name, kind):
     _switch(name != "float32")
 
 
-@contextlib.contextmanager
 def scope(name, kind):
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    put(name, kind)
-    try:
-        yield
-    finally:
-        _switch(before)
+    return _scope(name, _switch)
+
+
+def local_scope(name):
+    # To recompile the models would take 50 ms.
+    return _scope(name, _set)
 
 
 @contextlib.contextmanager
-def local_scope(name):
-    # This setter recompiles no models; that would take 50 ms.
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(name != "float32")
+def _scope(name, switch):
+    before = _is_on()
+    switch(name != "float32")
     try:
         yield
     finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+        switch(before)
 
 
 def read(kind):
-    on = tf.config.experimental.tensor_float_32_execution_enabled()
-    return ("default",) * 2 if on else ("float32",) * 2
+    return ("default",) * 2 if _is_on() else ("float32",) * 2
 
 
 def names_of_cpu():
@@ -44,9 +44,9 @@ def names_of_cpu():
 
 
 def _switch(on):
-    if tf.config.experimental.tensor_float_32_execution_enabled() == on:
+    if _is_on() == on:
         return
-    tf.config.experimental.enable_tensor_float_32_execution(on)
+    _set(on)
     # A function that XLA has compiled keeps its precision; other operations ask
     # in every call. Finding the models takes 50 ms among a million objects.
     for model in [o for o in gc.get_objects() if _has_functions(o)]:

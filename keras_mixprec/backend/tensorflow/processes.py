@@ -25,11 +25,10 @@ def workers(model):
 def rank(model):
     if workers(model) == 1:
         return 0
-    return model.distribute_strategy.cluster_resolver.task_id
-
-
-def is_chief(model):
-    return model.distribute_strategy.extended.should_checkpoint
+    resolver = model.distribute_strategy.cluster_resolver
+    # A chief and the first worker both have the number 0.
+    chiefs = len(resolver.cluster_spec().as_dict().get("chief", ()))
+    return resolver.task_id + chiefs * (resolver.task_type == "worker")
 
 
 def agree(model, values):
@@ -42,16 +41,9 @@ def _all_rows(strategy):
     """The function that gives the values of every replica, one a row."""
 
     def all_rows(values):
-        # There is no maximum among the reductions of a strategy, but a sum.
+        # A strategy has no reduction to the maximum.
         context = tf.distribute.get_replica_context()
-        own = tf.one_hot(
-            context.replica_id_in_sync_group,
-            context.num_replicas_in_sync,
-            on_value=True,
-            off_value=False,
-        )
-        rows = tf.where(own[:, None], values, tf.zeros_like(values))
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+        return context.all_gather(values[None], axis=0)
 
     # Run as it is, a strategy retraces it each time, for 0.15 s.
     @tf.function(autograph=False)

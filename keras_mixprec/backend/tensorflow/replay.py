@@ -5,13 +5,13 @@ See `interface.py`.
 
 import contextlib
 import contextvars
+import functools
 import warnings
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
-from keras_mixprec.backend.common import program
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import stored_value
 
@@ -71,16 +71,8 @@ def compiled(function):
         # way.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
-        graph, inputs, outputs = _numbered(traced)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
-        evaluate = program(
-            (graph.SerializeToString(deterministic=True), *inputs, *outputs),
-            # Called directly, TensorFlow warns that one function after the
-            # other is retraced.
-            lambda: _imported(graph, inputs, outputs).get_concrete_function(
-                specs
-            ),
-        )
+        evaluate = compiled_program(*_numbered(traced), tuple(specs))
         captured = [outside for outside, _ in traced.graph.captures]
         return evaluate([*tensors, *captured])
 
@@ -88,7 +80,10 @@ def compiled(function):
 
 
 def _numbered(traced):
-    """A function's graph with numbers for names, its inputs and outputs."""
+    """A function's graph with numbers for names, its inputs and outputs.
+
+    Equal functions have equal graphs then.
+    """
     graph = traced.graph.as_graph_def()
     numbers = {node.name: f"n{i}" for i, node in enumerate(graph.node)}
 
@@ -101,12 +96,19 @@ def _numbered(traced):
         node.name = numbered(node.name)
         node.input[:] = map(numbered, node.input)
         node.attr.pop("_class", None)  # Names of nodes to be placed beside.
-    inputs = [numbered(t.op.name) for t in traced.inputs]
-    return graph, inputs, [numbered(t.name) for t in traced.outputs]
+    return (
+        graph.SerializeToString(deterministic=True),
+        tuple(numbered(t.op.name) for t in traced.inputs),
+        tuple(numbered(t.name) for t in traced.outputs),
+    )
 
 
-def _imported(graph, inputs, outputs):
-    """A function of a graph, which XLA compiles."""
+# Many layers of a model are alike, and a diagnosis runs each of them often.
+# TensorFlow would compile every function again, in 0.15 s.
+@functools.lru_cache(maxsize=256)
+def compiled_program(text, inputs, outputs, specs):
+    """Returns the function of a graph, compiled by XLA."""
+    graph = tf.compat.v1.GraphDef.FromString(text)
     # The inputs are nodes as well, which XLA does not know.
     own = [node for node in graph.node if node.name not in inputs]
     used = {name.partition(":")[0] for node in own for name in node.input}
@@ -119,7 +121,9 @@ def _imported(graph, inputs, outputs):
         given = {f"{n}:0": t for n, t in given.items() if n in used}
         return tf.graph_util.import_graph_def(graph, given, outputs, name="")
 
-    return evaluate
+    # Called directly, TensorFlow warns that one function after the other is
+    # retraced.
+    return evaluate.get_concrete_function(list(specs))
 
 
 def each_operation(function, tensors, visit):
@@ -150,12 +154,8 @@ def _watched(watch):
         op_callbacks.remove_op_callback(on_operation)
 
 
-def line_of_operation():
-    return line_of(stack())
-
-
-def name_of_operation():
-    return tf.compat.as_str(_VISITED.get())
+def visited():
+    return tf.compat.as_str(_VISITED.get()), line_of(stack())
 
 
 def train_step(model, data):

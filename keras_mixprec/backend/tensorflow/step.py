@@ -14,7 +14,6 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from keras_mixprec.backend.grouped_norms import (
-    FLOAT32_MAX,
     grouped_kinds,
     grouped_map,
     grouped_norms,
@@ -29,22 +28,12 @@ from keras_mixprec.keras_internals import updated_variables
 # Switches: 2% of a step of six Dense(1024), where 256 x 256 lose 1%.
 _LARGE = 2**17
 
-# Rows of a sparse gradient may name the same index. The sum of 2**24 of them
-# exceeds their norm at most 2**12 times, so below this share of the maximum
-# no sum of repeated rows can overflow.
-_SPARSE_SHARE = 2.0**-12
-
 
 def gradient_norms(gradients):
     rows = [_rows(g) for g in gradients]
     if under_xla() and _on_cpu():
         return grouped_norms(rows, _wide_sums_of_squares)
     return grouped_norms(rows, _sums_of_squares, tf.cond)
-
-
-def largest_norms(gradients):
-    shares = [_SPARSE_SHARE if is_sparse(g) else 1.0 for g in gradients]
-    return [share * FLOAT32_MAX for share in shares]
 
 
 def gradient_maxima(gradients):
@@ -55,10 +44,11 @@ def nonfinite_kinds(gradients, skipped):
     rows = [_rows(g) for g in gradients]
     if skipped is True:
         return grouped_kinds(rows)
-    return _choose(
+    return _cond(
         skipped,
         lambda: grouped_kinds(rows),
         lambda: tf.zeros((len(rows), 3)),
+        lowered=under_xla(),
     )
 
 
@@ -251,13 +241,6 @@ def _effect(function):
 def _are_large(variables):
     elements = sum(math.prod(variable.shape) for variable in variables)
     return elements > _LARGE * len(variables)
-
-
-def _choose(condition, if_true, if_false):
-    """A `tf.cond` whose branches write nothing, the cheapest that there is."""
-    if under_xla():
-        return tf.cond(condition, if_true, if_false)
-    return _cond(condition, if_true, if_false, lowered=False)
 
 
 def _cond(condition, if_true, if_false, lowered):

@@ -39,10 +39,7 @@ class _Kind:
         )
 
 
-@functools.cache
-def kind_of(func) -> _Kind:
-    """Returns what an operation does."""
-    return _Kind(func)
+kind_of = functools.cache(_Kind)
 
 
 def tensors_in(structure) -> list:

@@ -18,10 +18,6 @@ def rank(model):
     return 0 if workers(model) == 1 else distributed.get_rank()
 
 
-def is_chief(model):
-    return rank(model) == 0
-
-
 def agree(model, values):
     agreed = ops.convert_to_tensor(values)
     distributed.all_reduce(agreed, distributed.ReduceOp.MAX)

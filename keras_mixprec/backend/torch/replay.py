@@ -44,18 +44,15 @@ def vjp(function, primals, pull):
         for output, cotangent in zip(outputs, cotangents, strict=True)
         if output.requires_grad
     ]
-    gradients = [None] * len(primals)
+    gradients = [torch.zeros_like(p) for p in primals]
     if tied:
         gradients = torch.autograd.grad(
             [output for output, _ in tied],
             primals,
             [cotangent for _, cotangent in tied],
-            allow_unused=True,
+            materialize_grads=True,
         )
-    return outputs, [
-        torch.zeros_like(p) if g is None else g
-        for p, g in zip(primals, gradients, strict=True)
-    ]
+    return outputs, list(gradients)
 
 
 def compiled(function):
@@ -81,26 +78,20 @@ def each_operation(function, tensors, visit):
         function(tensors)
 
 
-def line_of_operation():
+def visited():
     # Each mode that sees operations calls the next one.
-    return line_of(stack(without="__torch_dispatch__"))
-
-
-def name_of_operation():
-    return _Operations.visited
+    line = line_of(stack(without="__torch_dispatch__"))
+    return _Operations.visited, line
 
 
 def train_step(model, data):
-    # A custom `train_step` may accumulate gradients over several steps.
-    # `model.zero_grad()` would fail on integer variables that a model tracks.
-    values = [stored_value(variable) for variable in model.trainable_variables]
-    before = [value.grad for value in values]
-    try:
-        _set_gradients(values, [None] * len(values))
-        with torch.enable_grad(), _CopiesOnWrite():
-            return model.train_step(data)
-    finally:
-        _set_gradients(values, before)
+    # A `train_step` of the user's may accumulate gradients over several steps,
+    # which `undone` restores. `model.zero_grad()` would fail on integer
+    # variables that a model tracks.
+    for variable in model.trainable_variables:
+        stored_value(variable).grad = None
+    with torch.enable_grad(), _CopiesOnWrite():
+        return model.train_step(data)
 
 
 def take_step(model, data, traced):
@@ -143,11 +134,6 @@ def _write(held, value):
 
 def run_once(model, function, data):
     return function(data)
-
-
-def _set_gradients(values, gradients):
-    for value, gradient in zip(values, gradients, strict=True):
-        value.grad = gradient
 
 
 class _CopiesOnWrite(TorchDispatchMode):

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from keras_mixprec.backend.grouped_norms import FLOAT32_MAX, grouped_kinds
+from keras_mixprec.backend.grouped_norms import grouped_kinds
 
 # Squares of finite float32 numbers overflow above 2**64; times 2**-80 none do.
 _DOWN = 2.0**-80
@@ -19,10 +19,6 @@ def gradient_norms(gradients):
         return norms
     lowered = torch._foreach_norm(torch._foreach_mul(gradients, _DOWN))
     return torch.where(finite, norms, torch.stack(lowered) / _DOWN)
-
-
-def largest_norms(gradients):
-    return [FLOAT32_MAX] * len(gradients)
 
 
 def gradient_maxima(gradients):
