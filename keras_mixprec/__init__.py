@@ -1,8 +1,8 @@
 """Safe, visible and self-repairing 16-bit training for Keras 3.
 
-The contents page: every public name, and the file that defines it. A file is
-imported when one of its names is first used, so that importing this package
-imports neither Keras nor a backend and costs milliseconds.
+This file lists every public name with the file that defines it. A file is
+imported when one of its names is first used. So the import of this package
+takes milliseconds and imports neither Keras nor a backend.
 """
 
 import importlib
@@ -63,12 +63,12 @@ def __dir__():
     return sorted(__all__)
 
 
-# A model's file names our optimizer and policy, and Keras knows what is
-# registered: so where Keras is there already, at no further cost.
+# Keras loads a model with our optimizer or policy only if they are registered.
+# If the script has imported Keras already, these imports cost little.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
     importlib.import_module(f"{__name__}.policies.rescaled")
-    # Before a layer is made, to see whether the code names it.
+    # This must see how layers are made, to know which names the code gave.
     importlib.import_module(f"{__name__}.policies.layers")
-    # Before a `fit` is looked up, for the callbacks that it is given.
+    # This must replace `fit` before Python looks it up.
     importlib.import_module(f"{__name__}._fit_end")

@@ -1,4 +1,4 @@
-"""Checks shared by every part: of arguments, and of errors in a strict run."""
+"""Checks of arguments, and errors in a strict run."""
 
 import math
 import numbers
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 def check_type(name, value, types, what):
-    """Returns `value` if it is of a type, or raises saying what it has to be.
+    """Returns `value` if it has the right type, or raises an error.
 
     Args:
         name: String. The argument's name as the caller typed it.
         value: Object to check.
         types: Type or tuple of types.
-        what: String, what it has to be, in words.
+        what: String. The right type in words.
     """
     if not isinstance(value, types):
         raise TypeError(
@@ -24,13 +24,13 @@ def check_type(name, value, types, what):
 
 
 def check_list(name, value, kind, what):
-    """Returns a list of an iterable's entries, or raises saying what is wrong.
+    """Returns the entries of an iterable as a list, or raises an error.
 
     Args:
         name: String. The argument's name as the caller typed it.
         value: Object to check. A string is not a list of its letters.
         kind: Type of each entry.
-        what: String, what it has to be, in words.
+        what: String. The right type in words.
     """
     iterable = () if isinstance(value, str) else Iterable
     entries = [*check_type(name, value, iterable, what)]
@@ -43,7 +43,7 @@ def check_list(name, value, kind, what):
 
 
 def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
-    """Returns `value` as a float, or raises saying what it has to be.
+    """Returns `value` as a float, or raises an error.
 
     Args:
         name: String. The argument's name as the caller typed it.
@@ -51,17 +51,16 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
             them as integers.
         low: Float. Smallest allowed value, inclusive.
         high: Float. Largest allowed value, inclusive.
-        why: String. The reason for the limits, put behind the message.
+        why: String. The reason for the limits, for the message.
 
     Returns:
         The value as a Python float.
 
     Raises:
         TypeError: If `value` is not a real number.
-        ValueError: If it is not finite or lies outside `[low, high]`.
+        ValueError: If `value` is not finite or lies outside `[low, high]`.
     """
-    value = _unwrap_scalar(value)
-    value = _check_no_boolean(name, value, numbers.Real, "a number")
+    value = _check_number(name, value, numbers.Real, "a number")
     if not math.isfinite(value) or not low <= value <= high:
         limits = f"between {low:g} and {high:g}" if low > -math.inf else ""
         reason = f" ({why})" if why else ""
@@ -73,9 +72,8 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
 
 
 def check_integer(name, value, *, low=0, high=2**31 - 1):
-    """Returns `value` as an int32's worth, or raises saying what is wrong."""
-    value = _unwrap_scalar(value)
-    value = _check_no_boolean(name, value, numbers.Integral, "an integer")
+    """Returns `value` as an int, by default an int32, or raises an error."""
+    value = _check_number(name, value, numbers.Integral, "an integer")
     if not low <= value <= high:
         raise ValueError(
             f"`{name}` must be at least {low} and at most {high}. "
@@ -94,27 +92,23 @@ def check_choice(name, value, choices):
     return value
 
 
-def _check_no_boolean(name, value, types, what):
+def _check_number(name, value, types, what):
+    # NumPy scalars and zero-dimensional arrays are numbers to a user.
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
     # Python counts booleans as integers.
     types = () if isinstance(value, bool) else types
     return check_type(name, value, types, what)
 
 
-def _unwrap_scalar(value):
-    # NumPy scalars and zero-dimensional arrays are numbers to a user.
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()
-    return value
-
-
 def raise_if_strict(error) -> None:
-    """Raises an error in a strict run; otherwise training goes on after it.
+    """Raises an error in a strict run; otherwise training continues.
 
-    The environment variable `KERAS_MIXPREC_STRICT=1` asks for it, so that no
-    test hides a defect.
+    Tests set the environment variable `KERAS_MIXPREC_STRICT=1`, so that they
+    hide no defect.
 
     Args:
-        error: Exception; anything else is a reason in words, and expected.
+        error: Exception. Anything else is an expected reason, in words.
     """
     strict = os.environ.get("KERAS_MIXPREC_STRICT") == "1"
     if strict and isinstance(error, Exception):

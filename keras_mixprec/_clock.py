@@ -1,10 +1,10 @@
-"""The one clock of the package, in whose place tests put another."""
+"""The only clock of the package, which tests replace."""
 
 import time
 
 
 def now() -> float:
-    """Returns seconds from some start on; only differences mean something."""
+    """Returns seconds since an arbitrary start."""
     return time.perf_counter()
 
 

@@ -1,4 +1,4 @@
-"""Printing where Keras prints its own messages, and texts that fit there."""
+"""Prints messages where Keras prints its own, and shortens texts for them."""
 
 import re
 import sys
@@ -8,18 +8,18 @@ from absl import logging
 
 from keras_mixprec.formats import format_names, printable
 
-# Colour codes for a terminal, which TensorFlow and Keras put into their errors.
+# Colour codes of terminals. TensorFlow and Keras put them into their errors.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
 class _Line:
-    """The place of the cursor, which may be in the line of a progress bar."""
+    """Whether the cursor is in the line of a progress bar."""
 
     in_bar = False
 
 
 def in_progress_bar(shown: bool) -> None:
-    """Notes whether Keras' progress bar has begun a line, and not ended it.
+    """Sets whether the cursor is in the line of Keras' progress bar.
 
     Args:
         shown: Boolean.
@@ -30,9 +30,9 @@ def in_progress_bar(shown: bool) -> None:
 def print_message(message: str):
     """Prints a line as Keras does: on the console, or to absl's log.
 
-    It gets a line of its own, even during the progress bar of `fit`. After
-    `keras.config.disable_interactive_logging()` it goes to the log. Characters
-    that the console's encoding lacks are left out.
+    The message gets a line of its own, even during the progress bar of `fit`.
+    After `keras.config.disable_interactive_logging()` it goes to the log.
+    Characters that the console's encoding lacks are left out.
 
     Args:
         message: String.
@@ -51,17 +51,17 @@ def print_message(message: str):
 
 
 def listed(paths, shown: int = 4) -> str:
-    """Returns the first of some paths in words, and how many more there are.
+    """Returns the first of some paths, and the number of further ones.
 
     Args:
         paths: Iterable of strings.
-        shown: Int. How many are named. Defaults to `4`.
+        shown: Int. How many paths are named. Defaults to `4`.
     """
     return format_names(map(repr, paths), shown)
 
 
 def without_colours(text: str) -> str:
-    """Returns a text as a file or a table shows it.
+    """Returns a text without colour codes.
 
     Args:
         text: String.
@@ -74,7 +74,7 @@ def one_line(reason: BaseException | str, longest: int = 200) -> str:
 
     Args:
         reason: Exception or string.
-        longest: Int. How many characters it may have. Defaults to `200`.
+        longest: Int. The most characters of the result. Defaults to `200`.
     """
     text = " ".join(without_colours(str(reason)).split())
     if isinstance(reason, BaseException):

@@ -1,4 +1,4 @@
-"""Reading, writing and locking files of logs, plans and comparisons."""
+"""Writes and locks the files of logs, plans and comparisons."""
 
 import contextlib
 import errno
@@ -20,16 +20,16 @@ except ImportError:  # Windows
 
 
 def check_regular(path) -> None:
-    """Raises if there is something else than a file at a path.
+    """Raises an error if a path exists and is not a file.
 
-    Opening a pipe waits for whoever is at its other end, and a device must not
-    be replaced by a file.
+    The package would wait forever for the other end of a pipe, and would
+    replace a device by a file.
 
     Args:
         path: String or path-like.
 
     Raises:
-        FileExistsError: If it is a folder, a pipe or a device.
+        FileExistsError: If the path is a folder, a pipe or a device.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileExistsError(
@@ -38,14 +38,14 @@ def check_regular(path) -> None:
 
 
 def try_lock(file) -> bool | None:
-    """Locks an open file for this process, which need not live to unlock it.
+    """Locks an open file for this process, until the process ends at latest.
 
     Args:
         file: File object, open for writing.
 
     Returns:
-        Boolean. `False` if somebody else has it locked, `None` where the
-        system or the disk knows no locks.
+        Boolean. `False` if another process holds the lock, `None` if the
+        system or the disk has no locks.
     """
     if fcntl is None:
         return None
@@ -53,93 +53,85 @@ def try_lock(file) -> bool | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # Some network disks have none.
+    except OSError:  # Some network disks have no locks.
         return None
     return True
 
 
 def unlock(file) -> None:
-    """Gives up a lock, also for the forked children that share it."""
+    """Releases a lock, also for forked children that share it."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def make_lock_file(path: str) -> Callable[[], None] | None:
-    """Makes a file that no other process can make, if there are no locks.
+    """Makes a file that serves as a lock where there are no locks.
 
-    One that a killed process left is taken over.
+    The file of a killed process is replaced.
 
     Args:
         path: String.
 
     Returns:
-        Function that removes it; `None` if somebody else has made it.
+        Function that removes the file, or `None` if another process has made
+        it.
     """
-    owner = f"{os.getpid()} {socket.gethostname()}"
-    for _ in range(2):
-        try:
-            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
-        except FileExistsError:
-            if not _remove_dead(path):
-                return None
-            continue
-        os.write(file, owner.encode())
-        return lambda: _give_up(file, path)
-    return None
-
-
-def _give_up(file, path):
-    os.close(file)
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _remove_dead(path):
-    """Returns whether the file of a process that is gone was removed."""
+    with contextlib.suppress(OSError, ValueError):
+        # Windows does not remove a file that a process holds open.
+        if os.name == "nt" or not _is_held(path):
+            os.unlink(path)
     try:
-        if os.name != "nt":  # Windows removes no file that a process has open.
-            with open(path, encoding="utf-8") as file:
-                number, _, host = file.read().partition(" ")
-            if host != socket.gethostname():
-                return False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(number), 0)
-                return False
-        os.unlink(path)
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+    except FileExistsError:
+        return None
+    os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())
+
+    def remove():
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    return remove
+
+
+def _is_held(path):
+    """Whether the process that made a lock file may still run."""
+    with open(path, encoding="utf-8") as file:
+        number, _, host = file.read().partition(" ")
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return host != socket.gethostname()
     return True
 
 
-# The name of a file ends in this until it is complete.
+# The name of an incomplete file ends in this.
 _UNFINISHED = ".mixprec.tmp"
 
-# A file is locked within microseconds of its creation, and written within
-# milliseconds.
+# An incomplete file that is older than this and not locked belongs to no
+# process: files are locked within microseconds, and written in milliseconds.
 _UNFINISHED_SECONDS = 10
 
 
 def write_json(path: str | os.PathLike, content) -> None:
-    """Writes JSON, so that a reader sees the old file or the new one.
+    """Writes JSON. A reader sees the old file or the new one.
 
-    The file keeps its permissions, and a link to it stays one. Half-written
-    files that a killed process left next to it are removed.
+    The file keeps its permissions, and a link to it stays a link. Incomplete
+    files of killed processes next to it are removed.
 
     Args:
         path: String or path object.
-        content: What JSON can hold.
+        content: Anything that JSON can hold.
 
     Raises:
-        OSError: If it cannot be written; the old file is left as it was.
+        OSError: If the file cannot be written; the old file does not change.
     """
     path = os.path.realpath(path)
     check_regular(path)
     _remove_unfinished(path)
-    # The file is next to the target, because a rename is atomic only within one
-    # disk.
+    # The new file is in the same folder, because a rename is atomic only within
+    # one disk.
     unfinished = f"{path}.{secrets.token_hex(4)}{_UNFINISHED}"
     try:
         with open(unfinished, "x", encoding="utf-8") as file:
@@ -158,7 +150,7 @@ def write_json(path: str | os.PathLike, content) -> None:
 
 
 def _remove_unfinished(path):
-    """Removes files that killed processes left: old and without a lock."""
+    """Removes incomplete files of killed processes."""
     for other in glob.glob(f"{glob.escape(path)}.*{_UNFINISHED}"):
         with contextlib.suppress(OSError), open(other, "r+b") as file:
             age = _clock.wall() - os.fstat(file.fileno()).st_mtime
@@ -167,16 +159,16 @@ def _remove_unfinished(path):
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file, replaced if it is there, in a folder that is made."""
+    """Writes a file, replaces an old one, and makes the folder if missing."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "wb") as file:
         file.write(data)
 
 
 def check_local(log_dir: str | os.PathLike) -> str:
-    """Returns `log_dir` as an absolute path, or raises saying what is wrong.
+    """Returns `log_dir` as an absolute path, or raises an error.
 
-    Somebody may change the working folder while it is in use.
+    The path is absolute because a script may change the working folder.
     """
     check_type("log_dir", log_dir, (str, os.PathLike), "a path")
     log_dir = os.fspath(log_dir)

@@ -1,17 +1,17 @@
-"""No callback's session outlives the `fit` that it watches."""
+"""Ends the session of our callbacks if `fit` raises an error."""
 
 import contextlib
 import functools
 
 import keras
 
-# The attribute of a model that holds its session, which would keep the model
-# alive elsewhere.
+# A model holds its session in this attribute. Held elsewhere, the session would
+# keep the model alive.
 SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
 
 def _ending(fit):
-    """A `fit` that ends the session that joined it, however it ends."""
+    """A `fit` that ends the session that its callbacks started."""
 
     @functools.wraps(fit)
     def fit_and_end(model, *args, **kwargs):
@@ -22,7 +22,7 @@ def _ending(fit):
         except BaseException as error:
             session = vars(model).get(SESSION_ATTRIBUTE)
             if session is not None and session is not before:
-                # The user has to see the error that ended `fit`.
+                # The user must see the error that ended `fit`, not another one.
                 with contextlib.suppress(Exception):
                     session.abandon(error)
             raise
@@ -30,7 +30,8 @@ def _ending(fit):
     return fit_and_end
 
 
-# Keras calls no `on_train_end` after an exception or Ctrl-C. A callback is made
-# when Python has looked its `fit` up already, so that this is imported before.
+# Keras calls no `on_train_end` after an exception or Ctrl-C. Python looks up
+# `model.fit` before it makes the callbacks in the call. So `fit` is replaced
+# before there are any callbacks.
 _TRAINER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))
 _TRAINER.fit = _ending(_TRAINER.fit)

@@ -1,4 +1,4 @@
-"""HTML of reports: tables, a page of its own, and the file that holds it."""
+"""HTML of reports: elements, tables, and pages in a file."""
 
 import abc
 import html
@@ -32,7 +32,7 @@ svg {{ max-width: 100%; height: auto; }}
 
 
 class SafeHtml(str):
-    """HTML already, which is not escaped again."""
+    """A string that is HTML and must not be escaped."""
 
 
 def element(name: str, *content: str, **attributes: object) -> SafeHtml:
@@ -40,9 +40,9 @@ def element(name: str, *content: str, **attributes: object) -> SafeHtml:
 
     Args:
         name: String.
-        *content: Strings; those that are not `SafeHtml` are escaped.
-        **attributes: Their values, of any type; `_` in a name is `-`, one at
-            its end is left out.
+        *content: Strings, escaped if not `SafeHtml`.
+        **attributes: Values of any type. A `_` in a name stands for `-`, and a
+            `_` at its end is left out.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
@@ -52,7 +52,7 @@ def element(name: str, *content: str, **attributes: object) -> SafeHtml:
 
 
 def joined(*content: str) -> SafeHtml:
-    """Returns strings one after the other, escaped if not `SafeHtml`."""
+    """Returns the strings joined, escaped if not `SafeHtml`."""
     return SafeHtml("".join(map(_escaped, content)))
 
 
@@ -63,10 +63,9 @@ def table(
 
     Args:
         heads: Strings, the names of the columns.
-        rows: The strings of each row; those that are not `SafeHtml` are
-            escaped.
-        style: String, the class of the table: `"numbers"` aligns all columns
-            but the first and the last to the right. Defaults to none.
+        rows: The strings of each row, escaped if not `SafeHtml`.
+        style: String. The class of the table. `"numbers"` aligns all columns
+            except the first and the last to the right. Defaults to none.
     """
     of_class = {"class_": style} if style else {}
     body = [_row("td", row) for row in rows]
@@ -84,17 +83,17 @@ def _escaped(text):
 
 
 def page(title: str, body: str) -> str:
-    """Returns a page of its own, in the colours that its reader prefers.
+    """Returns a complete page, light or dark as the reader prefers.
 
     Args:
         title: String.
-        body: String; escaped if it is not `SafeHtml`.
+        body: String, escaped if not `SafeHtml`.
     """
     return _PAGE.format(title=_escaped(title), body=_escaped(body))
 
 
 class HtmlReport(abc.ABC):
-    """A report with a page of its own."""
+    """A report that can be a page in a file."""
 
     @abc.abstractmethod
     def to_html(self) -> str:
@@ -104,10 +103,10 @@ class HtmlReport(abc.ABC):
         """Writes the page that `to_html` returns.
 
         Args:
-            path: String or path-like. The file, replaced if it is there; its
-                folder is made if it is missing.
+            path: String or path-like. An old file is replaced, and a missing
+                folder is made.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the file cannot be written.
         """
         write_bytes(path, self.to_html().encode())

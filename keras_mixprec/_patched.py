@@ -1,4 +1,4 @@
-"""Replacing attributes of objects, and functions of modules, for a while."""
+"""Replaces attributes of objects and functions of modules for a while."""
 
 import contextlib
 import functools
@@ -8,10 +8,10 @@ _NONE = object()
 
 
 class Replacements:
-    """Methods of objects, and what replaces them within a context.
+    """A context in which methods of objects are replaced.
 
-    Outside of the context every object is as it was. It ends when the last
-    thread that entered it leaves: the replicas of a `MirroredStrategy` are
+    Outside of the context every object is as before. The context ends when the
+    last thread leaves it, because the replicas of a `MirroredStrategy` are
     threads that take turns.
     """
 
@@ -21,13 +21,12 @@ class Replacements:
         self._entered = 0
 
     def add(self, owner, name: str, function):
-        """Replaces `owner.name`, from now on if this is within the context.
+        """Replaces `owner.name` within the context, which may be active now.
 
         Args:
             owner: An object with a `__dict__`, a module, or a class.
             name: String, the name of a method.
-            function: What replaces it. It takes the place of one that was
-                added before.
+            function: The replacement, also of an earlier replacement.
         """
         key = id(owner), name
         self._all[key] = owner, name, function
@@ -66,17 +65,17 @@ def _assign(attributes):
         elif function is _NONE:
             vars(owner).pop(name, None)
         else:
-            # `setattr` would make a layer track the function.
+            # With `setattr` a layer would track the function.
             vars(owner)[name] = function
 
 
 @contextlib.contextmanager
 def patched(owner, functions: dict):
-    """Context that gives an object or a module other functions.
+    """Context that replaces functions of an object or a module.
 
     Args:
         owner: An object with a `__dict__`, or a module.
-        functions: Dict from names to what replaces them.
+        functions: Dict from names to replacements.
     """
     replacements = Replacements()
     for name, function in functions.items():
@@ -86,7 +85,7 @@ def patched(owner, functions: dict):
 
 
 class _InThreads:
-    """A function that may be another one in each thread."""
+    """A function that each thread may replace for itself."""
 
     def __init__(self, owner, name):
         original = self._original = getattr(owner, name)
@@ -121,12 +120,12 @@ def function_here(owner, name: str):
 
 @contextlib.contextmanager
 def patched_here(owner, functions: dict):
-    """Context that gives this thread, and no other, other functions.
+    """Context that replaces functions for this thread only.
 
     Args:
         owner: A module or a class.
-        functions: Dict from names to what replaces them. A replacement gets the
-            function to call from `function_here`, before.
+        functions: Dict from names to replacements. A replacement that calls the
+            original asks `function_here` for it before the context starts.
     """
     with contextlib.ExitStack() as stack:
         for name, function in functions.items():

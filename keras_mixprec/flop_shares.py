@@ -1,4 +1,4 @@
-"""Shares of a model's FLOPs, from the table of its layers."""
+"""Computes shares of a model's FLOPs from the table of its layers."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from keras_mixprec.formats import SIXTEEN_BITS
 def share_in_16_bits(rows: list[dict]) -> float | None:
     """Returns the share of the FLOPs in float16 or bfloat16.
 
-    If layers of unknown FLOPs hold most parameters, it is the share of the
-    parameters. Without parameters it is the share of the layers, and without
-    layers `None`.
+    If the layers with most parameters have unknown FLOPs, it returns the share
+    of the parameters. Without parameters it returns the share of the layers,
+    and without layers `None`.
 
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
@@ -23,18 +23,18 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
 
 
 def knows_flops(rows: list[dict]) -> bool:
-    """Returns whether most parameters are in layers whose FLOPs are known."""
+    """Returns whether layers with known FLOPs hold most parameters."""
     known = [row for row in rows if row.get("share_of_flops") is not None]
     return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
 
 
 def flops(row: dict) -> float:
-    """Returns a layer's share of the FLOPs, 0 if unknown."""
+    """Returns a layer's share of the FLOPs, or 0 if it is unknown."""
     return row.get("share_of_flops") or 0
 
 
 def parameters(row: dict) -> int:
-    """Returns a layer's number of parameters, 0 if unknown."""
+    """Returns a layer's number of parameters, or 0 if it is unknown."""
     return row.get("parameters") or 0
 
 

@@ -1,4 +1,4 @@
-"""Number formats, and numbers and sentences as reports show them."""
+"""Number formats, and how reports write numbers and sentences."""
 
 import dataclasses
 import decimal
@@ -12,7 +12,7 @@ import ml_dtypes
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 
-# Halves up, as JavaScript's `toPrecision`.
+# It rounds halves up, as JavaScript's `toPrecision` does for the page.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
 # Characters per line of a report on a screen.
@@ -26,8 +26,8 @@ class Format:
     Attributes:
         name: String, as Keras spells the dtype.
         maximum: Float. Largest finite number.
-        smallest_normal: Float. Below it numbers lose digits.
-        smallest_subnormal: Float. Below half of it numbers become zero.
+        smallest_normal: Float. Smaller numbers lose digits.
+        smallest_subnormal: Float. Numbers below half of it become zero.
         epsilon: Float. Distance from 1 to the next larger number.
     """
 
@@ -63,7 +63,7 @@ def printable(text: str) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Formats a number of things, in the plural but for one.
+    """Formats a number of things, in the singular or plural.
 
     Example:
     >>> from keras_mixprec.formats import format_count
@@ -74,12 +74,12 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
-    """Formats the first of some names, and how many more there are.
+    """Formats the first of some names, and the number of further ones.
 
     Args:
         names: Iterable of strings.
-        shown: Int. How many are named.
-        noun: String, what the others are called. Defaults to nothing.
+        shown: Int. How many names are shown.
+        noun: String, a word for the further ones. Defaults to none.
 
     Example:
     >>> from keras_mixprec.formats import format_names
@@ -94,11 +94,11 @@ def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
 
 
 def format_moment(step: int, at: str = "at") -> str:
-    """Formats when something was found: steps count from 1, and none is 0.
+    """Formats the step at which something was found.
 
     Args:
-        step: Int. How many steps had been taken, or which one it was of.
-        at: String, what stands before a step. Defaults to `"at"`.
+        step: Int. Steps count from 1; 0 is before the first step.
+        at: String, the word before a step. Defaults to `"at"`.
 
     Example:
     >>> from keras_mixprec.formats import format_moment
@@ -109,7 +109,7 @@ def format_moment(step: int, at: str = "at") -> str:
 
 
 def format_digits(number: float) -> str:
-    """Formats a number with three digits, and up to seven before the point.
+    """Formats a number with three digits, or all up to seven before the point.
 
     Example:
     >>> from keras_mixprec.formats import format_digits
@@ -124,7 +124,7 @@ def format_digits(number: float) -> str:
 
 
 def format_bits(bits: float) -> str:
-    """Formats headroom, minus infinity where numbers are not finite.
+    """Formats headroom; minus infinity means that numbers are not finite.
 
     Example:
     >>> from keras_mixprec.formats import format_bits
@@ -135,7 +135,7 @@ def format_bits(bits: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Formats a share; what is neither all nor nothing is not shown as such.
+    """Formats a share; only a share of all is "100%", and only of none "0%".
 
     The page formats shares in the same way, with narrow spaces.
 
@@ -207,10 +207,10 @@ def count_kinds(counts: Iterable = (0, 0, 0)) -> dict:
 
 
 def format_kinds(counts: Mapping, units: tuple) -> str:
-    """Formats how often each kind was seen, `""` if none was.
+    """Formats how often each kind was seen, or `""` if none was.
 
     Args:
-        counts: Dict from each of `NONFINITE_KINDS`, or some of them, to an int.
+        counts: Dict from `NONFINITE_KINDS`, or some of them, to ints.
         units: The noun for one and for several.
 
     Example:
@@ -228,7 +228,7 @@ def format_kinds(counts: Mapping, units: tuple) -> str:
 
 
 def fill_screen(sentence: str) -> str:
-    """Breaks a sentence into lines of a screen, between words.
+    """Breaks a sentence into lines that fit a screen, between words.
 
     Args:
         sentence: String. Lines after the first are indented by four.
@@ -246,9 +246,9 @@ def text_table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table, with its numbers aligned to the right.
 
     Args:
-        rows: Strings of each row, the titles first. The first column is words,
-            and the last one too unless its cells begin with a digit. A first
-            cell too long for the screen has a line of its own.
+        rows: Strings of each row, the titles first. The first column holds
+            words, and so does the last one unless its cells begin with a digit.
+            A first cell that is too long for the screen gets its own line.
 
     Example:
     >>> from keras_mixprec.formats import text_table

@@ -1,10 +1,11 @@
-"""Everything in Keras that is not public and that this package relies on.
+"""Everything private in Keras that this package relies on.
 
-No other module names it. Comments say why the public API does not do;
-`tests/test_keras_internals.py` names what a new version of Keras no longer has.
+No other module names anything private. Comments say why the public API is not
+enough. `tests/test_keras_internals.py` fails if a new version of Keras lacks a
+name.
 """
 
-# ruff: noqa: F401 -- what is imported here is imported from here.
+# ruff: noqa: F401 -- other modules import these names from here.
 
 import contextlib
 import sys
@@ -12,9 +13,9 @@ import types
 import weakref
 
 import keras
-from keras.src import ops as layer_ops  # Keras' layers call it.
+from keras.src import ops as layer_ops  # Keras' layers call this module.
 from keras.src.backend import (
-    # The dtype that variables are read in; within `None` as they are stored.
+    # It sets the dtype in which variables are read; `None` is the stored one.
     AutocastScope,
     compute_output_spec,  # Calls a model on shapes alone, which builds it.
     # The masks that tensors carry from layer to layer.
@@ -25,8 +26,8 @@ from keras.src.backend import (
 # `keras.ops` calls these functions, such as `map` and `scan`.
 from keras.src.backend import core as backend_core
 
-# Every layer draws through this module of the backend, so that replacing its
-# functions reaches all of them; `keras.random` is a front of it.
+# Every layer draws by the functions of this module, so replacements reach all
+# layers. `keras.random` only calls these functions.
 from keras.src.backend import random as backend_random
 
 # Keras keeps the state of a call here.
@@ -35,16 +36,16 @@ from keras.src.backend.common.global_state import (
     set_global_attribute,
 )
 
-# The scope that is active; only the class of it is public.
+# It returns the active scope; only the scope's class is public.
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 # A layer passes this to its sublayers, with `training` and other settings.
 from keras.src.layers.layer import CallContext
 
-# `keras.Model` is its public front, of subclassed models as well.
+# The public name is `keras.Model`, also for subclassed models.
 from keras.src.models import Functional
 
-# The key of the generator that is used where none is given.
+# The key of the generator that Keras uses if a layer has none.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
 # Attributes of this type are saved with the variables of an optimizer.
@@ -58,20 +59,20 @@ from keras.src.trainers.data_adapters import (
 # Its instances hold the arrays that were given to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-# An optimizer counts the variables in lists that it holds as its own.
+# An optimizer would take the variables in a list that it holds for its own.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec._patched import patched
 
 _CALL_CONTEXT = "current_call_ctx"
 
-# Modules of what has no weights and only applies a function.
+# The modules of layers and operations that only apply a function.
 ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
 
 
 def flat_layers(layer, include_self: bool = True) -> list:
     """Returns a layer and all that is inside it, at any depth."""
-    # Keras has this as public API on models only.
+    # Only models have a public method for this.
     return layer._flatten_layers(include_self=include_self)
 
 
@@ -87,7 +88,7 @@ def own_trainable(layer) -> list:
 
 
 def own_non_trainable(layer) -> list:
-    """Returns its own other variables, without its sublayers'."""
+    """Returns a layer's own other variables, without its sublayers'."""
     return layer._non_trainable_variables
 
 
@@ -103,28 +104,24 @@ def loss_ids(layer) -> set:
 
 
 def set_policy_object(layer, policy: keras.DTypePolicy):
-    """Lets a layer refer to another policy."""
+    """Gives a layer another policy object."""
     # The public setter changes a map that layers share.
     layer._dtype_policy = policy
-
-
-def is_normalization(layer) -> bool:
-    """Returns whether it is Keras' `Normalization`."""
-    return isinstance(layer, keras.layers.Normalization)
 
 
 def cast_constants(layer) -> dict:
     """Returns the attributes that a layer of Keras cast when it was built.
 
-    They have the compute dtype of that time. A later policy does not change it.
+    They keep the compute dtype from that time, whatever policy the layer gets.
     """
-    if not is_normalization(layer) or getattr(layer, "mean", None) is None:
+    is_normalization = isinstance(layer, keras.layers.Normalization)
+    if not is_normalization or getattr(layer, "mean", None) is None:
         return {}
     return {"mean": layer.mean, "variance": layer.variance}
 
 
 def cast_constants_anew(layer):
-    """Casts them to the compute dtype that a layer has now."""
+    """Casts `cast_constants` to the compute dtype that a layer has now."""
     before = cast_constants(layer)
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in before.values()}
     if dtypes <= {layer.compute_dtype}:
@@ -137,10 +134,10 @@ def cast_constants_anew(layer):
 
 
 def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
-    """Returns the policy, of a layer whose variables have another dtype.
+    """Returns the policy, changed for variables of another dtype.
 
-    The layer casts them in its call, as under a mixed policy. It is saved as
-    the policy that it was.
+    The layer casts its variables when it is called, as under a mixed policy.
+    The policy keeps its name, also in a file.
     """
     # No public policy is float32 with 16-bit variables.
     policy._variable_dtype = dtype
@@ -148,30 +145,30 @@ def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
 
 
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
-    """Lets an input of a model hand on what it is given in another dtype."""
+    """Lets an input of a model cast to another dtype."""
     # There is no setter for the dtype that models cast their inputs to.
     entrance._dtype = dtype
     entrance.output._dtype = dtype
 
 
 def inbound_nodes(operation) -> list:
-    """Returns the calls of a layer or operation that graphs are made of."""
-    # The public `input` is of the first call only.
+    """Returns the symbolic calls of a layer or operation."""
+    # The public `input` belongs to the first call only.
     return operation._inbound_nodes
 
 
 def calls_in(functional, operation) -> list:
     """Returns the calls of an operation that belong to a graph.
 
-    A `Sequential` that is made from its config has called its layers for
-    shorter graphs before.
+    A `Sequential` from a config has other calls too, because it has called its
+    layers for shorter graphs before.
     """
     nodes = {id(n) for own in functional._nodes_by_depth.values() for n in own}
     return [node for node in inbound_nodes(operation) if id(node) in nodes]
 
 
 def logits_of(tensor):
-    """Returns the logits of a softmax or sigmoid, `None` of other tensors.
+    """Returns the logits of a softmax or sigmoid, `None` for other tensors.
 
     TensorFlow's cross-entropies compute the loss of a float32 output from them,
     because the probabilities are cut off at 1e-7. Other backends do not.
@@ -182,20 +179,21 @@ def logits_of(tensor):
 
 
 def set_logits(tensor, logits):
-    """Gives a tensor that takes another's place its logits."""
+    """Gives logits to a tensor that replaces another one."""
     tensor._keras_logits = logits
 
 
 def producer(tensor: keras.KerasTensor):
-    """Returns what has made a tensor of a graph, `None` without a graph."""
+    """Returns the operation that made a tensor, `None` without a graph."""
     history = getattr(tensor, "_keras_history", None)
     return history and history.operation
 
 
 def functional_of(layer) -> Functional | None:
-    """Returns the functional model that a layer is, or has if `Sequential`.
+    """Returns the functional model of a layer.
 
-    `None` for all others, which have no graph.
+    A functional model is its own, a `Sequential` holds one, and all other
+    layers have no graph: `None`.
     """
     if isinstance(layer, keras.Sequential):
         return layer._functional
@@ -214,17 +212,17 @@ def build_symbolically(model: keras.Model, data):
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
-    """Returns the metric of the whole loss; each `compile` makes a new one."""
+    """Returns the metric of the total loss; each `compile` makes a new one."""
     return getattr(model, "_loss_tracker", None)
 
 
 def compiled_loss(model: keras.Model):
-    """Returns what computes the losses, `None` before `compile`."""
+    """Returns the object that computes the losses, `None` before `compile`."""
     return getattr(model, "_compile_loss", None)
 
 
 def flat_losses(model: keras.Model) -> list[tuple]:
-    """Returns the loss of each output with the path of that, as compiled.
+    """Returns the path and the loss of each output, as compiled.
 
     Before a model is built, only a single loss is known.
     """
@@ -244,7 +242,7 @@ def set_saved_optimizer(model: keras.Model, optimizer):
 
 
 def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
-    """Returns what the last step of `fit` on JAX gave, and if variables do."""
+    """Returns the state of `fit` on JAX, and whether variables are in sync."""
     state = getattr(model, "_jax_state", None)
     return state, getattr(model, "_jax_state_synced", True)
 
@@ -255,16 +253,16 @@ def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
 
 
 def arrays_in_fit(model: keras.Model) -> tuple | None:
-    """Returns the arrays that `fit`, which is under way, was given, if any."""
+    """Returns the arrays that the running `fit` got, if any."""
     adapter = getattr(_epochs_in("fit", model), "data_adapter", None)
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
 
 def evaluated_batches(model: keras.Model):
-    """Returns an iterator over what `fit` validates on, or `evaluate` took.
+    """Returns an iterator over the validation batches, as arrays.
 
-    It starts with the first batch, and gives arrays. It is empty outside of
-    both.
+    These are the batches of the running `fit` or `evaluate`, from the first.
+    The iterator is empty if neither is running.
     """
     found = getattr(model, "_eval_epoch_iterator", None)
     found = found or _epochs_in("evaluate", model)
@@ -272,14 +270,14 @@ def evaluated_batches(model: keras.Model):
 
 
 def watch_batches(model: keras.Model, watch):
-    """Passes the calls of each epoch of `fit` to come through a function."""
+    """Lets `watch` wrap the batches of each later epoch of `fit`."""
     if found := _epochs_in("fit", model):
         calls, known = type(found)._enumerate_iterator, weakref.ref(found)
         found._enumerate_iterator = lambda: watch(calls(known()))
 
 
 def _epochs_in(method, model):
-    """The batches of `fit` or `evaluate`, a local variable of the method."""
+    """The batches in a local variable of the running `fit` or `evaluate`."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         names = frame.f_locals
@@ -290,28 +288,28 @@ def _epochs_in(method, model):
 
 
 def stored_value(variable: keras.Variable):
-    """Returns the array of the backend that a variable holds, not a copy."""
+    """Returns the backend's array that a variable holds, not a copy."""
     # `variable.value` casts the array while a layer is called.
     return variable._value
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Returns whether a layer reads a variable that has a value as a copy."""
+    """Returns whether a layer would read the variable's value as a copy."""
     value = variable._value
     return value is not None and variable._maybe_autocast(value) is not value
 
 
 def set_value(variable: keras.Variable, value):
-    """Gives a variable a value of its own dtype, on the devices it is on."""
+    """Gives a variable a value with its dtype and devices."""
     if keras.backend.backend() == "jax":
-        variable._value = value  # `assign` asks the other processes' devices.
+        variable._value = value  # `assign` would need the other processes.
     else:
         variable.assign(value)
 
 
 @contextlib.contextmanager
 def holding(variables, values):
-    """Context that gives variables other values, which are not copied."""
+    """Context that gives variables other values without a copy."""
     before = [v._value for v in variables]
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
@@ -323,25 +321,25 @@ def holding(variables, values):
 
 
 def stored_dtype(variable: keras.Variable) -> str:
-    """Returns the dtype of what a variable holds.
+    """Returns the dtype of the value that a variable holds.
 
-    In the call of a layer, `dtype` is the dtype that it is read in.
+    In the call of a layer, `variable.dtype` is the dtype in which it is read.
     """
     return variable._dtype
 
 
 @contextlib.contextmanager
 def widened(variables, dtypes):
-    """Context that makes variables of `dtypes` float32, equal in value.
+    """Context that makes variables of `dtypes` float32, with equal values.
 
-    Their gradients are float32 too. Values that are written to them are
-    dropped.
+    Gradients of these variables are float32 too. The context drops values that
+    are written to them.
     """
     before = [(v, v._value, v._dtype) for v in variables if v._dtype in dtypes]
     try:
         for v, value, _ in before:
             wide = keras.ops.cast(value, "float32")
-            # A variable of Keras knows what this backend keeps its value in.
+            # A new variable holds the value as this backend needs it.
             own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
             v._value, v._dtype = own._value, own._dtype
         yield
@@ -351,7 +349,7 @@ def widened(variables, dtypes):
 
 
 def better_end(model: keras.Model, name: str) -> str:
-    """Returns what `EarlyStopping` makes of a metric: "min", "max" or "auto".
+    """Returns the `EarlyStopping` mode of a metric: "min", "max" or "auto".
 
     Args:
         model: A compiled `keras.Model`.
@@ -374,7 +372,7 @@ def updated_variables(optimizer: keras.optimizers.Optimizer) -> list:
 
 
 def variable_indices(optimizer, variables) -> list:
-    """Returns the places of variables among `updated_variables`."""
+    """Returns the indices of variables in `updated_variables`."""
     return [optimizer._get_variable_index(v) for v in variables]
 
 
@@ -385,20 +383,20 @@ def micro_batches(optimizer) -> keras.Variable:
 
 
 def learning_rate_object(optimizer):
-    """Returns the variable, schedule or function; 1 without any."""
-    # `learning_rate` calls a schedule.
+    """Returns the optimizer's variable, schedule or function, or 1."""
+    # The public `learning_rate` calls a schedule.
     return getattr(optimizer, "_learning_rate", 1.0)
 
 
 def part_for(optimizer, variable: keras.Variable):
-    """Returns what updates a variable: an optimizer of a `MultiOptimizer`."""
+    """Returns the part of a `MultiOptimizer` that updates a variable."""
     parts = [o for o in getattr(optimizer, "optimizers", []) if o.built]
     own = (o for o in parts if any(v is variable for v in updated_variables(o)))
     return next(own, optimizer)
 
 
 def innermost(optimizer):
-    """Returns what a loss scale optimizer wraps, or the optimizer itself."""
+    """Returns the inner optimizer, or the optimizer itself if it has none."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -408,10 +406,7 @@ def parts_of(optimizer) -> list:
 
 
 def at_learning_rate(optimizer, rate):
-    """Returns a context that gives an optimizer a learning rate.
-
-    Whatever its schedule says.
-    """
+    """Returns a context that sets a learning rate in place of a schedule."""
     return patched(optimizer, {"_get_current_learning_rate": lambda: rate})
 
 
@@ -422,24 +417,24 @@ def accumulated_gradients(optimizer) -> list:
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to an optimizer's variables."""
-    # A variable that is set as an attribute must be tracked by hand.
+    # An optimizer does not track the variables in its attributes by itself.
     optimizer._track_variable(variable)
 
 
 def global_seed_generator() -> keras.random.SeedGenerator | None:
-    """Returns the generator that Keras uses where none is given, if any."""
+    """Returns the generator that Keras uses for layers without one, if any."""
     return get_global_attribute(GLOBAL_SEED_GENERATOR)
 
 
 def training_in_force() -> bool | None:
-    """Returns the `training` of the outermost call that is under way."""
+    """Returns the `training` argument of the outermost call now running."""
     context = get_global_attribute(_CALL_CONTEXT)
     return getattr(context, "training", None)
 
 
 @contextlib.contextmanager
 def called_with(training: bool | None):
-    """Context that calls layers as within a call with `training`."""
+    """Context in which layers run as if called with `training`."""
     before = get_global_attribute(_CALL_CONTEXT)
     context = CallContext(entry_layer=None)
     context.training = training

@@ -1,7 +1,7 @@
-"""Every measured number of a layer, or a run: its unit, and worse end.
+"""Every number that is measured of a layer or a run: its unit and its texts.
 
-The one table that the log, the report and the page read. It imports nothing,
-since those who read a log have no Keras.
+The log, the report and the page read this one table. It imports nothing,
+because a log can be read where Keras is not installed.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ class Metric:
         unit: String. `"headroom"` (powers of two up to the format's maximum),
             `"count"`, `"share"` (of elements), `"error"` (relative) or
             `"magnitude"` (of a number). The page has a scale of colours for
-            each. Units of a run are also `"seconds"`, `"rate"` (a second) and
-            `"bytes"`.
-        group: String, which part of a layer it is about, as the page names it.
+            each. Units of a run are also `"seconds"`, `"rate"` (per second)
+            and `"bytes"`.
+        group: String, the part of a layer that it is about, as the page names
+            it.
         title: String. Its name on the page.
-        explanation: String. One sentence.
-        worst: String. `"min"` or `"max"`, whichever is the worse.
+        explanation: String. One sentence, or empty if the title says it all.
     """
 
     name: str
@@ -29,71 +29,49 @@ class Metric:
     group: str
     title: str
     explanation: str
-    worst: str = "max"
+
+    @property
+    def worst(self) -> str:
+        """Which end is the worse, `"min"` or `"max"`."""
+        return "min" if self.unit == "headroom" else "max"
 
 
-# Name: group, and what it is.
+# Name: group, and what is measured.
 _PARTS = {
-    "activation": ("Activations", "what the layer puts out"),
+    "activation": ("Activations", "the layer's outputs"),
     "gradient": (
         "Gradients",
-        "what flows back into the layer, loss scale included",
+        "the gradients that flow back into the layer, loss scale included",
     ),
     "weight_gradient": (
         "Weight gradients",
-        "gradients of the layer's variables, with the loss scale divided out. "
-        "Gradients that overflowed stay infinite. Ranges are measured with the "
-        "scale after the step, which is lower than a skipped step's",
+        "the gradients of the layer's variables, with the loss scale divided "
+        "out. Gradients that overflowed stay infinite. Ranges are measured "
+        "with the loss scale after the step, which is lower after a skipped "
+        "step",
     ),
     "weight": ("Weights", "the layer's variables"),
 }
 
-# Name: unit, title, explanation and the worse end.
+# Name: unit, title and explanation.
 _QUANTITIES = {
     "headroom_bits": (
         "headroom",
         "headroom",
-        "Powers of two between the largest magnitude and the format's maximum",
-        "min",
+        "Powers of two up to the format's maximum from the largest number in",
     ),
-    "nonfinite": (
-        "count",
-        "inf and NaN",
-        "How many elements are infinite or not a number",
-        "max",
-    ),
-    "zero": (
-        "share",
-        "zeros",
-        "Share of elements that are exactly zero",
-        "max",
-    ),
-    "subnormal": (
-        "share",
-        "subnormal",
-        "Share of elements that already lose digits",
-        "max",
-    ),
-    "below": (
-        "share",
-        "vanishing",
-        "Share of elements too small for the format: they become 0",
-        "max",
-    ),
+    "nonfinite": ("count", "inf and NaN", "Number of inf and NaN elements in"),
+    "zero": ("share", "zeros", "Share of elements that are exactly 0 in"),
+    "subnormal": ("share", "subnormal", "Share of subnormal elements in"),
+    "below": ("share", "vanishing", "Share of elements that round to 0 in"),
 }
 
 
 def _of(part, quantity):
-    group, what = _PARTS[part]
-    unit, title, meaning, worst = _QUANTITIES[quantity]
-    return Metric(
-        f"{part}_{quantity}",
-        unit,
-        group,
-        f"{group}: {title}",
-        f"{meaning}: {what}.",
-        worst,
-    )
+    group, place = _PARTS[part]
+    unit, title, meaning = _QUANTITIES[quantity]
+    title, text = f"{group}: {title}", f"{meaning} {place}."
+    return Metric(f"{part}_{quantity}", unit, group, title, text)
 
 
 # The metrics of a reading of ranges, in the order of the log's columns.
@@ -116,28 +94,20 @@ _PROBED = (
         "magnitude",
         "Attention",
         "Attention: largest logit",
-        "Largest magnitude of what the softmax of an attention layer is given.",
+        "Largest magnitude in the inputs of an attention layer's softmax.",
     ),
 )
 
-_AGAINST_FLOAT32 = "Error against float32"
-
 # The metrics of a diagnosis, in the order of the log's columns.
-_AUDITED = (
+_AUDITED = tuple(
     Metric(
-        "forward_error_against_float32",
+        f"{direction}_error_against_float32",
         "error",
-        _AGAINST_FLOAT32,
-        "Forward error against float32",
-        "Relative difference of the output from the same layer in float32.",
-    ),
-    Metric(
-        "backward_error_against_float32",
-        "error",
-        _AGAINST_FLOAT32,
-        "Backward error against float32",
-        "Relative difference of the gradient from the same layer in float32.",
-    ),
+        "Error against float32",
+        f"{direction.capitalize()} error against float32",
+        f"Relative difference of the {result} from the same layer in float32.",
+    )
+    for direction, result in (("forward", "output"), ("backward", "gradient"))
 )
 
 METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
@@ -146,97 +116,73 @@ METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
 PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
-
-def _of_run(name, unit, title, explanation):
-    return Metric(name, unit, "Performance", title, explanation)
-
-
 # The metrics of a run, in the order of the console, the report and the page.
-_PERFORMANCE = (
-    _of_run(
-        "step_time",
+# Name: unit, title and explanation.
+_FIGURES = {
+    "step_time": (
         "seconds",
         "step time, mean",
-        "The mean of the steps between two readings of the counters, slow "
-        "ones and waits for input included, and of these means the "
-        "median.",
+        "Mean time of the steps between two readings of the counters, with "
+        "slow steps and waits for input. The median of these means.",
     ),
-    _of_run(
-        "step_time_median",
+    "step_time_median": (
         "seconds",
         "half of the steps took at most",
-        "Each step timed on its own, which a few slow ones do not raise as "
-        "they do the step time; not known where the host only enqueues "
-        "them.",
+        "Each step timed on its own, so a few slow steps do not raise it. "
+        "Unknown where the host only enqueues steps.",
     ),
-    _of_run(
-        "step_time_p95",
-        "seconds",
-        "95% of the steps took at most",
-        "Each step timed on its own; not known where the host only "
-        "enqueues them.",
-    ),
-    _of_run(
-        "measured_steps",
+    "step_time_p95": ("seconds", "95% of the steps took at most", ""),
+    "measured_steps": (
         "count",
         "steps measured",
-        "Plain steps that these figures are of: left out are compiling, "
-        "measured and diagnosed steps, the one behind each, and an epoch's "
-        "last.",
+        "Plain steps, which these figures are about. Compiling, measured and "
+        "diagnosed steps, the step after each of them and the last step of an "
+        "epoch are left out.",
     ),
-    _of_run(
-        "samples_per_second",
+    "samples_per_second": (
         "rate",
         "samples a second",
-        "Samples that plain steps train on, of all workers together.",
+        "Samples in plain steps, of all workers together.",
     ),
-    _of_run(
-        "peak_memory",
+    "peak_memory": (
         "bytes",
         "peak memory",
-        "Most bytes in use on one device so far, as the backend accounts "
-        "for them; not known if the process had used more before.",
+        "Most bytes in use on one device so far, as the backend counts them. "
+        "Unknown if the process had used more before.",
     ),
-    _of_run(
-        "flops_in_16_bits",
-        "share",
-        "FLOPs in 16 bits",
-        "Share of the FLOPs in layers that compute in 16 bits now.",
-    ),
-    _of_run(
-        "output_bytes_saved",
+    "flops_in_16_bits": ("share", "FLOPs in 16 bits", ""),
+    "output_bytes_saved": (
         "share",
         "memory saved in outputs, by dtype",
-        "Computed, not measured: share of the bytes of layers' outputs "
-        "that float32 would take beyond those of now.",
+        "Computed, not measured: how much smaller the layers' outputs are than "
+        "in float32.",
     ),
-    _of_run(
-        "weight_bytes_saved",
+    "weight_bytes_saved": (
         "share",
         "memory saved in weights, by dtype",
-        "Computed, not measured: share of the bytes of variables that "
-        "float32 would take beyond those of now; mixed policies keep "
-        "float32 variables.",
+        "Computed, not measured: how much smaller the variables are than in "
+        "float32. Mixed policies keep float32 variables.",
     ),
-    _of_run(
-        "overhead_share",
+    "overhead_share": (
         "share",
         "monitor and tuner, share of the time",
         "Share of the training time in readings, ranges and diagnoses.",
     ),
-    _of_run(
-        "once_seconds",
+    "once_seconds": (
         "seconds",
         "monitor and tuner, done once",
-        "Seconds of what happens once: the first and the last ranges, the "
-        "first audits.",
+        "Time of what happens once: the first and the last ranges, the first "
+        "audits.",
     ),
-)
-PERFORMANCE = {metric.name: metric for metric in _PERFORMANCE}
+}
+PERFORMANCE = {
+    name: Metric(name, unit, "Performance", title, explanation)
+    for name, (unit, title, explanation) in _FIGURES.items()
+}
 
 
 def describe(name: str, worst: str) -> dict:
-    """Returns what the page shows of a metric, of an unknown one as well.
+    """Returns what the page shows of a metric, also of an unknown one.
 
     Args:
         name: String.

@@ -1,22 +1,18 @@
-"""Every kind of verdict: how grave it is, what to do, what repairs it.
+"""Every kind of verdict: its level, its advice and its repair.
 
-The one table that the diagnosis, the tuner, the report and the page read. It
-imports nothing, since those who read a log have no Keras.
+The diagnosis, the tuner, the report and the page read this one table. It does
+not import Keras, because a log can be read where Keras is not installed.
 """
 
 import dataclasses
+import functools
 
-# Begins a sentence about the layer at fault; what else helps is one of its own.
+# The first sentence of advice about a layer at fault.
 TO_FLOAT32 = (
     "Let this layer compute in float32: pass "
     "rules=[kmp.PrecisionRule({layer!r}), *kmp.DEFAULT_RULES] to "
     "kmp.apply_policy."
 )
-
-# Policies with more range, for numbers that are too large or too small, and
-# with more digits.
-_MORE_RANGE = ("mixed_bfloat16", "float32")
-_MORE_DIGITS = ("float32",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +21,20 @@ class Kind:
 
     Attributes:
         name: String.
-        advice: String, what to do, a sentence with the layer and numbers to be
-            filled in; `diagnosis/advice.py` has others for special cases.
+        advice: String. Sentences with places for the layer and numbers.
+            `diagnosis/advice.py` has other advice for special cases.
         level: String. `"bad"` (training is harmed), `"warning"` or `"info"`
             (normal).
-        phrase: String, what a layer at fault does, to follow its name; `None`
-            of a kind that is of no layer.
+        phrase: String that follows the name of a layer at fault; `None` if no
+            layer is at fault.
+        clause: String for a kind without a layer, a clause with places for
+            numbers; `None` if the report says more.
         repaired_by: Tuple of the policies that repair a layer, the narrowest
-            first; empty where no policy does.
-        clause: String. The same for a kind without a layer, as a clause with
-            numbers to be filled in; `None` if the report says more.
-        explains: Boolean, whether it says why steps are bad although no layer
+            first; empty if no policy does.
+        explains: Boolean, whether the kind explains bad steps although no layer
             is at fault.
-        behind: Int: 0 for a cause, 1 for a minor cause, 2 for a consequence, 3
-            for a symptom that is left out next to its cause.
+        behind: Int. 0 for a cause, 1 for a minor cause, 2 for a consequence, 3
+            for a symptom, which is left out if there is a cause.
     """
 
     name: str
@@ -50,6 +46,9 @@ class Kind:
     explains: bool = False
     behind: int = 0
 
+
+# bfloat16 has the range that float16 lacks, but fewer digits.
+_of_range = functools.partial(Kind, repaired_by=("mixed_bfloat16", "float32"))
 
 # The most important first, causes before effects.
 _TABLE = (
@@ -93,49 +92,43 @@ _TABLE = (
         clause="gradients do not follow the loss scale",
         explains=True,
     ),
-    Kind(
+    _of_range(
         "weight_overflow",
         f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight down: "
         "float16 ends at 65504, and the cast makes larger numbers infinite.",
         phrase="has weights beyond float16's range",
-        repaired_by=_MORE_RANGE,
     ),
-    Kind(
+    _of_range(
         "weight_underflow",
         f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight up: float16 "
         "rounds numbers below 3e-8 to 0.",
         level="warning",
         phrase="has weights that float16 makes 0",
-        repaired_by=_MORE_RANGE,
     ),
-    Kind(
+    _of_range(
         "cast_overflow",
         f"{TO_FLOAT32} Or scale its input down to below 65504.",
         phrase="received an input beyond float16's range",
-        repaired_by=_MORE_RANGE,
     ),
-    Kind(
+    _of_range(
         "forward_overflow",
         f"{TO_FLOAT32} Alternatively, clamp or scale down its numbers "
         "before the operation that overflows.",
         phrase="overflowed",
-        repaired_by=_MORE_RANGE,
     ),
-    Kind(
+    _of_range(
         "backward_overflow",
         f"{TO_FLOAT32} Its gradients overflow at the loss scale that other "
         "layers need.",
         phrase="overflowed in the backward pass",
-        repaired_by=_MORE_RANGE,
     ),
-    Kind(
+    _of_range(
         "underflow",
         f"{TO_FLOAT32} Or keep its small numbers from becoming 0: float16 "
         "rounds numbers below 3e-8 to 0. Where the layer divides, add an "
         "epsilon of 1e-4 or more; before exp, subtract the maximum.",
         level="warning",
         phrase="underflowed",
-        repaired_by=_MORE_RANGE,
     ),
     Kind(
         "precision_loss",
@@ -143,7 +136,7 @@ _TABLE = (
         "digits, so it does not help.",
         level="warning",
         phrase="lost precision",
-        repaired_by=_MORE_DIGITS,
+        repaired_by=("float32",),
     ),
     Kind(
         "unsupported",
@@ -151,7 +144,7 @@ _TABLE = (
         "refuses to mix dtypes. For a mix, cast one of the two, as in "
         "keras.ops.cast(b, a.dtype).",
         phrase="does not run in 16 bits",
-        repaired_by=_MORE_DIGITS,
+        repaired_by=("float32",),
     ),
     Kind(
         "not_normalized",
@@ -209,14 +202,14 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
-# No dtype repairs these, but a return to a good state does.
+# No dtype repairs these kinds, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# Faults of the task itself; training longer cannot repair them.
+# Faults in the task itself, which longer training cannot repair.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
-# The effect of each cause of a divergence, to follow a colon.
+# How a report names each cause of a divergence, after a colon.
 _CAUSES = {
     "learning_rate": "a learning rate of {learning_rate:g} is too large",
     "gradients": "gradients exploded",
@@ -227,12 +220,12 @@ _CAUSES = {
 
 
 def cause_in_words(numbers: dict) -> str:
-    """Returns what makes a step or a run not finite, to follow what happened.
+    """Returns the cause of a divergence in words, to follow a sentence.
 
-    Empty if that is not known.
+    Empty if the cause is not known.
 
     Args:
-        numbers: Dict, of a verdict that is a divergence.
+        numbers: Dict from the verdict of a divergence.
 
     Example:
     >>> from keras_mixprec.verdict_kinds import cause_in_words
@@ -254,9 +247,9 @@ def cause_in_words(numbers: dict) -> str:
 
 
 def place_of(numbers: dict) -> str:
-    """Returns where float32 makes the first number that is not finite.
+    """Returns where float32 computes the first non-finite number.
 
-    The layer, else the line of the user's code.
+    This is the layer or, if no layer is known, the line of the user's code.
 
     Args:
         numbers: As for `cause_in_words`.
@@ -268,10 +261,10 @@ def place_of(numbers: dict) -> str:
 
 
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
-    """Returns where a fault is, to follow its kind; empty if that is no layer.
+    """Returns the place of a fault, to follow its kind; empty without a layer.
 
     Args:
-        kind: String. Some say the direction themselves.
+        kind: String. Some kinds have the direction in their name.
         layer: String. The layer as printed, or `None`.
         direction: String, as a verdict has it, or `None`.
 
@@ -291,7 +284,7 @@ def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
 def what_is_said(
     kind: str, layer: str | None, direction: str | None, advice: str
 ) -> tuple:
-    """Returns what verdicts that say the same of several layers have in common.
+    """Returns a key that is equal for verdicts that say the same of layers.
 
     Args:
         kind: String.

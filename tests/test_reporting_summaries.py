@@ -93,12 +93,12 @@ def test_a_new_kind_of_verdict_is_known_everywhere(monkeypatch, tmp_path):
 
 
 def test_a_new_metric_is_described_to_the_page(monkeypatch, tmp_path):
-    metric = metrics.Metric("drift", "count", "Weights", "Drift", "Why.", "min")
+    metric = metrics.Metric("drift", "count", "Weights", "Drift", "Why.")
     monkeypatch.setitem(metrics.METRICS, "drift", metric)
     log = RunLog(tmp_path)
     log.heat(0, np.ones((1, 1)), ["a"], {"drift": metric.worst})
     (told,) = run_of(log, tmp_path)["heat"]["metrics"]
-    described = "drift", "count", "min", "Weights", "Drift", "Why."
+    described = "drift", "count", "max", "Weights", "Drift", "Why."
     assert tuple(told.values())[:6] == described
 
 

@@ -10,14 +10,15 @@ import keras
 from keras_mixprec.backend import device_interface, interface
 
 
-# AutoGraph does not convert what is cached: it would warn of the import.
+# AutoGraph would convert this function without the cache, and warn of the
+# import.
 @functools.cache
 def _module(part):
     name = keras.backend.backend()
     return importlib.import_module(f"{__package__}.{name}.{part}")
 
 
-# Each is called, since Keras' backend is known only then.
+# Keras' backend is known only when one of these functions is called.
 step: Callable[[], interface.Step] = partial(_module, "step")
 replay: Callable[[], interface.Replay] = partial(_module, "replay")
 undo: Callable[[], interface.Undo] = partial(_module, "undo")
@@ -38,7 +39,7 @@ def query_devices() -> tuple[str, list[device_interface.Device]]:
 
 
 def devices() -> dict:
-    """Returns what the active backend reports about its default devices.
+    """Returns the facts that the active backend reports about its devices.
 
     Returns:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:

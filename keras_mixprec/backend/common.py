@@ -13,7 +13,8 @@ from keras_mixprec.backend import active
 def optimizers_of(model: keras.Model) -> dict:
     """Returns the optimizers of a model, by the name of the attribute.
 
-    One that has several names is `"optimizer"`, or what it was called first.
+    An optimizer with several names appears once, as `"optimizer"` or by its
+    first name.
     """
     found = {
         name: value
@@ -30,15 +31,15 @@ def all_variables(model: keras.Model) -> list:
     found = [*model.variables, *model.metrics_variables]
     for optimizer in optimizers_of(model).values():
         found += optimizer.variables
-    # Keras compares variables by value, so that no set holds them.
+    # Keras compares variables by value, so a set cannot hold them.
     return list({id(variable): variable for variable in found}.values())
 
 
 def variable_scope(model):
-    """Returns the scope to make variables for `model` in.
+    """Returns the scope in which variables for `model` must be made.
 
-    It is the scope of TensorFlow's strategy. Replicas would share variables
-    that are made outside of it.
+    It is the scope of TensorFlow's strategy. The replicas would share a
+    variable that is made outside of this scope.
     """
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy else contextlib.nullcontext()
@@ -53,12 +54,12 @@ def build_optimizer(model: keras.Model):
 
 
 class OutOfMemoryError(MemoryError):
-    """A diagnosis ran out of memory, which says nothing about any layer."""
+    """A diagnosis ran out of memory, so no layer is to blame."""
 
 
-# Words of backends, CUDA's libraries and C++ when memory has run out. Few of
-# these errors have a type of their own, and Keras raises some of them again as
-# a `RuntimeError`.
+# Words that backends, CUDA's libraries and C++ use when memory has run out. Few
+# of these errors have their own type, and Keras raises some of them again as a
+# `RuntimeError`.
 _EXHAUSTED = re.compile(
     "out.?of.?memory|memoryerror|resource.?exhausted|oom when allocating"
     "|failed to allocate|can't allocate memory|status_alloc_failed|bad_alloc"
@@ -66,7 +67,7 @@ _EXHAUSTED = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether memory has run out, by an error or its causes."""
+    """Returns whether an error, or a cause of it, is a lack of memory."""
     seen: BaseException | None = error
     while seen is not None:
         if _EXHAUSTED.search(f"{type(seen).__name__}: {seen}".lower()):
@@ -77,10 +78,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming_exhaustion():
-    """Context that raises one type of error if memory has run out.
+    """Context that raises one type of error if memory runs out.
 
-    The type is not among the `REFUSALS` of the backend, so that it does not
-    look like a dtype that does not fit.
+    The type is not among the `REFUSALS` of the backend, so nobody takes it for
+    an error about dtypes.
 
     Raises:
         OutOfMemoryError: If the code within runs out of memory.
@@ -100,19 +101,19 @@ def naming_exhaustion():
 
 
 def shape_in_fit(array) -> tuple:
-    """Returns the shape, and the name of the dtype that `fit` casts to."""
+    """Returns an array's shape and the dtype to which `fit` casts it."""
     dtype = keras.backend.standardize_dtype(array.dtype)
     is_float = "float" in dtype
     return array.shape, keras.config.floatx() if is_float else dtype
 
 
 def any_worker(model: keras.Model, numbers: list) -> list:
-    """Returns, for each number, the largest that any worker has for it.
+    """Returns for each number the largest one that any worker has.
 
     Every worker must call this.
 
     Args:
-        model: The model that they train together.
+        model: The model that the workers train together.
         numbers: List of numbers, or booleans. Each is sent as float32.
     """
     values, processes = np.array(numbers, "float32"), active.processes()
@@ -122,18 +123,19 @@ def any_worker(model: keras.Model, numbers: list) -> list:
 
 
 def of_all_workers(model: keras.Model, content) -> list:
-    """Returns what each worker hands over, in the order of the workers.
+    """Returns the content of each worker, in the order of the workers.
 
     Every worker must call this.
 
     Args:
-        model: The model that they train together.
-        content: What JSON can hold.
+        model: The model that the workers train together.
+        content: Anything that JSON can hold, from this worker.
     """
     processes = active.processes()
     own = np.frombuffer(json.dumps(content, default=float).encode(), np.uint8)
     (longest,) = any_worker(model, [len(own)])
-    # A row for each worker: the largest of a number and zeros is the number.
+    # Each worker fills one row. The other workers have zeros there, so the
+    # largest number is its own.
     table = np.zeros((processes.workers(model), int(longest)))
     table[processes.rank(model), : len(own)] = own
     agreed = any_worker(model, table.ravel().tolist())

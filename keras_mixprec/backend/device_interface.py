@@ -35,27 +35,26 @@ class Memory(Protocol):
     """The devices' memory that training takes, as the backend counts it."""
 
     def reset_peak(self):
-        """Lets the peaks of the devices start over from what is in use now.
+        """Resets the peaks of the devices to the memory that is in use now.
 
-        Does nothing where devices keep no peaks, or on JAX, which cannot: its
-        peaks are those since the process started.
+        Does nothing on devices without peaks and on JAX, which cannot reset
+        them: JAX's peaks count from the start of the process.
         """
 
     def peak_bytes(self) -> int | None:
-        """Returns the largest number of bytes that was in use on one device.
+        """Returns the peak of the device with the largest peak, in bytes.
 
-        It is the device that has used the most. `None` where devices keep no
-        statistics, as CPUs do.
+        `None` for devices without statistics, such as CPUs.
         """
 
     def program_bytes(self, model, batch) -> int | None:
-        """Returns what a train step takes at its peak, without running it.
+        """Returns the peak of a train step in bytes, without running the step.
 
-        The compiled program of one device reports it: variables, batch,
-        activations and temporaries. `None` where `fit` runs no such program,
-        or the program reports nothing. The model is built and compiled. The
-        batch is a tuple of structures of arrays, of which only shapes and
-        dtypes are read.
+        The compiled program of one device reports this number. It counts
+        variables, batch, activations and temporaries. `None` if `fit` runs no
+        compiled program, or the program reports nothing. The model is built
+        and compiled. The batch is a tuple of structures of arrays. Only their
+        shapes and dtypes are read.
         """
 
 
@@ -67,21 +66,22 @@ class Precision(Protocol):
     """
 
     def put(self, name, kind):
-        """Sets it, until it is set to something else."""
+        """Sets the precision until the next call."""
 
     def scope(self, name, kind) -> AbstractContextManager:
-        """Returns a context that sets it, and restores the earlier one."""
+        """Returns a context that sets the precision and then restores it."""
 
     def local_scope(self, name) -> AbstractContextManager:
-        """As `scope`, but only for code that is traced and computed within.
+        """Returns a context for code that is traced and computed within it.
 
-        `"float32"` or `"tf32"`. Cheap: models compiled before stay as they are.
+        `name` is `"float32"` or `"tf32"`. It costs less than `scope`, because
+        it does not change models that are already compiled.
         """
 
     def read(self, kind) -> tuple[str, str]:
         """Returns the settings of products and of convolutions.
 
-        `"default"` if a setting is left to the backend.
+        `"default"` stands for a setting that the backend chooses.
         """
 
     def names_of_cpu(self) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from keras_mixprec.formats import get_format
 FLOAT32_MAX = get_format("float32").maximum
 
 # Gradients up to this many elements are stacked by shape, so that 200 small
-# variables cost a handful of kernels instead of 200. Stacking copies; above
-# 2**16 elements the copy costs more than the kernel launch it saves.
+# variables cost a handful of kernels instead of 200. Above 2**16 elements the
+# copy into the stack costs more than the kernel launch that it saves.
 _LARGEST_STACKED = 2**16
 
 # Squares of finite float32 numbers overflow above 2**64. Numbers up to 2**127
@@ -25,7 +25,7 @@ _SPARSE_SHARE = 2.0**-12
 
 
 def largest_norms(gradients):
-    """Returns the norm up to which each gradient is finite, as an array."""
+    """Returns for each gradient the norm below which it is finite."""
     is_sparse = active.step().is_sparse
     shares = [_SPARSE_SHARE if is_sparse(g) else 1.0 for g in gradients]
     return np.array(shares, "float32") * FLOAT32_MAX
@@ -43,9 +43,9 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
             which cannot overflow.
     """
     groups = _group_by_shape(gradients)
-    # Do not reshape a single large gradient to a group of one. XLA transposes
-    # the product of two matrices, so reshaping copies it, which costs 3% of a
-    # step of six Dense(1024).
+    # A group of one is not stacked. XLA may hold a product of two matrices
+    # transposed, and a stack would copy it, which costs 3% of a step of six
+    # Dense(1024).
     tensors = [
         ops.cast(gradients[group[0]], "float32")
         if len(group) == 1
@@ -81,7 +81,7 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
 
 
 def grouped_kinds(gradients):
-    """Returns float32 `(n, 3)`: 1 where one holds inf, -inf or NaN, else 0.
+    """Returns float32 `(n, 3)`: 1 if a gradient has inf, -inf or NaN, else 0.
 
     Args:
         gradients: List of dense tensors.
@@ -116,7 +116,7 @@ def _group_by_shape(tensors):
     groups = {}
     for index, tensor in enumerate(tensors):
         shape = tuple(tensor.shape)
-        # How many rows a sparse gradient has, only the batch says.
+        # The number of rows in a sparse gradient depends on the batch.
         alone = None in shape or np.prod(shape) > _LARGEST_STACKED
         key = (shape, tensor.dtype, index if alone else None)
         groups.setdefault(key, []).append(index)

@@ -25,31 +25,31 @@ class Step(Protocol):
     def gradient_maxima(self, gradients):
         """Returns float32 `(n,)`, the largest magnitude of each gradient.
 
-        For a sparse gradient it is the largest sum that repeated rows could
-        have.
+        For a sparse gradient it is the largest sum that rows could have if
+        they all repeated one index.
         """
 
     def nonfinite_kinds(self, gradients, skipped):
         """Returns float32 `(n, 3)` of zeros and ones.
 
-        1 where a gradient holds positive infinities, negative ones, or NaN. 0
-        elsewhere, and where `skipped`, `True` or a tensor, is false. Computed
-        in skipped steps only.
+        The columns tell whether a gradient holds inf, -inf or NaN. All are 0 if
+        `skipped`, `True` or a tensor, is false. They are computed in skipped
+        steps only.
         """
 
     def is_sparse(self, gradient):
-        """Returns whether it holds rows that may repeat."""
+        """Returns whether the gradient holds rows that may repeat."""
 
     def replica(self):
-        """Returns which replica of a strategy runs this code.
+        """Returns the number of the replica that runs this code.
 
-        `None` outside of replicas, and where there is only one.
+        `None` outside of replicas, and for a single replica.
         """
 
     def trace(self, tensors):
         """Returns the outermost trace that any of the tensors belongs to.
 
-        `None` if all have values now.
+        `None` if all tensors have values now.
         """
 
     def are_of_one_trace(self, one, other):
@@ -59,34 +59,35 @@ class Step(Protocol):
         """Returns the sum over the replicas of a strategy."""
 
     def to_host_bool(self, finite):
-        """Returns a Python bool where that is free, else the tensor as it is.
+        """Returns a Python bool if it costs nothing, else the tensor as it is.
 
-        Reading it is free where the backend runs eagerly.
+        It costs nothing while the backend runs eagerly.
         """
 
     def known_finite(self, tensor):
-        """Returns `True` if all is finite and knowing so waits for nothing.
+        """Returns `True` if all is finite and no computation has to be awaited.
 
-        So on a CPU, outside of compiled functions. `False` if it is not finite
-        or that is not known.
+        This is possible on a CPU, outside of compiled functions. `False` if the
+        tensor is not finite, or if this is not known.
         """
 
     def unscale(self, gradients, inverse, keep, variables=()):
         """Returns gradients times `inverse`.
 
-        They are float32, or float64 if they were. Gradients that `keep` marks,
-        and `None`, are not changed. torch writes in place if a gradient is the
-        `.grad` of one of `variables`, as `torch.amp.GradScaler` does: a copy
-        costs 15% of a step of large layers.
+        The results are float32, or float64 for float64 gradients. Gradients
+        that `keep` marks, and `None`, do not change. torch writes in place if a
+        gradient is the `.grad` of one of `variables`, as
+        `torch.amp.GradScaler` does. A copy would cost 15% of a step of large
+        layers.
         """
 
     def commit(self, optimizer, finite, unscaled, variables, record, remember):
-        """Applies the inner optimizer to what `unscaled()` returns if `finite`.
+        """If `finite`, applies the inner optimizer to `unscaled()` gradients.
 
-        If not, it calls `remember(True)`. A step that cannot branch calls
-        `remember(skipped)` with a tensor, every time. In both cases it calls
-        `record()` at the end. Unscaling next to the update that reads the
-        gradients saves 10% of the update of large layers.
+        If not `finite`, it calls `remember(True)`. A step that cannot branch
+        always calls `remember(skipped)` with a tensor. In both cases it calls
+        `record()` at the end. `unscaled` is a function because it is 10% of the
+        update of large layers faster to unscale next to the update.
         """
 
     def outside_graph(self) -> AbstractContextManager:
@@ -96,9 +97,9 @@ class Step(Protocol):
         """Returns the variable's value as a NumPy array."""
 
     def read_sum(self, variable):
-        """Returns the sum of what each replica counts for itself.
+        """Returns the sum of the variable's values on all replicas.
 
-        It covers the replicas of this process, as a NumPy array.
+        It is the sum over the replicas of this process, as a NumPy array.
         """
 
     def value(self, variable):
@@ -108,19 +109,20 @@ class Step(Protocol):
 class Replay(Protocol):
     """Running parts of a model again."""
 
-    # A step raises these if its dtypes do not mix, or lack an operation. An
-    # error of another type is a defect in the model's code or in ours.
+    # A step raises these errors if an operation does not support its dtypes or
+    # their mix. An error of another type is a defect in the model's code or in
+    # this package.
     REFUSALS: tuple[type[Exception], ...]
 
     def is_concrete(self, tensor):
-        """Returns whether it has a value now, not only when a function runs."""
+        """Returns whether the tensor has a value now, outside of any trace."""
 
     def observe(self, tensor, on_value, on_cotangent):
         """Returns the tensor unchanged, and calls the listeners.
 
-        `on_value(tensor)` now, and `on_cotangent(gradient)` in a backward pass.
-        The pass goes on with what the latter returns, or with the gradient if
-        that is `None`.
+        It calls `on_value(tensor)` now, and `on_cotangent(gradient)` in a
+        backward pass. The pass goes on with the result of `on_cotangent`, or
+        with the gradient if the result is `None`.
         """
 
     def vjp(self, function, primals, pull):
@@ -131,18 +133,18 @@ class Replay(Protocol):
         """
 
     def compiled(self, function):
-        """Returns the function, compiled by XLA where there is one."""
+        """Returns the function, compiled by XLA if the backend has it."""
 
     def each_operation(self, function, tensors, visit):
-        """Runs `function(tensors)` and calls `visit` with every operation.
+        """Runs `function(tensors)` and calls `visit` after every operation.
 
-        `visit(inputs, outputs)` gets the tensors of every single one.
+        `visit(inputs, outputs)` gets the tensors of this operation.
         """
 
     def visited(self):
-        """Returns the backend's name for the operation that is visited.
+        """Returns the name and the line of the operation that is visited.
 
-        And the line of the user's code that runs it, as `line_of` does.
+        The name is the backend's, the line is as from `line_of`.
         """
 
     def train_step(self, model, data):
@@ -152,14 +154,14 @@ class Replay(Protocol):
         """
 
     def take_step(self, model, data, traced):
-        """Lets the model take a step for good, operation by operation.
+        """Takes a step that is not undone, operation by operation.
 
-        Some variables may not be read from the state that the step is given.
-        They have the values of their trace, the pairs `traced`.
+        Some variables may not be read from the state that the step gets. They
+        have the values of their trace, in the pairs `traced`.
 
         Returns:
-            Its logs, and a list of pairs of variables and the values that the
-            step gives them, unless it has written these itself.
+            The step's logs, and a list of pairs of a variable and its new
+            value, unless the step has written the values itself.
         """
 
     def predict_step(self, model, data):
@@ -171,56 +173,56 @@ class Replay(Protocol):
     def step_by_step(self) -> AbstractContextManager:
         """Returns a context that compiles nothing, and runs loops in Python.
 
-        Functions that are compiled already run as they are written.
+        Within it, functions that are already compiled also run as Python code.
         """
 
     def loses_assignment(self, variable):
-        """Returns whether `fit` loses a value that is assigned to it now."""
+        """Returns whether `fit` would lose a value that is assigned now."""
 
     def assigned(self, variable, value) -> Callable | None:
         """Gives a trained variable a value in the midst of a step.
 
         Returns:
-            Function that puts the value of before back; `None` if a scope of
-            Keras has to keep the new one, and nothing was assigned.
+            Function that puts the old value back. `None` if nothing was
+            assigned, because a scope of Keras has to keep the new value.
         """
 
     def evaluating(self, model) -> AbstractContextManager:
-        """Returns a context to evaluate a model in the midst of `fit`.
+        """Returns a context in which a model is evaluated during `fit`.
 
-        The backend's own state of the model is kept: the mode of modules, the
-        place in `fit`, random numbers. Variables have their values even if an
-        exception ends the context.
+        The context restores the backend's own state of the model: the mode of
+        modules, the place in `fit`, random numbers. It restores the values of
+        variables even if an exception ends it.
         """
 
     def run_once(self, model, function, data):
-        """Returns `function(data)`, a list of tensors, run a few times only.
+        """Returns the list of tensors `function(data)`, in the cheapest way.
 
-        It runs in the cheapest way: operation by operation, or on JAX, which
-        compiles each operation, traced and compiled from layer to layer. A
-        tensor from inside a loop or a traced function has no value outside, and
-        is `None`.
+        This is the way for a function that runs only a few times: operation by
+        operation. JAX would compile each operation, so there the function is
+        traced and compiled from layer to layer. A tensor from inside a loop or
+        a traced function has no value outside, and is `None`.
         """
 
 
 class Undo(Protocol):
-    """Undoing what a step writes, wherever that is held."""
+    """Undoing all writes of a step, to whatever memory."""
 
     def undone(self, model, generators) -> AbstractContextManager:
-        """Returns a context after which memory has its earlier values.
+        """Returns a context that restores memory at its end.
 
-        That holds for every tensor and variable that this thread writes to,
-        such as those of an optimizer of the backend or of a teacher. Numbers
-        that are drawn within are drawn once more afterwards. Draws within go on
-        from the state in the dict `generators`.
+        It restores every tensor and variable that this thread writes to, also
+        in an optimizer of the backend or in a teacher model. Random draws
+        within the context continue from the state in the dict `generators`.
+        Draws after it continue as if there had been none within.
         """
 
     def telling(self, stepped) -> AbstractContextManager:
-        """Returns a context that calls `stepped(pairs)` as an optimizer steps.
+        """Returns a context that calls `stepped(pairs)` before an update.
 
-        The optimizer is one of the backend, about to update each parameter of
-        the pairs by its gradient. The state that it then keeps in Python is
-        undone.
+        It does so for optimizers of the backend. Each pair is a parameter and
+        the gradient to update it by. The context restores the state that the
+        optimizer keeps in Python.
         """
 
 
@@ -232,20 +234,21 @@ class Batches(Protocol):
 
         It calls `visit(batch)` with the next batch, while the model's variables
         have their values. Then it trains on the batch as usual, from the values
-        that `visit` has left. The batch is for all replicas of this process; it
-        is `None` if this process has no data left but others may have some.
+        that `visit` has left. The batch is for all replicas of this process. It
+        is `None` if this process has no data left, but other processes may.
 
         If `train_function` raises, for example because XLA refuses to compile
-        it, `raised(error)` is called, while variables have their values. If
-        that returns true, the same batch is trained on once more. Torch leaves
-        this to `TrainFunction`, because any step may raise there.
+        it, the function calls `raised(error)` while variables have their
+        values. If `raised` returns true, it trains on the same batch once more.
+        torch leaves this to `TrainFunction`, because any step may raise there.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:
         """Returns a context that gives variables the last step's values.
 
-        Only read them. JAX puts the earlier values back: bringing all variables
-        up to date, as `callback.model` does, costs two steps of a small model.
+        The variables may only be read. JAX restores their earlier values,
+        because it costs two steps of a small model to bring all variables up to
+        date, as `callback.model` does.
         """
 
 
@@ -255,50 +258,50 @@ class Processes(Protocol):
     def workers(self, model) -> int:
         """Returns how many processes train the model together.
 
-        Replicas of one process are one program, and have nothing to agree on.
+        The replicas of one process count once: they are one program.
         """
 
     def rank(self, model) -> int:
         """Returns which of those processes this is; 0 writes files."""
 
     def agree(self, model, values):
-        """Returns the elementwise maximum over those processes.
+        """Returns the elementwise maximum of the processes' float32 arrays.
 
-        Of a float32 array. Every process must call it, with arrays of one
-        shape, and there must be several.
+        There must be several processes. Each must call this, with an array of
+        the same shape.
         """
 
     def single_process(self, model) -> AbstractContextManager:
-        """Returns a context for this process to run the model alone.
+        """Returns a context in which this process runs the model alone.
 
         The model's variables hold plain values of one replica, and no operation
-        waits for another process. A diagnosis takes a different number of steps
-        on each worker.
+        waits for another process. A diagnosis needs this, because it takes a
+        different number of steps on each worker.
         """
 
 
 class Runtime(Protocol):
     """Versions, and running a function as `fit` does, to time it."""
 
-    # The ways in which `fit` may run a step, its default first: `"XLA"`,
-    # `"graph"` (compiled, operation by operation) or `"eager"`.
+    # The ways in which `fit` may run a step, the default first: `"XLA"`,
+    # `"graph"` (a graph without XLA) or `"eager"`.
     MODES: tuple[str, ...]
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the backend and of what it was built for.
+        """Returns a dict of the versions of the backend and its libraries.
 
-        A dict by name: the backend's own, and if known `"cuda"`, `"cudnn"`,
-        `"rocm"`, and `"built for"`, the architectures that it has kernels for.
+        The keys are the backend's own name and, if known, `"cuda"`, `"cudnn"`,
+        `"rocm"` and `"built for"`, the architectures with kernels.
         """
 
     def compiled(self, function, mode):
-        """Returns a function of tensors, to run in one of `MODES`."""
+        """Returns a function of tensors as it runs in one of `MODES`."""
 
     def wait(self, tensors):
         """Waits until the tensors are computed."""
 
     def random_state(self):
-        """Returns the state of the random numbers of the whole process."""
+        """Returns the state of the process's random numbers."""
 
     def set_random_state(self, state):
         """Sets the state that `random_state` returned."""

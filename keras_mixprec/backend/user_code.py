@@ -18,10 +18,11 @@ _LONGEST = 80
 
 
 def stack(without: str = "") -> Iterable[tuple[str, int]]:
-    """Yields file and line of each frame that runs, the innermost first.
+    """Yields file and line of each frame on the stack, the innermost first.
 
     Args:
-        without: String. The name of functions to leave out. Defaults to none.
+        without: String. Functions with this name are left out. Defaults to
+            none.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -35,11 +36,11 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str | None:
 
     Args:
         frames: As from `stack`. Frames of this library at the start are
-            skipped. Its next frame ends the search, because its callers are no
-            part of the model.
+            skipped. Its next frame ends the search, because this library's
+            callers are not part of the model.
 
     Returns:
-        `None` if only installed code runs between those.
+        String, or `None` if the search finds only installed code.
     """
     has_begun = False
     for file, line in frames:

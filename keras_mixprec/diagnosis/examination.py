@@ -43,7 +43,7 @@ from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.diagnosis.weights import lost_weights
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.keras_internals import is_normalization, updated_variables
+from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
@@ -464,7 +464,8 @@ class _Verdicts:
         given = culprit.numbers.get("largest_input")
         extremes = [abs(inputs[k]) for k in inputs if k != "input"]
         first = culprit.layers[:1]
-        if given not in extremes or any(map(is_normalization, first)):
+        normal = keras.layers.Normalization
+        if given not in extremes or any(isinstance(x, normal) for x in first):
             return culprit
         return culprit._replace(numbers=culprit.numbers | inputs)
 

@@ -1,14 +1,14 @@
 """Which dtype each layer computes in: global policy, rules, plan, hardware.
 
-A policy for new layers comes from `scope.py`; a model that exists follows a
-policy, or a plan, by `apply.py`. Rules say which layers keep a policy of their
-own; the first match wins. A plan is the result: layer path -> policy, with the
-reason for each.
+`set_global_policy` sets the policy of new layers. `apply_policy` sets the
+policies of a model that exists, by rules or by a plan. Rules say which layers
+keep a policy of their own, and the first match wins. The result is a plan: the
+policy of each layer path, and the reason for it.
 
-A path such as `encoder/block_1/dense` names one layer of a model: rules match
-it, and plans, logs and verdicts all name layers by it.
+A path such as `encoder/block_1/dense` names one layer of a model. Rules match
+paths; plans, logs and verdicts name layers by them.
 
-Variables keep their dtype: weights are float32, and a layer casts them when it
+Variables keep their dtype. Weights are float32, and a layer casts them when it
 is called.
 
 Files:
@@ -18,21 +18,17 @@ Files:
 - `rules.py`: `PrecisionRules`, which layers keep a policy of their own.
 - `default_rules.py`: layers that stay in float32 by default, and why.
 - `apply.py`: `apply_policy`, for a model that exists.
-- `set_policies.py`: gives each layer of a model the policy that was decided on
-  for it, by rules or a plan.
-- `plan.py`: `PrecisionPlan`, read, compared and applied.
-- `plan_file.py`: here a plan is written to its file, at once or not at all.
-- `layers.py`: walks a model's layers and gives each one stable path; which
-  names the code gave, and which Keras made.
-- `graph.py`: a layer's place in its model's graph.
-- `casts.py`: layers whose casts fail, or cost more than 16 bits save.
-- `names.py`: names of dtype policies: which exist, which one a layer follows.
-- `rescaled.py`: `RescaledPolicy`, a layer in 16 bits on inputs times a power
-  of two.
+- `set_policies.py`: sets the policies that rules or a plan chose.
+- `plan.py`: `PrecisionPlan`, the policy of each layer.
+- `plan_file.py`: reads and writes the file of a plan.
+- `layers.py`: walks a model's layers and gives each a path that lasts.
+- `graph.py`: a layer's place in the graph of its model.
+- `casts.py`: layers whose casts fail, or cost more time than 16 bits save.
+- `names.py`: names of dtype policies, and which one a layer follows.
+- `rescaled.py`: `RescaledPolicy`, for layers that compute on rescaled inputs.
 - `summary.py`: `precision_summary`, the table of layers and dtypes.
-- `multiply_adds.py`: estimates of a layer's FLOPs, for the shares of them.
-- `hardware.py`: `recommend_policy`: capabilities in, recommendation out.
-- `matmul_precision.py`: the precision of float32 products: setter, scope.
-- `graph_rewrite.py`: TensorFlow's graph-level mixed precision, and environment
-  variables for it that nothing reads any more.
+- `multiply_adds.py`: estimates the FLOPs of a layer.
+- `hardware.py`: `recommend_policy`, which policy suits the hardware.
+- `matmul_precision.py`: setter and scope for the precision of float32 products.
+- `graph_rewrite.py`: TensorFlow's graph-level mixed precision.
 """

@@ -1,4 +1,4 @@
-"""`apply_policy`: a model follows a policy with its rules, or a plan."""
+"""`apply_policy`, which sets the policies of a model that exists."""
 
 from collections.abc import Iterable
 
@@ -23,30 +23,30 @@ def apply_policy(
     """Sets the compute dtype of every layer of a model, in place.
 
     Keras' own `layer.dtype_policy = ...` reaches neither sublayers nor
-    functions that are already compiled. This reaches both: composites,
-    wrappers and nested models included, on a model that is built, unbuilt or
+    functions that are already compiled. `apply_policy` reaches both, also in
+    composites, wrappers and nested models. The model may be built, unbuilt or
     in the midst of `fit`. Variables keep their dtype and the optimizer its
-    state. Sublayers that an unbuilt layer makes when it is built get their
-    policy then. If a rule keeps a part of a custom layer in float32 and the
+    state. Sublayers that an unbuilt layer makes later get their policy when it
+    makes them. If a rule keeps a part of a custom layer in float32 and the
     layer's code cannot mix dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.
         policy_or_plan: A policy name or `keras.DTypePolicy` for all layers,
-            `"auto"` for what `recommend_policy` says, or a `PrecisionPlan`,
-            which is applied exactly as it is. `"float16"` and `"bfloat16"`
-            give a built layer with float32 variables the mixed policy,
-            because variables keep their dtype.
-        rules: Iterable of `PrecisionRule`. Layers they match follow the
-            rule's policy instead. `None` takes the rules given to
-            `set_global_policy`, else `DEFAULT_RULES`, and these only if the
-            policy computes in 16 bits; `[]` takes none, and
-            `[*yours, *DEFAULT_RULES]` takes both. Not allowed with a plan.
+            `"auto"` for the policy that `recommend_policy` returns, or a
+            `PrecisionPlan`, which is applied exactly as it is. `"float16"` and
+            `"bfloat16"` give a built layer with float32 variables the mixed
+            policy, because variables keep their dtype.
+        rules: Iterable of `PrecisionRule`. Layers that a rule matches follow
+            its policy instead. If `None`, a 16-bit policy takes the rules of
+            `set_global_policy`, by default `DEFAULT_RULES`, and another policy
+            takes none. `[]` takes none, and `[*yours, *DEFAULT_RULES]` takes
+            both. Not allowed with a plan.
 
     Returns:
-        The `PrecisionPlan` that the model now follows. It has the rule's reason
-        for each layer that a rule decided, and a note for each layer that was
-        left alone (quantized layers, layers that return integers or strings).
+        The `PrecisionPlan` that the model now follows, with the reason of the
+        rule that decided about a layer. Its notes name layers that were left
+        alone: quantized layers, and layers that return integers or strings.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -58,8 +58,8 @@ def apply_policy(
             layer.
 
     A functional model's symbolic tensors (`layer.output.dtype`) keep the dtype
-    from when it was built. This affects neither what the layers compute nor
-    what is saved.
+    from when it was built. This changes neither the layers' results nor the
+    model's file.
 
     Example:
     >>> inputs = keras.Input((5, 8))
@@ -91,7 +91,8 @@ def apply_policy(
 def left_in_float16(model: keras.Model) -> dict[str, str]:
     """Returns layers in float16 that the default rules keep in float32.
 
-    `set_global_policy` does not know which layer is the last of a model.
+    These exist after `set_global_policy`, which cannot know which layer will be
+    the last of a model.
 
     Args:
         model: A `keras.Model`.
@@ -105,7 +106,7 @@ def left_in_float16(model: keras.Model) -> dict[str, str]:
 
 
 def matcher_of(model: keras.Model, policy: str, rules) -> Matcher:
-    """Returns what finds the rule for each layer of a model.
+    """Returns the `Matcher` of rules for a model.
 
     Call it from a public function: a warning points to that function's caller.
 

@@ -23,27 +23,27 @@ from keras_mixprec.policies.layers import LayerEntry, is_of_keras, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
-# Multiply-adds that a layer has to do for each element that is cast at its
-# borders. An A100 does 312e12 floating point operations a second in float16 and
-# 156e12 in TF32. So a multiply-add saves 6.4e-15 s, and 1.9e-14 s with the
-# backward pass. A cast reads 4 bytes and writes 2, forward and backward, at
-# 1.6e12 bytes a second: 7.5e-12 s, 390 times as much.
+# A layer is worth two casts if it does this many multiply-adds for each element
+# that is cast. An A100 does 312e12 floating-point operations a second in
+# float16 and 156e12 in TF32. So a multiply-add saves 6.4e-15 s, or 1.9e-14 s
+# with the backward pass. A cast reads 4 bytes and writes 2, forward and
+# backward, at 1.6e12 bytes a second. This takes 7.5e-12 s, 390 times as long.
 WORTH_A_CAST = 400
 
-# Largest share of the model's multiply-adds of an isolated layer. The count
-# above is memory traffic, which compilers save by fusing casts. It holds for
-# every layer of a small model, and would leave all of them in float32.
+# An isolated layer does at most this share of the model's multiply-adds.
+# Without this limit, every layer of a small model would stay in float32, though
+# compilers fuse casts and so save the memory traffic that is counted above.
 SMALL_SHARE = 0.05
 
 
 def isolated_layers(model) -> list:
-    """Returns the 16-bit layers that had better compute in float32.
+    """Returns the 16-bit layers that would be faster in float32.
 
     Only float32 layers feed such a layer, and it feeds only float32 layers. It
-    multiplies too little for the casts on both sides, and does at most 5% of
-    the model's work. Normalizations, activations and sums multiply nothing.
-    Layers of unknown FLOPs, or with layers inside, are left alone. So are
-    subclassed models, which have no graph.
+    multiplies too little to be worth the casts on both sides, and does at most
+    5% of the model's work. Normalizations, activations and sums multiply
+    nothing. Layers with unknown FLOPs or with sublayers are never returned, and
+    neither are layers of subclassed models, which have no graph.
 
     Args:
         model: A built `keras.Model`.
@@ -73,34 +73,30 @@ def _is_lone(feeders, consumers):
 
 
 def _elements(layer):
-    """How many elements of one sample go in and out."""
+    """How many elements a layer gets and returns for one sample."""
     call = inbound_nodes(layer)[0]
-    return _size_of([*call.input_tensors, *call.output_tensors])
-
-
-def _size_of(tensors):
+    tensors = [*call.input_tensors, *call.output_tensors]
     # A length that varies counts as one position.
-    return sum(
-        math.prod(size or 1 for size in tensor.shape[1:]) for tensor in tensors
-    )
+    return sum(math.prod(size or 1 for size in t.shape[1:]) for t in tensors)
 
 
+_SIZES = {int, type(None)}
 _REASON = "its code mixes dtypes where a rule widens a part of it"
 
 
 def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
-    """Changes policies of layers whose calls raise because of them.
+    """Sets layers to float32 if their code cannot mix the dtypes that it gets.
 
-    Such a layer gets float32 with all that is inside it. If no layer is at
-    fault but the code of the model itself, all layers get the default policy.
+    Such a layer gets float32 with all that is inside it. If the code of the
+    model itself is at fault, all layers get the default policy.
 
     Args:
-        model: A `keras.Model`, with the policies that rules decided on.
-        entries: List of its `LayerEntry`s.
+        model: A `keras.Model`, with the policies that rules chose.
+        entries: List of the model's `LayerEntry`s.
         default: String. The policy of layers that no rule matches.
 
     Returns:
-        Dict from the paths of the layers that were changed to the reason.
+        Dict from the path of each changed layer to the reason.
     """
     inputs = _inputs(model)
     layers = [entry.layer for entry in entries]
@@ -119,7 +115,7 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
 
 
 def _widened(model, inputs, error, paths):
-    """The innermost layer on the stack that no longer raises in float32."""
+    """The innermost layer that raised an error and does not in float32."""
 
     def raises_elsewhere():
         after = _error(model, inputs)
@@ -135,7 +131,7 @@ def _widened(model, inputs, error, paths):
 
 
 def _changed(layers, policy, helps):
-    """Sets a policy if it helps, and returns whether it does."""
+    """Returns whether a policy helps; if not, the layers keep their own."""
     layers = [layer for layer in layers if not is_fixed(layer)]
     before = [layer.dtype_policy for layer in layers]
     for layer in layers:
@@ -148,21 +144,14 @@ def _changed(layers, policy, helps):
 
 
 def _inputs(model):
-    """Zeros for a call of a built model, `None` if none are known for it."""
+    """Zeros to call a built model on, `None` if its inputs are unknown."""
     functional = functional_of(model)
     if functional is not None:
         return tree.map_structure(_zeros, functional.input)
     shape = (model.get_build_config() or {}).get("input_shape")
-    if not model.built or not _is_shape(shape):
-        return None
-    return _zeros(keras.KerasTensor(shape))
-
-
-def _is_shape(shape):
-    """Returns whether it is a shape, not a structure of several shapes."""
-    return isinstance(shape, tuple) and all(
-        size is None or isinstance(size, int) for size in shape
-    )
+    # A model of several inputs has a structure of shapes.
+    is_one = isinstance(shape, tuple) and {*map(type, shape)} <= _SIZES
+    return _zeros(keras.KerasTensor(shape)) if is_one and model.built else None
 
 
 def _zeros(tensor):

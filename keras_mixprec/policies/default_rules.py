@@ -1,8 +1,8 @@
 """Layers that stay in float32 in a 16-bit model, and why.
 
-Each was seen to fail in float16 on some backend and to be right in float32.
-Keras itself widens its other normalization layers, the mean, global average
-pooling and losses, so they are not listed.
+Tests show on some backend that each of them fails in float16 and is right in
+float32. Keras itself computes its other normalization layers, the mean, global
+average pooling and losses in float32, so no rule is needed for them.
 """
 
 import math
@@ -18,87 +18,39 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
-# A float16 sum of n equal terms loses digits from 2**11 terms on, and
-# AveragePooling2D(32) of the constant 3.0 was seen to return 3.33.
+# A float16 sum of more than 2**11 equal terms loses digits.
+# AveragePooling2D(32) returned 3.33 for the constant 3.0.
 _MANY_POSITIONS = 1024
 
-_found: list[PrecisionRule] = []
 
-
-def _keep(match, reason, **arguments):
-    _found.append(PrecisionRule(match, reason=reason, **arguments))
-
-
-def _keep_if(reason):
-    """Adds a rule for the layers that a function says yes to."""
-
-    def add(predicate):
-        # So that the rule can be saved.
-        register = keras.saving.register_keras_serializable("keras_mixprec")
-        _keep(register(predicate), reason)
-        return predicate
-
-    return add
-
-
-_keep(
-    OUTPUT,
-    "output of the model: probabilities below 3e-8 become 0, logits and "
-    "targets above 65504 overflow",
-)
-_keep(
-    FEEDS_OPERATION,
-    "feeds an operation (exp, log, pow, sum) that overflows or cancels in "
-    "float16 and takes its dtype from this layer",
-)
-
-
-@_keep_if(
-    "user-written normalization: x*x overflows above 255, an epsilon below "
-    "6e-8 is zero"
-)
 def is_user_written_norm(layer, path) -> bool:
     """Returns whether a user-written layer calls itself a normalization."""
     return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 
-@_keep_if("exp(12) and squareplus(256) are above 65504")
 def has_explosive_activation(layer, path) -> bool:
-    """Returns whether everyday inputs drive the activation out of range."""
+    """Returns whether the activation overflows on everyday inputs."""
     return getattr(layer, "activation", None) in (
         keras.activations.exponential,
         keras.activations.squareplus,
     )
 
 
-@_keep_if("raw features and their statistics can lie outside float16's range")
 def reads_raw_features(layer, path) -> bool:
     """Returns whether the layer brings raw features to scale."""
     return isinstance(layer, (layers.Normalization, layers.Rescaling))
 
 
-@_keep_if(
-    "looks raw numbers up, which in TensorFlow's graphs are cast before: 2049 "
-    "becomes 2048"
-)
 def looks_numbers_up(layer, path) -> bool:
-    """Returns whether the layer finds the bin or the place of raw numbers."""
+    """Returns whether the layer looks up raw numbers, as bins or categories."""
     return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
 
 
-_keep(
-    layers.UnitNormalization,
-    "its epsilon of 1e-12 is zero in float16 and x*x overflows above 255",
-)
-
-
-@_keep_if("Dot(normalize=True) squares its inputs: above 255 the cosine is 0")
 def is_cosine(layer, path) -> bool:
     """Returns whether the layer is a `Dot` that normalizes its inputs."""
     return isinstance(layer, layers.Dot) and layer.normalize
 
 
-@_keep_if("Attention does not divide by sqrt(dim): scores above 65504 make NaN")
 def is_unscaled_attention(layer, path) -> bool:
     """Returns whether the layer takes dot products without dividing them."""
     # `AdditiveAttention` is a subclass that adds, inside a tanh.
@@ -109,34 +61,52 @@ def is_unscaled_attention(layer, path) -> bool:
     )
 
 
-@_keep_if(
-    "Keras computes the activity loss in the layer's compute dtype: above "
-    "65504 the loss is infinite"
-)
 def has_activity_regularizer(layer, path) -> bool:
     """Returns whether the layer adds a loss computed from its output."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 
-@_keep_if("average pooling sums its window in float16 on some backends")
 def averages_many(layer, path) -> bool:
-    """Returns whether the layer averages windows of very many positions."""
-    pooling = (
-        layers.AveragePooling1D,
-        layers.AveragePooling2D,
-        layers.AveragePooling3D,
-    )
-    return (
-        isinstance(layer, pooling)
-        and math.prod(keras.tree.flatten(layer.pool_size)) >= _MANY_POSITIONS
+    """Returns whether the layer averages very large windows."""
+    kinds = layers.AveragePooling1D, layers.AveragePooling2D
+    return isinstance(layer, (*kinds, layers.AveragePooling3D)) and (
+        math.prod(keras.tree.flatten(layer.pool_size)) >= _MANY_POSITIONS
     )
 
 
-_keep(
-    layers.SpectralNormalization,
-    "it writes the normalized kernel back in its compute dtype, which rounds "
-    "the float32 weights to float16",
-    sublayers=False,
-)
+_REASONS = {
+    OUTPUT: "output of the model: probabilities below 3e-8 become 0, logits "
+    "and targets above 65504 overflow",
+    FEEDS_OPERATION: "feeds an operation (exp, log, pow, sum) that overflows "
+    "or cancels in float16 and takes its dtype from this layer",
+    is_user_written_norm: "user-written normalization: x*x overflows above "
+    "255, an epsilon below 6e-8 is zero",
+    has_explosive_activation: "exp(12) and squareplus(256) are above 65504",
+    reads_raw_features: "raw features and their statistics can lie outside "
+    "float16's range",
+    looks_numbers_up: "TensorFlow's graphs cast the raw numbers that it looks "
+    "up: 2049 becomes 2048",
+    layers.UnitNormalization: "its epsilon of 1e-12 is zero in float16 and "
+    "x*x overflows above 255",
+    is_cosine: "Dot(normalize=True) squares its inputs: above 255 the cosine "
+    "is 0",
+    is_unscaled_attention: "Attention does not divide by sqrt(dim): scores "
+    "above 65504 make NaN",
+    has_activity_regularizer: "Keras computes the activity loss in the layer's "
+    "compute dtype: above 65504 the loss is infinite",
+    averages_many: "average pooling sums its window in float16 on some "
+    "backends",
+    layers.SpectralNormalization: "it writes the normalized kernel back in its "
+    "compute dtype, which rounds the float32 weights to float16",
+}
 
-DEFAULT_RULES = PrecisionRules(_found)
+
+def _rule(match, reason):
+    if not isinstance(match, (str, type)):  # Keras then finds it by its name.
+        keras.saving.register_keras_serializable("keras_mixprec")(match)
+    # The layer that `SpectralNormalization` wraps may stay in 16 bits.
+    wraps = match is layers.SpectralNormalization
+    return PrecisionRule(match, reason=reason, sublayers=not wraps)
+
+
+DEFAULT_RULES = PrecisionRules(_rule(*item) for item in _REASONS.items())

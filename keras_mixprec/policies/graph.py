@@ -1,8 +1,10 @@
 """A layer's place in the graph of its model.
 
-Layers know nothing of this at construction: whether one is the model's output
-or feeds an `exp` is a property of the model.
+Whether a layer is the model's output or feeds an `exp` is a property of the
+model, which does not exist yet when the layer is made.
 """
+
+import itertools
 
 import keras
 
@@ -16,7 +18,8 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.policies.layers import is_of_keras
 
-# Layers that pass numbers on unchanged. The layer before one is the output too.
+# Layers that pass numbers on unchanged. If one of them is the model's last
+# layer, the layer before it counts as an output too.
 _HANDS_ON = (
     keras.layers.Dropout,
     keras.layers.Flatten,
@@ -27,8 +30,8 @@ _HANDS_ON = (
 
 _TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 
-# TensorFlow's graph rewrite (its deny list) and `torch.autocast` keep these in
-# float32, and Keras does not widen them. They have no dtype of their own and
+# TensorFlow's graph rewrite (by its deny list) and `torch.autocast` compute
+# these operations in float32. In Keras they have no dtype of their own and
 # compute in the dtype of the layers that feed them.
 _SENSITIVE_OPERATIONS = {
     "Exp",
@@ -51,18 +54,21 @@ _SENSITIVE_OPERATIONS = {
 def output_layers(model) -> set[int]:
     """Returns the ids of the layers that make the model's outputs.
 
-    A subclassed model has no graph; of its own layers those count that end in
-    a softmax.
+    A subclassed model has no graph, so its layers that end in a softmax count.
     """
     if isinstance(model, keras.Sequential):
-        return _layer_outputs(model.layers[::-1])
+        layers = model.layers[::-1]
+        passed = itertools.takewhile(
+            lambda layer: isinstance(layer, _HANDS_ON), layers
+        )
+        return _ids(layers[: len(list(passed)) + 1])
     if functional_of(model):
         return _ids(_producers(keras.tree.flatten(model.outputs)))
     return {id(layer) for layer in model.layers if _ends_in_softmax(layer)}
 
 
 def feeds_sensitive_operation(model) -> set[int]:
-    """Returns the ids of the layers that feed such an operation.
+    """Returns the ids of the layers that feed a sensitive operation.
 
     Nested functional models are searched too.
     """
@@ -75,9 +81,9 @@ def feeds_sensitive_operation(model) -> set[int]:
 
 
 def casts_input(layer) -> bool:
-    """Returns whether the layer is fed another float dtype than it computes in.
+    """Returns whether the layer gets another float dtype than it computes in.
 
-    Asked of the graph, so always `False` in a subclassed model.
+    Always `False` in a subclassed model, which has no graph.
     """
     if not layer.autocast:
         return False
@@ -89,9 +95,9 @@ def casts_input(layer) -> bool:
 
 
 def fed_by_inputs(model) -> set[int]:
-    """Returns the ids of the layers that inputs feed, nested ones included.
+    """Returns the ids of the layers that inputs feed, also in nested models.
 
-    Empty of a subclassed model, which has no graph.
+    Empty for a subclassed model, which has no graph.
     """
     return {
         id(layer)
@@ -101,10 +107,10 @@ def fed_by_inputs(model) -> set[int]:
 
 
 def consumers(functional, tensor) -> list:
-    """Returns the operations that a tensor of a graph is given to.
+    """Returns the operations that get a tensor of a graph.
 
-    Operations that pass numbers on unchanged are skipped, nested models
-    searched, operations that make masks left out.
+    Nested models are searched. Operations that pass numbers on unchanged, or
+    that make masks, are left out.
 
     Args:
         functional: The functional model whose graph it is.
@@ -129,10 +135,10 @@ def consumers(functional, tensor) -> list:
 
 
 def neighbours(model) -> dict[int, tuple[list, list]]:
-    """Returns the layers that feed each layer, and those that it feeds.
+    """Returns the layers before and the layers after each layer.
 
-    The keys are ids of layers. Operations that are no layers are skipped,
-    inputs left out. A subclassed model has no graph, and so no entries.
+    The keys are ids of layers. Operations that are no layers are skipped, and
+    inputs are left out. Empty for a subclassed model, which has no graph.
     """
     found = {}
     for layer in filter(_is_layer, _operations(model)):
@@ -144,19 +150,9 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
 
 
 def _operations(model):
-    """Operations of a model's graph, and of the graphs inside it."""
+    """Operations in a model's graph and in the graphs of nested models."""
     for functional in filter(None, map(functional_of, flat_layers(model))):
         yield from functional.operations
-
-
-def _layer_outputs(layers_backwards):
-    """Ids of the last layer and of what it hands on unchanged."""
-    ids = set()
-    for layer in layers_backwards:
-        ids |= _ids([layer])
-        if not isinstance(layer, _HANDS_ON):
-            break
-    return ids
 
 
 def _ids(layers):
@@ -165,14 +161,14 @@ def _ids(layers):
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
         elif is_of_keras(layer) or not sublayers(layer):
-            # Which part of a user's block comes last is unknown, and the whole
-            # block may be most of the model.
+            # A user-written block is left out: its last part is unknown, and
+            # the whole block may be most of the model.
             ids.add(id(layer))
     return ids
 
 
 def _producers(tensors, through=_HANDS_ON):
-    """The layers that make `tensors`, operations and `through` seen past."""
+    """The layers that make `tensors`, behind operations and `through`."""
     layers, seen, stack = [], set(), list(tensors)
     while stack:
         operation = producer(stack.pop())

@@ -36,15 +36,15 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 # backend takes 1 to try the rewrite out.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-# Restores TensorFlow's options, variables and models.
+# Restores TensorFlow's options, environment variables and Keras' models.
 _undo = contextlib.ExitStack()
 
 
-class GraphRewrite:
-    """TensorFlow's graph rewrite, in force from when it is made until `off()`.
+class GraphRewrite(contextlib.AbstractContextManager):
+    """TensorFlow's graph rewrite. It is in force until you call `off()`.
 
-    As a context manager it calls `off()` on leaving. `str()` of it says in one
-    line what was converted.
+    As a context manager it calls `off()` at the end of the block. `str()` of a
+    rewrite counts the conversions in one line.
 
     Attributes:
         dtype: String. `"float16"`, `"bfloat16"`, or `"float32"` for none.
@@ -61,17 +61,19 @@ class GraphRewrite:
 
     @property
     def converted(self) -> dict:
-        """The conversions in the functions that ran in it.
+        """The conversions in the functions that ran while it was in force.
 
-        As read from the graphs that TensorFlow runs. A function is counted once
-        for each shape it was traced for; a loop's body counts once.
+        The numbers come from the graphs that TensorFlow runs. A function counts
+        once for each shape that it was traced for. The body of a loop counts
+        once.
 
         Returns:
-            Dict: `"dtype"`; `"products"`, the matrix products and
-            convolutions that compute in it now; `"float32_products"`, those
-            that still do not; `"operations"`, a dict from the types of all
-            operations that were converted to their number; `"casts"`, to and
-            from that dtype; `"functions"`, how many functions these are in.
+            Dict: `"dtype"`; `"products"`, how many matrix products and
+            convolutions compute in this dtype now; `"float32_products"`, how
+            many still compute in float32; `"operations"`, a dict from the type
+            of each converted operation to its number; `"casts"`, how many casts
+            to and from the dtype were added; `"functions"`, how many functions
+            have such operations.
         """
         _collect()
         before, after = Counter(), Counter()
@@ -96,9 +98,9 @@ class GraphRewrite:
         }
 
     def on(self) -> None:
-        """Puts it in force again after `off()`, which it is from the start.
+        """Puts the rewrite in force again after `off()`.
 
-        Functions that were optimized under it before are reused.
+        TensorFlow reuses the functions that it optimized under this rewrite.
         """
         if self not in _stack:
             _collect()
@@ -111,9 +113,6 @@ class GraphRewrite:
             _collect()
             _stack.remove(self)
             _apply()
-
-    def __enter__(self) -> "GraphRewrite":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.off()
@@ -138,17 +137,18 @@ def graph_rewrite(
 ) -> GraphRewrite:
     """Lets TensorFlow rewrite float32 graphs to 16 bits.
 
-    It needs no policies: the model stays a float32 model. When TensorFlow
-    optimizes a function of it, `auto_mixed_precision` converts matrix products,
-    convolutions and operations between them, and adds casts. In force at once,
-    until `off()` or the end of a `with` block; then the same model computes in
-    float32 again. Functions that were traced before are optimized again in
-    either case.
+    The model stays a float32 model and needs no policies. When TensorFlow
+    optimizes a function of the model, `auto_mixed_precision` converts matrix
+    products, convolutions and operations between them, and adds casts. The
+    rewrite is in force at once, until you call `off()` or the `with` block
+    ends. Then the same model computes in float32 again. TensorFlow optimizes
+    functions again in both cases, also if they were traced before.
 
-    It acts on the graphs that this thread runs. `float16` needs loss scaling
-    as a float16 policy does: compile with `LossScaleOptimizer`. Layers that
-    `apply_policy` or a tuner keeps in float32 are converted all the same, for
-    the graph does not know them: keep operations out by `deny`.
+    It acts on the graphs that this thread runs. As with a float16 policy,
+    `float16` needs loss scaling: compile with `LossScaleOptimizer`. The graph
+    does not know layers, so the rewrite also converts layers that
+    `apply_policy` or a tuner keeps in float32. Use `deny` to keep operations in
+    float32.
 
     Args:
         dtype: String. `"float16"`, on GPUs and a few CPUs; `"bfloat16"`, on
@@ -156,24 +156,23 @@ def graph_rewrite(
         allow: Iterable of strings. Types of operations, as TensorFlow names
             them, that are always converted, in addition to TensorFlow's own
             list. Defaults to `()`.
-        deny: The same for operations that stay in float32, with the operations
-            that depend on them.
-        infer: The same for operations that are converted if their inputs are.
+        deny: Types of operations that stay in float32, with the operations that
+            depend on them.
+        infer: Types of operations that are converted if their inputs are.
 
     Returns:
-        A `GraphRewrite`, which has `converted`, `off()`, and is a context
-        manager.
+        A `GraphRewrite`. It is a context manager with `converted` and `off()`.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If the backend is not TensorFlow, or TensorFlow does not
             rewrite graphs on this device. Also if an operation is unknown or in
-            two lists. While it is in force, `fit`, `evaluate` and `predict`
-            raise it for a model that XLA compiles or that runs eagerly.
+            two lists. While a rewrite is in force, `fit`, `evaluate` and
+            `predict` raise it for a model that XLA compiles or that runs
+            eagerly.
 
     Warns:
-        UserWarning: Once, if a model is trained in float16 and nothing scales
-            the loss.
+        UserWarning: Once, if a model trains in float16 without loss scaling.
 
     Example:
     >>> try:
@@ -206,7 +205,7 @@ def in_force() -> GraphRewrite | None:
 
 
 def _collect():
-    """Gives the innermost rewrite what TensorFlow has optimized since."""
+    """Gives the innermost rewrite the functions that were optimized since."""
     if _stack:
         _stack[-1]._functions += [
             (before, after)
@@ -216,7 +215,7 @@ def _collect():
 
 
 def _apply():
-    """Puts the innermost rewrite in force, or what was before the first."""
+    """Puts the innermost rewrite in force, or the user's own settings."""
     _undo.close()
     if _stack:
         now, backend = _stack[-1], active.graph_rewrite()
@@ -226,7 +225,7 @@ def _apply():
 
 
 def _checking(part):
-    """A method of models that raises where no graph will be rewritten."""
+    """A method of models that raises if a rewrite does not reach the model."""
     make = getattr(keras.Model, f"make_{part}_function")
 
     @functools.wraps(make)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from keras_mixprec.devices import measured
+from keras_mixprec.devices import measured as measurements
 from keras_mixprec.devices.found import find_devices
 from keras_mixprec.devices.native_formats import (
     Support,
@@ -13,7 +13,7 @@ from keras_mixprec.devices.native_formats import (
 # bfloat16 first: it has float32's range and needs no loss scaling.
 _CANDIDATES = ("bfloat16", "float16")
 
-# A format counts as faster than float32 from here on. A smaller gain may be
+# A format has to be this many times as fast as float32. A smaller gain may be
 # noise, and is not worth the digits.
 FASTER = 1.1
 
@@ -25,13 +25,13 @@ class Recommendation:
     Attributes:
         policy: String. `"mixed_bfloat16"`, `"mixed_float16"` or `"float32"`.
         reason: String. One sentence.
-        device: String. The device it was made for.
-        capabilities: Dict, what was found: `backend`, `version`, `keras`,
-            `kind`, `devices`, `compute_capability`, `architecture`,
-            `instructions`, and `measured`, a dict of what `doctor` measured
-            there: `speed` (a format's, as a multiple of float32's), `wrong`
-            (formats with wrong results), `date` and `quick`; `None` if nothing
-            was measured.
+        device: String. The device that it is for.
+        capabilities: Dict with `backend`, `version`, `keras`, `kind`,
+            `devices`, `compute_capability`, `architecture`, `instructions` and
+            `measured`. The last one is `None`, or a dict with the measurements
+            of `doctor` on this device: `speed` (of a format, as a multiple of
+            float32's), `wrong` (formats with wrong results), `date` and
+            `quick`.
 
     Example:
     >>> recommend_policy().policy in (
@@ -51,19 +51,20 @@ class Recommendation:
 def recommend_policy() -> Recommendation:
     """Returns the policy that suits the devices of the active backend.
 
-    It recommends bfloat16 wherever that is fast, because it has float32's range
-    and needs no loss scaling. Float16 is for GPUs without fast bfloat16.
-    Float32 is for devices on which 16 bits bring nothing, such as the GTX 16
-    series, which has no tensor cores. The oldest of several GPUs decides.
+    It recommends bfloat16 on devices where bfloat16 is fast, because bfloat16
+    has float32's range and needs no loss scaling. It recommends float16 on GPUs
+    without fast bfloat16, and float32 on devices that gain nothing from 16
+    bits, such as the GTX 16 series, which has no tensor cores. The oldest of
+    several GPUs decides.
 
-    It measures nothing, and takes milliseconds. On CPUs, Apple's GPUs and
-    others, the gain depends on the backend. There it relies on what `doctor`
-    measured on the same devices with the same versions, and says so. Without a
-    measurement it recommends float32. It never recommends a format if `doctor`
-    found wrong results in it.
+    It measures nothing and takes milliseconds. On CPUs and Apple's GPUs the
+    gain depends on the backend. There it relies on the measurements of `doctor`
+    on the same devices with the same versions, and says so. Without
+    measurements it recommends float32. It never recommends a format in which
+    `doctor` found wrong results.
 
-    On JAX this initializes the backend, so call
-    `jax.distributed.initialize()` first in a job of several processes.
+    On JAX this initializes the backend. In a job of several processes, call
+    `jax.distributed.initialize()` first.
 
     Returns:
         A `Recommendation`.
@@ -79,18 +80,33 @@ def recommend_policy() -> Recommendation:
 def find_capabilities() -> dict:
     """Returns the active backend's capabilities and measurements."""
     found = find_devices()
-    known = measured.load(found)
+    known = measurements.load(found)
     return {**found, "measured": known._asdict() if known else None}
 
 
 def recommend(capabilities: dict) -> Recommendation:
-    """Returns what to recommend for given capabilities.
+    """Returns the recommendation for given capabilities.
 
     Args:
         capabilities: Dict, as `recommend_policy().capabilities`.
     """
+    wrong = (capabilities.get("measured") or {}).get("wrong", ())
+    right = [format for format in _CANDIDATES if format not in wrong]
+    judged = {format: _is_fast(format, capabilities) for format in right}
+    fast = [format for format in right if judged[format][0]]
+    if fast:
+        policy, reason = f"mixed_{fast[0]}", judged[fast[0]][1]
+    elif len(right) < len(_CANDIDATES):
+        found = " and ".join(wrong)
+        policy, reason = (
+            "float32",
+            f"doctor found wrong results in {found} here",
+        )
+    else:
+        # The reason is about the format that this kind of device had first.
+        is_cuda = capabilities["compute_capability"] is not None
+        policy, reason = "float32", judged[_CANDIDATES[is_cuda]][1]
     device = ", ".join(dict.fromkeys(capabilities["devices"]))
-    policy, reason = _judge(capabilities)
     return Recommendation(policy, reason, device, capabilities)
 
 
@@ -101,26 +117,15 @@ def slow_because(policy: str, capabilities: dict) -> str:
         policy: String. A policy name.
         capabilities: Dict, as `recommend_policy().capabilities`.
     """
-    if not policy.endswith("float16"):
-        return ""
     format = policy.removeprefix("mixed_")
-    support = formats(capabilities)[format]
-    is_cpu = capabilities["kind"] == "cpu"
-    if without := _without_tensor_cores(capabilities):
-        return f"{without} has no tensor cores, which make it faster"
-    if support.matrix or (support.status == "unknown" and not is_cpu):
+    if format not in _CANDIDATES:
         return ""
-    speed = _speed(capabilities, format)
-    known_native = (
-        support.status == "native" and not capabilities["compute_capability"]
-    )
-    if known_native if speed is None else speed >= FASTER:
-        return ""
-    return _why_slow(format, capabilities)
+    fast, reason = _is_fast(format, capabilities)
+    return reason if fast is False else ""
 
 
 def formats(capabilities: dict) -> dict[str, Support]:
-    """Returns what the devices make of each format, the oldest of several.
+    """Returns how the device supports each format, the oldest of several.
 
     Args:
         capabilities: Dict, as `recommend_policy().capabilities`.
@@ -134,57 +139,33 @@ def formats(capabilities: dict) -> dict[str, Support]:
     )
 
 
-def _judge(capabilities):
-    """The policy, and why."""
+def _is_fast(format, capabilities):
+    """Whether a format is faster than float32, or `None`, and why."""
     if without := _without_tensor_cores(capabilities):
-        return "float32", f"{without} has no tensor cores"
-    support = formats(capabilities)
-    wrong = (capabilities.get("measured") or {}).get("wrong", ())
-    right = [format for format in _CANDIDATES if format not in wrong]
-    for format in right:
-        if support[format].matrix:
-            return f"mixed_{format}", f"it has {support[format].note}"
-    for format in right:
-        speed = _speed(capabilities, format)
-        if support[format].status != "emulated" and (speed or 0) >= FASTER:
-            return f"mixed_{format}", _measured_text(capabilities, format)
-    if len(right) < len(_CANDIDATES):
-        found = " and ".join(wrong)
-        return "float32", f"doctor found wrong results in {found} here"
-    # CUDA devices had float16 first, others bfloat16.
-    is_cuda = capabilities["compute_capability"] is not None
-    return "float32", _why_slow(_CANDIDATES[is_cuda], capabilities)
-
-
-def _why_slow(format, capabilities):
+        return False, f"{without} has no tensor cores"
     support = formats(capabilities)[format]
-    if _speed(capabilities, format) is not None:
-        return _measured_text(capabilities, format)
+    if support.matrix:
+        return True, f"it has {support.note}"
     if support.status == "emulated":
-        return f"{format} is emulated here ({support.note})"
+        return False, f"{format} is emulated here ({support.note})"
+    measured = capabilities.get("measured") or {}
+    speed = measured.get("speed", {}).get(format)
+    if speed is not None:
+        return speed >= FASTER, (
+            f"doctor measured {format} training at {speed:.2f} times float32's "
+            f"speed here on {measured['date']}"
+        )
     if support.status == "unknown":
-        return (
+        # A CPU reports its instructions, so this one has none for the format.
+        return None if capabilities["kind"] != "cpu" else False, (
             "the device does not report its 16-bit formats; run "
             "`keras-mixprec doctor` to measure them"
         )
     if capabilities["compute_capability"] is not None:
-        return f"the device has {support.note}"
-    return (
+        return False, f"the device has {support.note}"
+    return None, (
         f"it has {support.note}, but how fast that is differs by backend: "
         "`keras-mixprec doctor` measures it"
-    )
-
-
-def _speed(capabilities, format):
-    known = capabilities.get("measured") or {}
-    return known.get("speed", {}).get(format)
-
-
-def _measured_text(capabilities, format):
-    speed = _speed(capabilities, format)
-    return (
-        f"doctor measured {format} training at {speed:.2f} times float32's "
-        f"speed here on {capabilities['measured']['date']}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import itertools
 import re
 import sys
 import types
@@ -13,12 +14,12 @@ import keras
 from keras_mixprec._checks import check_type
 from keras_mixprec.keras_internals import sublayers
 
-# The path of the model itself. Paths of layers do not include its name.
+# The path of the model itself. Paths of layers do not contain its name.
 MODEL_PATH = "<model>"
 
 
 class LayerEntry(NamedTuple):
-    """A layer and where it is.
+    """A layer and its place in the model.
 
     Attributes:
         path: String. Names from the model down, joined by `/`.
@@ -41,23 +42,20 @@ class LayerEntry(NamedTuple):
 def walk(model) -> list[LayerEntry]:
     """Returns every layer below a model, composites before their parts.
 
-    Order and paths depend only on the code that built the model. Names are
-    Keras' own, but the counter in an automatic name, which depends on what
-    else the process has built, starts again in each parent: `dense_17` and
-    `dense_18` of one model are `dense` and `dense_1`, as they are in the
-    first model of a fresh process. Names that the code has given stay. The
-    model's own name is no part of a path.
+    Order and paths depend only on the code that built the model. A path has
+    Keras' own names. But the counter in an automatic name, which depends on
+    what else the process has built, starts again in each parent: `dense_17` and
+    `dense_18` become `dense` and `dense_1`, as in the first model of a process.
+    Names that the code gave stay. The model's own name is no part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
 
     Returns:
         A list of `LayerEntry`. A shared layer appears once, at its first
-        place; `InputLayer`s, which compute nothing, do not.
+        place. `InputLayer`s, which compute nothing, are left out.
     """
-    entries: list[LayerEntry] = []
-    _collect(model, None, {id(model)}, entries)
-    return entries
+    return list(_below(model, None, {id(model)}))
 
 
 def unnumbered(path: str) -> str:
@@ -66,10 +64,10 @@ def unnumbered(path: str) -> str:
 
 
 def every_place(layer, around: tuple = ()) -> Iterator:
-    """Yields a layer and everything inside it, once for each place it has.
+    """Yields a layer and all its sublayers, once for each of their places.
 
-    The order depends on the code alone. Keras may load one layer, shared by a
-    model and a nested one, as two layers; the order is the same.
+    The order depends on the code alone. If a model and a nested one share a
+    layer, Keras may load two layers, and the order is the same.
     """
     yield layer
     for child in _children(layer):
@@ -78,10 +76,10 @@ def every_place(layer, around: tuple = ()) -> Iterator:
 
 
 def walk_with_model(model) -> list[LayerEntry]:
-    """Returns the layers of a model, and itself as the last.
+    """Returns the entries of a model's layers and, as the last, of the model.
 
-    A subclassed model casts its inputs as a layer does, and may compute
-    something itself.
+    A subclassed model casts its inputs as a layer does, and its own code may
+    compute something.
     """
     return [*walk(model), LayerEntry(MODEL_PATH, model, None)]
 
@@ -99,7 +97,7 @@ def is_of_keras(layer) -> bool:
 def has_own_step(model) -> bool:
     """Returns whether the user has written the `train_step` of a model.
 
-    It may be in the class, or an attribute of the model itself.
+    The step may be a method of the class or an attribute of the model.
     """
     step = vars(model).get("train_step", type(model).train_step)
     while hasattr(step, STAND_IN):
@@ -108,7 +106,7 @@ def has_own_step(model) -> bool:
     return own is not keras.Model.train_step
 
 
-# The attribute of what stands in for a train step, which holds that.
+# A function that replaces a train step keeps the original in this attribute.
 STAND_IN = "_keras_mixprec_step"
 
 
@@ -126,7 +124,7 @@ def may_grow(layer) -> bool:
 
 
 def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
-    """Returns which layer a path that no layer has may be meant for.
+    """Returns a guess which layer was meant by a path that no layer has.
 
     Args:
         path: String, such as the name that `model.summary()` shows.
@@ -147,7 +145,7 @@ def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
     return f"the nearest is {near[0]!r}" if near else "the model has no layers"
 
 
-def _collect(holder, parent, seen, entries):
+def _below(holder, parent, seen):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
     for layer, name in zip(children, _stable_names(children), strict=True):
@@ -156,60 +154,49 @@ def _collect(holder, parent, seen, entries):
             continue
         seen.add(id(layer))
         entry = LayerEntry(prefix + name, layer, parent)
-        entries.append(entry)
-        _collect(layer, entry, seen, entries)
+        yield entry
+        yield from _below(layer, entry, seen)
 
 
 def _children(holder):
-    # A layer that is tracked twice by one parent is listed twice.
+    # Keras lists a layer twice if its parent tracks it twice.
     found = {id(layer): layer for layer in sublayers(holder)}.values()
     inputs = keras.layers.InputLayer
     return [layer for layer in found if not isinstance(layer, inputs)]
 
 
 def _stable_names(layers):
-    """One unique name per sibling that no counter can shift.
+    """A unique name for each sibling that depends on no counter of Keras.
 
     Names that the code gave stay. A loaded model does not say which names the
-    code gave, so their numbers count as counters, unless there is a `dense_0`,
-    which Keras never makes.
+    code gave, so their numbers count as counters.
 
     Args:
         layers: The sublayers of one parent, in the order Keras tracks them.
     """
-    shown = {layer.name for layer in layers}
-    stems = []
-    for layer in layers:
-        stem, count = _split_name(layer)
-        given = _is_given(layer) or f"{stem}_0" in shown
-        stems.append((layer.name, None) if given else (stem, count))
-    taken = {stem for stem, count in stems if count is None}
+    stems = [
+        (layer.name, None) if _is_given(layer) else _split_name(layer)
+        for layer in layers
+    ]
+    given = {stem for stem, count in stems if count is None}
     names: dict = {}
     # Keras numbers automatic names in the order of creation.
     for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
         stem, count = stems[index]
-        names[index] = (
-            _first_free(stem, names.values(), taken)
-            if count is not None or stem in names.values()
-            else stem
+        others = given - {stem} if count is None else given
+        numbered = (f"{stem}_{number}" for number in itertools.count(1))
+        names[index] = next(
+            name
+            for name in itertools.chain([stem], numbered)
+            if name not in {*names.values(), *others}
         )
     return [names[index] for index in range(len(layers))]
-
-
-def _first_free(stem, used, reserved):
-    used = {*used, *reserved}
-    if stem not in used:
-        return stem
-    count = 1
-    while f"{stem}_{count}" in used:
-        count += 1
-    return f"{stem}_{count}"
 
 
 def _split_name(layer):
     """The stem and counter of an automatic name, or the name and None."""
     stem = _snake_case(type(layer).__name__)
-    # `Bidirectional` puts these before the name of the layer it was given.
+    # `Bidirectional` adds these prefixes to the name of its layer.
     match = re.fullmatch(
         rf"((?:forward_|backward_)?{re.escape(stem)})(?:_([1-9]\d*))?",
         layer.name,
@@ -226,20 +213,19 @@ def _snake_case(name):
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-# Keras does not note which names of layers the code gave and which are
-# automatic. The number of an automatic name depends on what else the process
-# has built. So this module watches layers being made, from its import on.
+# Keras does not record which names of layers the code gave and which are
+# automatic. So this module watches, from its import on, how layers are made.
 
-# Maps the identity of a name to the name, and to whether the code gave it. A
-# copy that is made from a layer's config has the same string. Holding the
-# string keeps its identity unique.
+# The key is the `id` of a name. The values are the name and whether the code
+# gave it. A copy that is made from a layer's config has the same string. The
+# dict holds the string so that no other string gets its `id`.
 _SEEN: dict[int, tuple[str, bool]] = {}
 
 
 def _is_given(layer) -> bool:
-    """Returns whether the code named a layer, or the one that it is a copy of.
+    """Whether the code named a layer, or the original of a copy.
 
-    A loaded layer does not say.
+    This is unknown for a loaded layer, and `False`.
     """
     return _SEEN.get(id(layer.name), ("", False))[1]
 
@@ -258,7 +244,7 @@ def _watch_names():
 
 
 def _from_config(layer):
-    """Returns whether the layer under construction comes from a config."""
+    """Whether a layer that is being made comes from a config."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_constructing(frame, layer):
         frame = frame.f_back
@@ -267,8 +253,8 @@ def _from_config(layer):
 
 def _is_constructing(frame, layer):
     first = next(iter(frame.f_locals.values()), None)
-    # Keras wraps some constructors in functions that take anything. This does
-    # not use `in`, because the tuple may hold arrays, which `==` compares.
+    # Keras wraps some constructors in functions that take any arguments. The
+    # tuple may hold arrays, which `in` would compare by value.
     return first is layer or (
         isinstance(first, tuple) and bool(first) and first[0] is layer
     )

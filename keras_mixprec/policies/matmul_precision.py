@@ -1,4 +1,4 @@
-"""The precision of float32 matrix products: setter, scope, reader."""
+"""Setter and scope for the precision of float32 matrix products."""
 
 import contextlib
 import os
@@ -9,17 +9,12 @@ from typing import NamedTuple, overload
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
-# How many of a float32 number's 24 significant bits each name keeps.
-NAMES = {
-    "default": "the backend's own choice",
-    "float32": "24 bits",
-    "bfloat16_3x": "16 bits, by three products of bfloat16",
-    "tf32": "11 bits",
-    "bfloat16": "8 bits",
-}
+# Of the 24 significant bits of a float32 number these keep 24, 16, 11 and 8.
+# "default" is the backend's own choice.
+NAMES = ("default", "float32", "bfloat16_3x", "tf32", "bfloat16")
 
-# The names that each has besides float32. TensorFlow's switch says
-# TensorFloat-32 and means bfloat16 on a TPU.
+# The precisions of each backend and device besides float32. TensorFlow's switch
+# for TensorFloat-32 means bfloat16 on a TPU.
 _HAS = {
     ("tensorflow", "cuda"): ("tf32",),
     ("tensorflow", "tpu"): ("bfloat16",),
@@ -29,7 +24,7 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# The meaning of "default" if it is not float32: for products, for convolutions.
+# The precisions of products and convolutions by default, if not float32.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
@@ -47,10 +42,10 @@ class MatmulPrecision(NamedTuple):
 
     Attributes:
         products: String. The precision of matrix products, or the backend's own
-            name for another setting.
-        convolutions: String. The same of convolutions.
-        is_default: Boolean, whether that is left to the backend.
-        available: Tuple of the names that the device has.
+            name for a setting that has no name here.
+        convolutions: String. The precision of convolutions.
+        is_default: Boolean, whether the backend chose them.
+        available: Tuple of the precisions that the device has.
         where: String. The backend and the device.
     """
 
@@ -74,20 +69,20 @@ def set_matmul_precision(name: str) -> str:
     """Sets the precision of float32 matrix products.
 
     A unit for lower precision is several times as fast as a float32 unit.
-    Tensors stay float32: only the inputs of each product are rounded, and sums
-    are added up in float32. Layers in 16 bits are not affected. The
-    setting also applies to convolutions, except for `"bfloat16_3x"` and
-    `"bfloat16"` with JAX on a GPU.
+    Tensors stay float32. Only the inputs of each product are rounded, and sums
+    are added up in float32. Layers in 16 bits do not change. The setting also
+    applies to convolutions, except for `"bfloat16_3x"` and `"bfloat16"` with
+    JAX on a GPU.
 
     On TensorFlow and torch the setting holds for the process, on JAX for every
     thread outside a `matmul_precision` scope. It also applies to models that
-    are already compiled. Only a `tf.function(jit_compile=True)` of your own
-    keeps the precision that it was compiled with.
+    are already compiled. Only your own `tf.function(jit_compile=True)` keeps
+    the precision that it was compiled with.
 
     Args:
         name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
             NVIDIA GPUs since Ampere; `"bfloat16_3x"`, three bfloat16 products
-            for one; `"bfloat16"`; or `"default"`, the backend's own choice.
+            in place of one; `"bfloat16"`; or `"default"`, the backend's choice.
 
     Returns:
         String. The name in force now, as `matmul_precision()` returns it.
@@ -121,18 +116,18 @@ def matmul_precision(
 ) -> str | AbstractContextManager[str]:
     """Sets the matmul precision inside a `with` block, or returns it.
 
-    The earlier setting is restored when the block ends, even with an exception.
-    On JAX a scope applies to its thread only, on TensorFlow and torch to all
-    threads.
+    The scope restores the earlier setting at the end of the block, even after
+    an exception. On JAX a scope applies to its thread only, on TensorFlow and
+    torch to all threads.
 
     Args:
-        name: As in `set_matmul_precision`. Defaults to `None`: nothing is set,
-            and the name in force is returned.
+        name: As in `set_matmul_precision`. Defaults to `None`, which sets
+            nothing and returns the name in force.
 
     Returns:
-        A context manager; `as` gives the name in force. Without `name` a
-        string: the precision of products on this device, whether set or left to
-        the backend.
+        A context manager; `as` gives the name in force. Without `name`, a
+        string: the precision of products on this device, whether you set it or
+        the backend chose it.
 
     Raises:
         TypeError: If `name` is not a string.
@@ -145,7 +140,7 @@ def matmul_precision(
     """
     if name is None:
         return in_force().products
-    # Here, not on entry: errors belong to the call that caused them.
+    # Checked here, not on entry, so that this call raises the error.
     capabilities = active.devices()
     _check(name, capabilities)
     return _scope(name, capabilities["kind"])
@@ -159,7 +154,7 @@ def in_force() -> MatmulPrecision:
 
 
 def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
-    """Returns what settings come to on a device.
+    """Returns the precision that results from settings on a device.
 
     Args:
         read: The settings of products and convolutions.
@@ -183,7 +178,7 @@ def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
 
 
 def _available(capabilities):
-    """The names that a backend has on a device, `"float32"` first."""
+    """The precisions of a backend on a device, `"float32"` first."""
     place = capabilities["backend"], capabilities["kind"]
     has = _HAS.get(place, ())
     if place[1] == "cpu":
@@ -193,16 +188,16 @@ def _available(capabilities):
         if capability is None or tuple(capability) < _TF32_FROM:
             has = ()
         elif os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-            # NVIDIA's libraries obey it before any program.
+            # NVIDIA's libraries obey this variable, whatever a program sets.
             has = tuple(name for name in has if name != "tf32")
     return ("float32", *has)
 
 
 def computed_in(name: str) -> AbstractContextManager:
-    """Returns a context that gives code within it a precision.
+    """Returns a context that sets the precision of the code within it.
 
-    It is for float32 references and measurements. It checks nothing, and leaves
-    models that were compiled before alone.
+    It is for float32 references and measurements. It checks nothing, and does
+    not change models that are already compiled.
 
     Args:
         name: String, `"float32"` or `"tf32"`.

@@ -1,8 +1,8 @@
-"""Estimates of a layer's FLOPs: multiply-adds for one sample.
+"""Estimates a layer's FLOPs, as multiply-adds for one sample.
 
-It counts matrix products, convolutions, attention and recurrence, from the
-shapes that layers were built with. They take nearly all the time of a model,
-and 16-bit units speed them up. Elementwise operations count as none.
+It counts matrix products, convolutions, attention and recurrence, by the shapes
+that layers were built with. These take nearly all the time of a model, and
+16-bit units speed them up. Elementwise operations are not counted.
 """
 
 import math
@@ -14,15 +14,15 @@ from keras_mixprec.policies.layers import LayerEntry, is_of_keras
 
 
 def multiply_adds(entry: LayerEntry) -> int | None:
-    """Returns a layer's own multiply-adds for one sample, forward.
+    """Returns a layer's own multiply-adds in the forward pass of one sample.
 
     Args:
-        entry: A `LayerEntry`. Work of its sublayers is not counted here. A
-            layer inside an RNN or a `TimeDistributed` counts once per step.
+        entry: A `LayerEntry`. The work of its sublayers is not counted. A layer
+            inside an RNN or a `TimeDistributed` counts once per step.
 
     Returns:
-        An int, 0 for a layer with nothing to multiply. `None` if the work is
-        unknown: for unbuilt layers, sizes that vary, and user-written layers
+        An int, 0 for a layer that multiplies nothing. `None` if the work is
+        unknown, as for unbuilt layers, sizes that vary, and user-written layers
         with weights.
     """
     layer = entry.layer
@@ -54,7 +54,7 @@ def _einsum_dense(entry):
     layer = entry.layer
     inputs, kernel = layer.equation.partition("->")[0].split(",")
     sizes = zip(kernel, layer.kernel.shape, strict=True)
-    # Each number of a sample is multiplied once for each of these.
+    # Each input is multiplied once for each place along these axes.
     added = [size for label, size in sizes if label not in inputs]
     return _size(_einsum_input_shape(entry)[1:]) * _size(added)
 
@@ -64,8 +64,8 @@ def _einsum_input_shape(entry):
     attention = (layers.MultiHeadAttention, layers.GroupQueryAttention)
     holder = entry.parent.layer if entry.parent else None
     if None in shape[1:] and isinstance(holder, attention):
-        # Attention builds its output projection for any length; the length
-        # it was built for itself is the query's.
+        # Attention builds its output projection for any length, but the length
+        # of its query is known.
         query = _build_shapes(holder)["query_shape"]
         return (shape[0], *query[1:-1], *shape[-2:])
     return shape
@@ -85,7 +85,7 @@ def _kernels(layer):
 
 
 def _scores(layer, per_pair):
-    """Products of queries and keys, and of scores and values."""
+    """Multiply-adds of queries with keys and of scores with values."""
     shapes = _build_shapes(layer)
     pairs = (*shapes["query_shape"][1:-1], *shapes["value_shape"][1:-1])
     return per_pair * _size(pairs)
@@ -141,7 +141,7 @@ _ESTIMATES = (
 
 
 def _steps(entry):
-    """How often a layer runs for one sample because of what holds it."""
+    """How often the layers around a layer run it for one sample."""
     steps = 1
     for holder in list(entry.lineage())[1:]:
         if isinstance(holder.layer, (layers.RNN, layers.TimeDistributed)):

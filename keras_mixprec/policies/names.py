@@ -19,20 +19,9 @@ from keras_mixprec.policies.rescaled import (
     rescaling_of,
 )
 
-# 16-bit policies with 32-bit variables, and the plain dtypes.
-POLICY_NAMES = (
-    "float32",
-    "mixed_float16",
-    "mixed_bfloat16",
-    "float16",
-    "bfloat16",
-    "float64",
-)
-
-_WITH_FLOAT32_VARIABLES = {
-    "float16": "mixed_float16",
-    "bfloat16": "mixed_bfloat16",
-}
+# Policies with 16-bit computation and float32 variables, and plain dtypes.
+_MIXED = {dtype: f"mixed_{dtype}" for dtype in SIXTEEN_BITS}
+POLICY_NAMES = ("float32", *_MIXED.values(), *SIXTEEN_BITS, "float64")
 
 
 def check_policy(name, policy) -> str:
@@ -62,7 +51,7 @@ def check_policy(name, policy) -> str:
 
 
 def can_be_set(policy: str) -> bool:
-    """Returns whether `set_policy` knows a policy by this name."""
+    """Returns whether `set_policy` knows the name of a policy."""
     known = policy in POLICY_NAMES
     return known or RescaledPolicy.from_name(policy) is not None
 
@@ -70,8 +59,8 @@ def can_be_set(policy: str) -> bool:
 def policy_name(layer) -> str:
     """Returns the name of the policy that a layer follows.
 
-    A `DTypePolicyMap` calls itself `map_...` for every layer, so the name is
-    made from the dtypes unless the layer is quantized or rescaled.
+    The name of a `DTypePolicyMap` says nothing about one layer. So the name is
+    made from the dtypes, unless the layer is quantized or rescaled.
     """
     policy = own_policy(layer)
     quantized = policy.quantization_mode is not None
@@ -80,13 +69,13 @@ def policy_name(layer) -> str:
     compute, variable = policy.compute_dtype, policy.variable_dtype
     if compute == variable:
         return compute
-    if variable == "float32" and compute in _WITH_FLOAT32_VARIABLES:
-        return _WITH_FLOAT32_VARIABLES[compute]
+    if variable == "float32" and compute in _MIXED:
+        return _MIXED[compute]
     return policy.name
 
 
 def source_name(layer) -> str:
-    """Returns the name of the policy that a layer follows, not rescaled."""
+    """Returns the policy that a layer follows, or that was rescaled for it."""
     rescaled = rescaling_of(layer)
     return policy_name(layer) if rescaled is None else rescaled.source_name
 
@@ -94,8 +83,8 @@ def source_name(layer) -> str:
 def is_fixed(layer) -> bool:
     """Returns whether float policies must leave the layer alone.
 
-    Quantized layers hold variables that only their own policy can read, and
-    an integer or string policy says what a lookup layer returns.
+    Only its own policy can read the variables of a quantized layer. The policy
+    of a lookup layer is the dtype of its results, an integer or a string.
     """
     return (
         layer.quantization_mode is not None
@@ -109,23 +98,20 @@ def is_16_bit(policy: str) -> bool:
 
 
 def fitting_policy(layer, policy: str) -> str:
-    """Returns the policy that says the truth about the layer's variables.
+    """Returns the policy that agrees with the dtype of the layer's variables.
 
-    Variables keep their dtype. A built layer with float32 variables that is
-    set to `"float16"` computes in float16 and keeps them: that is
-    `"mixed_float16"`.
+    Variables keep their dtype. So `"float16"` means `"mixed_float16"` for a
+    built layer with float32 variables.
     """
     dtypes = {d for d in map(stored_dtype, layer.weights) if "float" in d}
-    if policy in _WITH_FLOAT32_VARIABLES and dtypes - {policy}:
-        return _WITH_FLOAT32_VARIABLES[policy]
-    return policy
+    return _MIXED.get(policy, policy) if dtypes - {policy} else policy
 
 
 def set_policy(layer, policy: str):
     """Gives a layer a policy object of its own.
 
-    Keras shares one object among layers and rewrites it when a map is saved;
-    its setter writes into the map that other layers share.
+    In Keras, layers share policy objects. Its setter writes into a shared map,
+    and saving a map rewrites its policies.
     """
     own = RescaledPolicy.from_name(policy)
     if own is None:
@@ -141,20 +127,16 @@ def set_policy(layer, policy: str):
 
 
 def narrow_inputs(layer) -> list:
-    """Returns the `InputLayer`s of 16 bits that a layer gets its inputs from.
+    """Returns the 16-bit `InputLayer`s that feed a layer.
 
-    A `Sequential` without a `keras.Input` gets one when it is built, in the
-    dtype of its first layer. It casts inputs to that dtype for good, even if
-    the layer gets another one.
+    A `Sequential` without a `keras.Input` makes one when it is built, in the
+    dtype of its first layer. It casts inputs to that dtype, even if the layer
+    gets another dtype later.
     """
-    origins = [
-        producer(tensor)
-        for node in inbound_nodes(layer)
-        for tensor in node.input_tensors
-    ]
+    entrance = keras.layers.InputLayer
+    tensors = [t for node in inbound_nodes(layer) for t in node.input_tensors]
     return [
         origin
-        for origin in origins
-        if isinstance(origin, keras.layers.InputLayer)
-        and is_16_bit(origin.dtype)
+        for origin in map(producer, tensors)
+        if isinstance(origin, entrance) and is_16_bit(origin.dtype)
     ]

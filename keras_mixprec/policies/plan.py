@@ -1,4 +1,4 @@
-"""The plan: which policy each layer of a model follows, and why."""
+"""`PrecisionPlan`, which policy each layer of a model follows, and why."""
 
 import os
 from collections import Counter
@@ -65,7 +65,7 @@ def _problems(plan, model):
 
 
 def _may_appear(path, entries, model):
-    """Returns whether an unbuilt layer above the path may still make it."""
+    """Whether a layer above a path is unbuilt and may make this layer."""
     while "/" in path:
         path = path.rpartition("/")[0]
         if path in entries:
@@ -103,25 +103,25 @@ class PrecisionPlan(Mapping):
 
     A mapping from layer path to policy name, in the model's order. It applies
     to any model built by the same code, in this process or another, and to a
-    loaded copy. Its paths do not depend on what else was built.
+    loaded copy. Its paths do not depend on other models of the process.
 
-    `plan.diff(PrecisionPlan.from_model(loaded))` is empty if a loaded model
-    kept every layer's policy, and `plan.apply(loaded)` brings them back if it
-    did not. Keras' own files lose the policies of sublayers that their parent
-    makes itself, such as a user-written block.
+    Keras' own files lose the policies of sublayers that their parent makes
+    itself, as a user-written block does. `plan.apply(loaded)` brings these
+    policies back. `plan.diff(PrecisionPlan.from_model(loaded))` shows the
+    layers whose policy was lost.
 
     Args:
         policies: Dict of layer path to policy name.
-        default: Policy name, of the model itself. A subclassed model casts
-            inputs of its `call` to this dtype, and layers that it makes later
-            follow it. Defaults to `"float32"`.
-        reasons: Dict of layer path to string: why the entry is there.
-        notes: Dict of layer path to string: what was left alone, and why.
+        default: Policy name of the model itself. A subclassed model casts
+            inputs of its `call` to the dtype of this policy, and layers that
+            the model makes later follow it. Defaults to `"float32"`.
+        reasons: Dict of layer path to string: why the layer has its policy.
+        notes: Dict of layer path to string: why the layer was left alone.
 
     Attributes:
-        trade_off: The trials of the search that found the plan, FLOPs in 16
-            bits against error; `None` if none did. It is not saved. See
-            `minimize_float32`.
+        trade_off: FLOPs in 16 bits and errors of the trials of
+            `minimize_float32`; `None` for a plan from elsewhere. It is not
+            saved.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -169,9 +169,9 @@ class PrecisionPlan(Mapping):
         """Returns the plan that a model follows at the moment.
 
         Args:
-            model: A `keras.Model`. Layers that are made when it is built are
-                missing from the plan of an unbuilt one; they follow the layer
-                that makes them.
+            model: A `keras.Model`. The plan of an unbuilt model lacks the
+                layers that are made later; they follow the layer that makes
+                them.
             reasons: Dict of layer path to string, kept in the plan.
             notes: Dict of layer path to string, kept in the plan.
 
@@ -205,9 +205,10 @@ class PrecisionPlan(Mapping):
     def validate(self, model: keras.Model) -> None:
         """Raises `ValueError` if the plan does not fit the model.
 
-        It names each path of the plan that the model lacks, with the nearest
-        one that it has, and each layer that the plan forgets. A layer inside
-        one that the plan names is not forgotten: it follows that one.
+        The error names each path of the plan that the model lacks, with the
+        nearest path of the model, and each layer that the plan lacks. A layer
+        inside another one that the plan names needs no entry: it follows the
+        other one.
         """
         if found := _problems(self, check_model(model)):
             listing = "\n".join(f"- {line}" for line in found)
@@ -218,10 +219,10 @@ class PrecisionPlan(Mapping):
             )
 
     def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
-        """Returns this plan, with other numbers in its paths if it then fits.
+        """Returns this plan, with the model's numbers in its paths.
 
-        A loaded copy, for example, does not know that the code gave a name
-        like `dense_1`.
+        A loaded copy may number its layers in another way, because a file does
+        not say that the code gave a name like `dense_1`.
 
         Args:
             model: As for `validate`, which raises if neither fits.
@@ -245,7 +246,7 @@ class PrecisionPlan(Mapping):
             other: A `PrecisionPlan`.
 
         Returns:
-            List of `Change(path, before, after)`; empty if both agree.
+            List of `Change(path, before, after)`, empty if both plans agree.
             Reasons are not compared.
 
         Raises:
@@ -265,7 +266,7 @@ class PrecisionPlan(Mapping):
 
         Args:
             entry: A `LayerEntry`. A layer that the plan does not name follows
-                the nearest one above it that the plan does.
+                the nearest layer above it that the plan names.
         """
         for holder in entry.lineage():
             if holder.path in self._policies:
@@ -290,8 +291,8 @@ class PrecisionPlan(Mapping):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If it is not a plan, is damaged, or is of a newer
-                version than this one reads.
+            ValueError: If the file is not a plan, is damaged, or was written
+                by a newer version.
         """
         return cls(**plan_file.read(path)[0])
 

@@ -1,4 +1,4 @@
-"""A plan on disk: JSON with a version, written at once or not at all."""
+"""Reads and writes the file of a plan: JSON with a version."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ VERSION = 1
 
 
 def write(path, plan, tuner: dict | None = None):
-    """Writes a plan, so that a reader sees the old file or the new one.
+    """Writes a plan. A reader sees the old file or the new one.
 
     Args:
         path: String or path object.
         plan: A `PrecisionPlan`.
         tuner: Dict that JSON can hold: the state of the tuner that made the
-            plan. Defaults to `None`, no tuner made it.
+            plan. Defaults to `None`, if no tuner made it.
 
     Raises:
         OSError: If it cannot be written; the old file is left as it was.
@@ -33,11 +33,11 @@ def write(path, plan, tuner: dict | None = None):
 
 
 def read(path) -> tuple[dict, dict]:
-    """Returns what a file holds: a plan, and the state of its tuner.
+    """Returns the plan in a file and the state of its tuner.
 
     Returns:
-        The arguments of the `PrecisionPlan`. The dict that `write` was given,
-        empty if no tuner made the plan.
+        The arguments of `PrecisionPlan`, and the dict that `write` got, empty
+        if no tuner made the plan.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -81,7 +81,7 @@ def _json(path):
     try:
         check_regular(path)
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        # Half of a surrogate pair is JSON, but no text.
+        # Half of a surrogate pair is JSON, but cannot be printed.
         json.dumps(content, ensure_ascii=False).encode()
     except FileExistsError as error:
         raise _no_plan(path, str(error)) from error

@@ -1,21 +1,18 @@
-"""A layer that computes on its inputs times a power of two.
+"""`RescaledPolicy`, for a layer that computes on rescaled inputs.
 
-The numbers inside a float16 layer may be too large or too small. It computes
-the same on inputs that are `2**-k` times as large, if its result is then
-`2**(-k * d)` times as large: `d` is 0 of a normalization, 1 of a product or a
-sum, 2 of a sum of squares. Multiplying its outputs by `2**(k * d)` restores
-them.
+The numbers inside a float16 layer may be too large or too small. Many layers
+can compute on inputs that are multiplied by `2**-k`: this multiplies their
+result by `2**(-k * d)`, where `d` is 0 for a normalization, 1 for a product or
+a sum, and 2 for a sum of squares. A factor of `2**(k * d)` restores the result.
 
-That is exact: multiplying by a power of two changes only the exponent of a
-number, unless the result overflows or falls below the smallest normal number.
-The same is true of the gradients, which are multiplied by the same powers on
-their way back. `tuning/rescaling.py` finds `k` and `d` and checks both claims
-for a layer.
+This is exact. A power of two changes only the exponent of a number, unless the
+result overflows or falls below the smallest normal number. The gradients are
+multiplied by the same powers on their way back, so they are exact too.
+`tuning/rescaling.py` finds `k` and `d`, and checks for a layer that both hold.
 """
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -29,8 +26,8 @@ from keras_mixprec.keras_internals import (
     set_keras_mask,
 )
 
-# Twice as many as float16 has above and below one; a product with more of them
-# is in two steps.
+# float16 has about 15 powers of two above 1 and as many below. Two of its
+# numbers are multiplied to a power of up to 30.
 MOST_BITS = 30
 
 _NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
@@ -42,21 +39,22 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     The layer's floating-point inputs, and its own variable `bias`, are
     multiplied by `2**input_bits` before they are cast to the compute dtype. Its
-    outputs are multiplied by `2**output_bits`. A layer `f` returns the same as
-    before, except that less overflows or underflows, if `f(2**-k * x) == 2**(-k
-    * d) * f(x)` and `output_bits` is `-d * input_bits`. Powers of two are exact
-    in floating point, forward and backward. `PrecisionTuner(rungs=("rescale",
-    "bfloat16", "float32"))` finds these numbers and checks that they hold.
+    outputs are multiplied by `2**output_bits`. If `f(2**-k * x) == 2**(-k * d)
+    * f(x)` for a layer `f`, and `output_bits` is `-d * input_bits`, the layer
+    returns the same numbers as before, but fewer overflow or underflow. Powers
+    of two are exact in floating point, forward and backward.
+    `PrecisionTuner(rungs=("rescale", "bfloat16", "float32"))` finds these
+    numbers and checks that the equation holds.
 
-    It is saved with the layer in a `.keras` file, which Keras loads after
-    `import keras_mixprec`. Keras saves only the name of other policies, so this
-    one is a map with a single policy. It is for layers without sublayers.
+    The policy is for layers without sublayers. A `.keras` file holds it, and
+    Keras loads the file after `import keras_mixprec`. Keras saves only the name
+    of a plain policy, so this policy is a map with a single policy.
 
     Args:
         input_bits: Int from -30 to 30, the power of two for the inputs.
         output_bits: Int from -30 to 30, the power of two for the outputs.
             Defaults to `0`.
-        wide_outputs: Boolean, whether outputs are float32, for such as do not
+        wide_outputs: Boolean, whether outputs are float32, because they do not
             fit the compute dtype. Defaults to `False`.
         source_name: String. The policy that is rescaled. Defaults to
             `"mixed_float16"`.
@@ -102,10 +100,10 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @classmethod
     def from_name(cls, name: str) -> "RescaledPolicy | None":
-        """Returns the policy of a name, `None` for other names.
+        """Returns the policy with a name, `None` for the name of another one.
 
         Args:
-            name: String, as `name` has it.
+            name: String, as the property `name` returns it.
         """
         match = _NAME.fullmatch(name)
         if match is None:
@@ -118,42 +116,20 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @property
     def name(self) -> str:
-        """Its name in a plan."""
+        """The name of the policy in a plan."""
         wide = ",float32" if self.wide_outputs else ""
         bits = f"{self.input_bits},{self.output_bits}{wide}"
         return f"rescaled({bits})_from_{self.source_name}"
 
     @property
     def output_dtype(self) -> str:
-        """The dtype of what a layer returns."""
+        """The dtype of the layer's outputs."""
         return "float32" if self.wide_outputs else self.compute_dtype
 
     def convert_input(self, x: Any, autocast: bool, dtype: str) -> Any:
-        """Leaves tensors as they are: they are cast when they are scaled."""
+        """Casts only symbolic tensors; others are cast when they are scaled."""
         autocast = autocast and isinstance(x, keras.KerasTensor)
         return super().convert_input(x, autocast, dtype)
-
-    def run(
-        self,
-        layer: keras.layers.Layer,
-        call: Callable,
-        args: tuple,
-        kwargs: dict,
-    ) -> Any:
-        """Returns what a layer's call returns.
-
-        Args:
-            layer: The `keras.layers.Layer` that follows this policy.
-            call: Function of the layer, `*args` and `**kwargs`.
-            args: Tuple, as the layer was given it.
-            kwargs: Dict, as the layer was given it.
-        """
-        dtype = self.compute_dtype if layer.autocast else None
-        args, kwargs = _times(self.input_bits, dtype, (args, kwargs))
-        with _ScaledBiases(layer, self.input_bits):
-            outputs = call(layer, *args, **kwargs)
-        dtype = "float32" if self.wide_outputs else None
-        return _times(self.output_bits, dtype, outputs)
 
     def get_config(self) -> dict:
         """Returns the arguments."""
@@ -182,7 +158,7 @@ def own_policy(layer) -> keras.DTypePolicy:
 
     Args:
         layer: A `keras.layers.Layer`, which may share a `DTypePolicyMap` with
-            others.
+            other layers.
     """
     policy = layer.dtype_policy
     if not isinstance(policy, keras.dtype_policies.DTypePolicyMap):
@@ -193,15 +169,15 @@ def own_policy(layer) -> keras.DTypePolicy:
 
 
 def rescaling_of(layer) -> RescaledPolicy | None:
-    """Returns the policy of a layer that follows a rescaled one."""
+    """Returns the `RescaledPolicy` of a layer, if it has one."""
     policy = own_policy(layer)
     return policy if isinstance(policy, RescaledPolicy) else None
 
 
 def _times(bits, dtype, structure):
-    """Float tensors of a structure times a power of two, cast after that."""
-    # Each is a number of float16, and nothing overflows on the way that does
-    # not at its end.
+    """Multiplies float tensors by a power of two, and casts them after that."""
+    # Each half fits float16, and the product by the first half only overflows
+    # if the whole product does.
     halves = [b for b in (bits // 2, bits - bits // 2) if b]
 
     def scaled(tensor):
@@ -243,11 +219,11 @@ class _ScaledBiases(AutocastScope):
 
 
 def _install():
-    """Lets every layer ask for its policy when it is called.
+    """Replaces the call of all layers by one that asks for their policy.
 
-    Once, when the first rescaled policy is made: without one no layer is
-    called in any other way than Keras calls it. Keras itself asks a policy only
-    for casts, and not for a single tensor of the layer's dtype.
+    This happens once, when the first rescaled policy is made. Keras itself asks
+    a policy only for casts, and not even then if a single tensor already has
+    the layer's dtype.
     """
     original = keras.Operation.__call__
     if hasattr(original, "_keras_mixprec_rescales"):
@@ -259,7 +235,12 @@ def _install():
         policy = rescaling_of(operation) if is_layer else None
         if policy is None or _is_symbolic((args, kwargs)):
             return original(operation, *args, **kwargs)
-        return policy.run(operation, original, args, kwargs)
+        dtype = policy.compute_dtype if operation.autocast else None
+        args, kwargs = _times(policy.input_bits, dtype, (args, kwargs))
+        with _ScaledBiases(operation, policy.input_bits):
+            outputs = original(operation, *args, **kwargs)
+        dtype = "float32" if policy.wide_outputs else None
+        return _times(policy.output_bits, dtype, outputs)
 
     call._keras_mixprec_rescales = True
     keras.Operation.__call__ = call

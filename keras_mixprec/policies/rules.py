@@ -62,21 +62,21 @@ class Matcher:
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class PrecisionRule:
-    """Gives the layers it matches a policy of their own.
+    """Gives matching layers a policy of their own.
 
     Args:
-        match: What to match. A layer class, which matches its subclasses too;
-            a string, a glob over the whole layer path as in `fnmatch`
-            (`"*/attention"`, `"head"`; `*` crosses `/`); or a function
-            `match(layer, path)` that returns a bool. The string `"<output>"`
-            matches the layers that make the model's outputs.
-        policy: String or `keras.DTypePolicy`. What the layers follow.
-            Defaults to `"float32"`.
-        reason: String. Why; the plan keeps it with each layer. Defaults to a
-            description of the rule.
-        sublayers: Boolean, whether what is inside a matching layer follows
-            too. Defaults to `True`: an attention layer computes almost all it
-            does in its sublayers.
+        match: A layer class, which also matches its subclasses. Or a string, a
+            glob for the whole layer path as in `fnmatch` (`"*/attention"`,
+            `"head"`; `*` crosses `/`). Or a function `match(layer, path)` that
+            returns a bool. The string `"<output>"` matches the layers that make
+            the model's outputs.
+        policy: String or `keras.DTypePolicy` that the layers follow. Defaults
+            to `"float32"`.
+        reason: String. The plan keeps this reason with each layer. Defaults to
+            a description of the rule.
+        sublayers: Boolean, whether the sublayers of a matching layer follow the
+            policy too. Defaults to `True`, because an attention layer does
+            almost all of its work in its sublayers.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -104,7 +104,7 @@ class PrecisionRule:
         self.sublayers = check_type("sublayers", sublayers, bool, "a boolean")
 
     def get_config(self) -> dict:
-        """Returns the arguments; a predicate has to be registered in Keras."""
+        """Returns the arguments; a function has to be registered in Keras."""
         match = self.match
         if not isinstance(match, str):
             name = keras.saving.get_registered_name(match)
@@ -147,8 +147,6 @@ class PrecisionRules(Sequence):
     """
 
     def __init__(self, rules: Iterable[PrecisionRule]):
-        if isinstance(rules, PrecisionRule):
-            rules = [rules]
         what = "a list of `PrecisionRule`"
         self._rules = tuple(check_list("rules", rules, PrecisionRule, what))
 

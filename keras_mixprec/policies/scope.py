@@ -1,6 +1,7 @@
-"""The policy that new layers follow, and the rules that go with it."""
+"""The global policy of new layers, and the rules for existing models."""
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Iterable
@@ -20,7 +21,6 @@ from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 
 # Per thread, as Keras' own global policy is.
 _rules = threading.local()
-_warned = set()
 
 # The policy that `set_global_policy` has set last, in any thread.
 _last_set: list[str] = []
@@ -33,18 +33,18 @@ def set_global_policy(
 ) -> keras.DTypePolicy:
     """Sets the policy of layers that are made from now on.
 
-    Keras keeps the global policy per thread: a thread that starts later sees
-    float32, and has to call this itself. `keras.backend.clear_session()`
-    resets it.
+    Keras keeps the global policy per thread. A new thread has float32 and must
+    call this function itself. `keras.backend.clear_session()` resets the
+    policy.
 
     Args:
-        policy: Policy name or `keras.DTypePolicy`. Defaults to `"auto"`: what
-            `recommend_policy` says, with one printed line that says why.
-        rules: Iterable of `PrecisionRule`: what `apply_policy` keeps in
-            another policy when it is given no rules of its own. Defaults to
-            `DEFAULT_RULES`. A rule cannot act on a layer that is being made,
-            because its place in the model is not known yet. Once the model
-            exists, `apply_policy(model, global_policy())` applies the rules.
+        policy: Policy name or `keras.DTypePolicy`. Defaults to `"auto"`, the
+            policy that `recommend_policy` returns; one printed line says why.
+        rules: Iterable of `PrecisionRule` that `apply_policy` uses if it gets
+            no rules. Defaults to `DEFAULT_RULES`. A rule cannot act on a layer
+            that is being made, because the layer's place in the model is not
+            known yet. Once the model exists, `apply_policy(model,
+            global_policy())` applies the rules.
 
     Returns:
         The `keras.DTypePolicy` now in force.
@@ -55,10 +55,9 @@ def set_global_policy(
 
     Warns:
         UserWarning: Once per process and policy, if a 16-bit policy may bring
-            no speed on this device. So for float16 and bfloat16 on a CPU
-            without instructions for it, or with no gain measured by `doctor`;
-            for float16 below compute capability 7.0 and bfloat16 below 8.0.
-            Never for `"auto"`.
+            no speed on this device: on a CPU without instructions for the
+            format, on a GPU with a compute capability below 7.0 (float16) or
+            8.0 (bfloat16), or if `doctor` measured no gain. Never for `"auto"`.
 
     Example:
     >>> set_global_policy("float32")
@@ -98,9 +97,9 @@ def policy_scope(
 ) -> AbstractContextManager[None]:
     """Sets the global policy inside a `with` block, or a decorated function.
 
-    The earlier policy and rules are restored when the block ends, even with an
-    exception or after `keras.backend.clear_session()`. Like the global policy,
-    the scope applies to one thread.
+    The scope restores the earlier policy and rules at the end of the block,
+    even after an exception or `keras.backend.clear_session()`. Like the global
+    policy, it applies to one thread.
 
     Args:
         policy: As in `set_global_policy`.
@@ -122,15 +121,15 @@ def policy_scope(
     >>> scaling.compute_dtype
     'float32'
     """
-    # Here, not on entry: errors belong to the call that caused them.
+    # Checked here, not on entry, so that this call raises the error.
     resolve("policy", policy)
     return _scope(policy, _check_rules(rules))
 
 
 def lost_policy() -> str | None:
-    """Returns the 16-bit policy that was set here and holds no longer.
+    """Returns the 16-bit policy that was set and is no longer in force.
 
-    `keras.backend.clear_session()` resets it, and other threads do not see it.
+    `keras.backend.clear_session()` resets it, and other threads do not have it.
     """
     now = keras.config.dtype_policy()
     lost = [name for name in _last_set if is_16_bit(name) and name != now.name]
@@ -173,12 +172,11 @@ def _check_rules(rules):
     return DEFAULT_RULES if rules is None else PrecisionRules(rules)
 
 
+@functools.cache
 def _warn_if_slow(policy):
-    if not policy.endswith("float16") or policy in _warned:
-        return
-    reason = slow_because(policy, find_capabilities())
-    if reason:
-        _warned.add(policy)
+    # Not for other policies, because JAX initializes its devices here.
+    is_narrow = is_16_bit(policy)
+    if is_narrow and (reason := slow_because(policy, find_capabilities())):
         warnings.warn(
             f"The policy {policy!r} may bring no speed here: {reason}.",
             UserWarning,

@@ -1,4 +1,4 @@
-"""Giving each layer of a model the policy that was decided on for it."""
+"""Sets the policies that rules or a plan chose for the layers of a model."""
 
 import functools
 import warnings
@@ -24,7 +24,7 @@ _REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 def set_policies(
     model: keras.Model, default: str, decide: Callable, exactly: bool = True
 ) -> tuple[dict, dict]:
-    """Sets the policy of every layer, also of layers that come later.
+    """Sets the policy of every layer, also of layers that are made later.
 
     Call it from a public function: a warning points to that function's caller.
 
@@ -37,10 +37,11 @@ def set_policies(
             as a whole in float32. Defaults to `True`.
 
     Returns:
-        Two dicts of layer path to string: reasons, and what was left alone.
+        Two dicts of layer path to string: reasons, and notes on layers that
+        were left alone.
     """
     entries = walk(model)
-    # First decide, then act: a rule that raises leaves the model as it was.
+    # All decisions come first, so that a rule that raises changes no layer.
     decisions = [decide(entry) for entry in entries]
     reasons, notes, kept = {}, {}, {}
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
@@ -69,13 +70,13 @@ def reasons_of(model: keras.Model) -> dict:
         model: A `keras.Model`.
 
     Returns:
-        Dict of layer path to string; empty before.
+        Dict of layer path to string; empty before the first call.
     """
     return vars(model).get(_REASONS_ATTRIBUTE, {})
 
 
 def add_reasons(model: keras.Model, reasons: dict):
-    """Adds why layers follow their policies, where it is not known yet.
+    """Adds reasons for layers that have none yet.
 
     Args:
         model: A `keras.Model`.
@@ -91,12 +92,12 @@ def has_set(model: keras.Model) -> bool:
 
 
 def rebuild_functions(model: keras.Model):
-    """Compiles the train, test and predict functions that exist again.
+    """Makes the existing train, test and predict functions again.
 
-    A compiled function keeps the dtypes it was traced with.
+    A compiled function keeps the dtypes that it was traced with.
 
     Args:
-        model: A `keras.Model`; models nested in it are looked after too.
+        model: A `keras.Model`; also the functions of nested models.
     """
     for layer in flat_layers(model):
         for kind in ("train", "test", "predict"):
@@ -106,8 +107,9 @@ def rebuild_functions(model: keras.Model):
 
 
 def _wrap_replaced_step(model, name):
-    # JAX caches traces by function object. A bound method is a new object each
-    # time. A replaced `train_step` is not, so it is wrapped.
+    # JAX caches traces by function object. A bound method is a new object at
+    # each access, but a `train_step` in an attribute is not. Without a wrapper
+    # JAX would use the old trace again.
     step = vars(model).get(name)
     if step is None:
         return
@@ -125,7 +127,7 @@ _KEPT_DTYPE_NOTE = "its variables keep their dtype"
 
 
 def _set_layer_policy(layer, policy):
-    """Sets a layer's policy; returns a note about it, or `""`."""
+    """Sets a layer's policy, and returns a note if it gets another one."""
     if is_fixed(layer):
         kept = policy_name(layer)
         return "" if kept == policy else f"left alone: it follows {kept}"
@@ -149,13 +151,13 @@ def _warn_kept_variables(notes):
 
 
 def _after_build(model, entries, set_late):
-    """Calls `set_late` with each layer that appears when others are built.
+    """Calls `set_late` for each layer that another layer makes when built.
 
     Args:
         model: The `keras.Model`.
-        entries: List of `LayerEntry`, the layers it has now.
+        entries: List of `LayerEntry`, the layers of the model now.
         set_late: Function of a `LayerEntry` that sets the layer's policy. It
-            replaces what an earlier call registered.
+            replaces the function of an earlier call.
     """
     known = {id(entry.layer) for entry in entries}
     # A strong reference would keep the model alive in a cycle.
@@ -173,7 +175,7 @@ def _after_build(model, entries, set_late):
 
 
 def _hook(layer, adopt):
-    """Makes a layer call `adopt` once, when it has been built."""
+    """Lets a layer call `adopt` once, after it is built."""
     original = getattr(layer.build, "_mixprec_original", layer.build)
     if not may_grow(layer):
         return

@@ -1,4 +1,4 @@
-"""The table of a model's layers and their dtypes, and shares of it."""
+"""`precision_summary`, the table of a model's layers and their dtypes."""
 
 import math
 import textwrap
@@ -31,8 +31,8 @@ _WIDTHS = (30, 15, 8, 8, 7, 5, 15)
 class PrecisionSummary:
     """A table with one row per layer, and a line on float32 products.
 
-    `str()` gives text of at most 100 columns, a notebook shows HTML, and
-    `to_list()` has every row uncut.
+    `str()` returns text of at most 100 columns, a notebook shows HTML, and
+    `to_list()` returns every row in full.
     """
 
     def __init__(self, rows: list[dict], matmul_precision: str):
@@ -42,11 +42,11 @@ class PrecisionSummary:
     def to_list(self) -> list[dict]:
         """Returns one dict per layer.
 
-        Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, what the
-        layer's variables really have; `parameters`, its own without its
-        sublayers', `None` if unbuilt; `share_of_flops`, of the model's
-        multiply-adds between 0 and 1, `None` if unknown; `rescaled`, whether
-        it follows a `RescaledPolicy`; `notes`.
+        Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, the actual
+        dtype of the layer's variables; `parameters`, without those of
+        sublayers, `None` if unbuilt; `share_of_flops`, the layer's share of the
+        model's multiply-adds, 0 to 1, `None` if unknown; `rescaled`, whether
+        the layer follows a `RescaledPolicy`; `notes`.
         """
         return [dict(row) for row in self._rows]
 
@@ -69,12 +69,12 @@ class PrecisionSummary:
 def precision_summary(
     model: keras.Model, plan: PrecisionPlan | None = None
 ) -> PrecisionSummary:
-    """Returns a table of what each layer of a model computes in.
+    """Returns a table of each layer of a model and its dtypes.
 
     The share of FLOPs is an estimate from the shapes that layers were built
     with. It counts multiply-adds of matrix products, convolutions, attention
-    and recurrence, and no elementwise operations. It is unknown for varying
-    sizes and user-written layers, which the other shares leave out.
+    and recurrence, but no elementwise operations. It is unknown for varying
+    sizes and for user-written layers, and the other shares do not count these.
 
     The last line shows the precision of float32 products, which
     `set_matmul_precision` or the backend's default sets.
@@ -114,10 +114,10 @@ def precision_summary(
 
 
 def _own_variables(entries):
-    """Each layer's own variables, every variable in one list only.
+    """Each layer's own variables, with every variable in one list only.
 
-    A variable that several layers hold, as a wrapper does that rewrites the
-    kernel of what it wraps, is the innermost layer's.
+    If several layers hold a variable, it counts for the innermost one. A
+    wrapper that rewrites the kernel of its layer holds this kernel too.
     """
     seen, lists = set(), []
     for entry in reversed(entries):
@@ -179,7 +179,7 @@ def _line(cells):
 
 
 def _fit(cell, width, start):
-    """Cuts a cell to its width; a path keeps its end, which is its own."""
+    """Cuts a cell to its width; paths keep their ends, which differ most."""
     if len(cell) > width:
         cell = "~" + cell[1 - width :] if start else cell[: width - 1] + "~"
     return cell.ljust(width)
@@ -195,7 +195,7 @@ def model_share_in_16_bits(model) -> float:
 
 
 def costs(model) -> dict[str, float]:
-    """Returns each layer's FLOPs, or its parameters where those say more.
+    """Returns each layer's FLOPs, or its parameters if few FLOPs are known.
 
     Args:
         model: A `keras.Model`.

@@ -1,7 +1,4 @@
-"""Running parts again on TensorFlow: eagerly, with callbacks on operations.
-
-See `interface.py`.
-"""
+"""Runs parts of a model again on TensorFlow, eagerly; see `interface.py`."""
 
 import contextlib
 import contextvars
@@ -63,12 +60,12 @@ def evaluating(model):
 
 def compiled(function):
     def dense(tensors):
-        # A program has no rows of a gradient, as an embedding's, to return.
+        # A program cannot return the sparse gradient of an embedding.
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # This only traces the function. XLA needs loops to be traced in this
-        # way.
+        # This only traces the function. Only with `jit_compile=True` are loops
+        # traced as XLA needs them.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
@@ -95,7 +92,7 @@ def _numbered(traced):
     for node in graph.node:
         node.name = numbered(node.name)
         node.input[:] = map(numbered, node.input)
-        node.attr.pop("_class", None)  # Names of nodes to be placed beside.
+        node.attr.pop("_class", None)  # It names nodes on the same device.
     return (
         graph.SerializeToString(deterministic=True),
         tuple(numbered(t.op.name) for t in traced.inputs),
@@ -127,29 +124,21 @@ def compiled_program(text, inputs, outputs, specs):
 
 
 def each_operation(function, tensors, visit):
-    # Symbolic inputs and outputs belong to functions, which run as a whole.
-    def visit_once(op_type, inputs, outputs, graph):
+    visiting = False
+
+    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
         nonlocal visiting
+        # A function runs as a whole, so operations of its graph are left out.
         if graph is None and not visiting:
             visiting = True
             _VISITED.set(op_type)
             visit(_numbers(inputs), _numbers(outputs))
             visiting = False
-
-    visiting = False
-    with _watched(visit_once):
-        function(tensors)
-
-
-@contextlib.contextmanager
-def _watched(watch):
-    def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        watch(op_type, inputs, outputs, graph)
         return outputs
 
     op_callbacks.add_op_callback(on_operation)
     try:
-        yield
+        function(tensors)
     finally:
         op_callbacks.remove_op_callback(on_operation)
 
@@ -159,7 +148,7 @@ def visited():
 
 
 def train_step(model, data):
-    # A function that is traced now would be what training runs later.
+    # Training would later use a function that is traced now.
     with step_by_step():
         return model.train_step(data)
 
@@ -190,7 +179,7 @@ def loses_assignment(variable):
 
 
 def assigned(variable, value):
-    # The gradient of a trained variable belongs to its handle. A value in a
+    # The gradient of a trained variable belongs to its handle, and a value in a
     # scope of Keras has no handle.
     if not (variable.trainable and tf.executing_eagerly()):
         return None
