@@ -59,6 +59,9 @@ from keras.src.trainers.data_adapters import (
 # Its instances hold the arrays that were given to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+# Keras makes the prefix of an automatic name by it.
+from keras.src.utils.naming import to_snake_case
+
 # An optimizer would take the variables in a list that it holds for its own.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 

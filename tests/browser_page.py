@@ -1,4 +1,4 @@
-"""The page in Chromium: what a reader does with it, and what it shows."""
+"""Drives the page in Chromium as a reader does, and reads what it shows."""
 
 import json
 import pathlib

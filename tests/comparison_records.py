@@ -1,4 +1,4 @@
-"""Records of comparisons, as data: what an engine would have measured."""
+"""Records of comparisons as data, without any training."""
 
 from keras_mixprec.analysis.comparison.result import FORMAT, VERSION
 

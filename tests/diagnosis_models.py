@@ -1,4 +1,4 @@
-"""Small models with a fault at a known place, and what is found in them."""
+"""Small models with a fault at a known place, and checks of their verdicts."""
 
 import keras
 from keras import layers, ops

@@ -1,4 +1,4 @@
-"""Models that each rule of lint must find something in, and must not.
+"""Models in which each lint rule must find something, or nothing.
 
 A case is a function that returns a model, `(model, x)` or `(model, x, y)`. A
 dict at the end has more arguments of `lint`; `products` sets the matmul

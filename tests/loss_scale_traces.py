@@ -1,4 +1,4 @@
-"""Overflow sequences, and the scales that a rule and a peer answer with."""
+"""Overflow sequences, and the loss scales of a rule and of its peer."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Asking the server of the page, and starting it as a process."""
+"""Starts the server of the page as a process, and sends requests to it."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""Runs, logged, for the tests of what shows them: trained, and written."""
+"""Logged runs for tests of the page and the tab: trained ones, written ones."""
 
 from functools import partial
 from operator import itemgetter

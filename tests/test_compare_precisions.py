@@ -1,4 +1,4 @@
-"""Policies are compared by what a plain `fit` under each would do."""
+"""A comparison of policies gives the results of a plain `fit` under each."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Text, page and files of comparisons whose records are written down here.
+"""Text, page and files of comparisons with known records.
 
 Files in `golden` hold the exact words.
 """

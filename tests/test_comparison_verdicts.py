@@ -1,4 +1,4 @@
-"""The verdicts of a comparison: statistics of few numbers, and what they say.
+"""The verdicts of a comparison, by statistics of few numbers.
 
 Expected values come from SciPy, and from simulated differences whose truth is
 known.

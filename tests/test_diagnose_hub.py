@@ -1,4 +1,4 @@
-"""`diagnose_call` of KerasHub's `generate`."""
+"""`diagnose_call` with KerasHub's `generate`."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""`diagnose`: what it accepts, leaves alone, refuses and says."""
+"""`diagnose`: accepted and refused calls, side effects, messages."""
 
 import functools
 import json

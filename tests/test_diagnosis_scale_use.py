@@ -1,4 +1,4 @@
-"""An update that depends on the loss scale is misuse; no other one is."""
+"""An update that depends on the loss scale is reported, and no other one."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""README.md and docs/ are complete, and docs/files.md names the keys there are.
+"""README.md and docs/ are complete, and docs/files.md names all keys.
 
 Their code runs in tests/documents.py.
 """

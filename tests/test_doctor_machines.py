@@ -1,4 +1,4 @@
-"""The doctor's judgement of machines as people recorded them."""
+"""The doctor's judgement of recorded machines."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""How the doctor times, checks results, and keeps what it measured."""
+"""How the doctor measures speed, checks results, and keeps measurements."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Reports name a loss that does not fall, and no other."""
+"""Reports name a loss that does not fall, and no falling one."""
 
 import math
 

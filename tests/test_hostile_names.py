@@ -1,4 +1,4 @@
-"""Names with markup, control characters and bytes that are no UTF-8."""
+"""Names with markup, control characters and bytes that are not UTF-8."""
 
 import html.parser
 import importlib.util

@@ -1,4 +1,4 @@
-"""A trained model in 16 bits for inference: what is stored, and how far off."""
+"""Conversion of a trained model for inference: its variables and its error."""
 
 import keras
 import numpy as np

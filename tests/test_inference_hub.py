@@ -1,4 +1,4 @@
-"""A decoder of KerasHub in 16 bits: the same tokens, and what a file keeps."""
+"""A KerasHub decoder in 16 bits makes the same tokens, also after loading."""
 
 import keras
 import numpy as np

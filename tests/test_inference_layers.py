@@ -1,4 +1,4 @@
-"""Layers that are no everyday ones in 16 bits: lookups, int8 and LoRA."""
+"""Unusual layers in 16 bits: lookups, int8 and LoRA."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The smallest set of layers in float32 for inference, and what it costs."""
+"""The smallest set of layers in float32 for inference, and its cost."""
 
 import keras
 import numpy as np

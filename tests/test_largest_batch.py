@@ -1,4 +1,4 @@
-"""`largest_batch` against limits that are known."""
+"""`largest_batch` against known limits."""
 
 import dataclasses
 import functools

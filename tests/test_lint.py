@@ -1,4 +1,4 @@
-"""`lint` and what it returns: sorted, applied, restored, refused."""
+"""`lint` and its findings: order, fixes, undoing fixes, wrong calls."""
 
 import json
 import tracemalloc

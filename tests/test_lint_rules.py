@@ -1,4 +1,4 @@
-"""Each rule of lint finds what it is for, and nothing in a healthy model."""
+"""Each lint rule finds its fault, and nothing in a healthy model."""
 
 import contextlib
 import pathlib

@@ -1,4 +1,4 @@
-"""Every preset gives the scales of the system it is named after."""
+"""Every preset gives the same loss scales as the system of its name."""
 
 import functools
 import inspect

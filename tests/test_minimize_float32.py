@@ -1,4 +1,4 @@
-"""`minimize_float32`: the set it finds, what it accepts and leaves alone."""
+"""`minimize_float32`: the set of layers, accepted calls, side effects."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Inputs that are not finite, and evaluations that something is wrong with."""
+"""Non-finite inputs, and faults in evaluations."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The logged loss scale is the optimizer's after every single step."""
+"""The logged loss scale equals the optimizer's after each step."""
 
 from types import SimpleNamespace
 

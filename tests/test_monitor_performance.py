@@ -1,4 +1,4 @@
-"""How long steps take, and what watching may cost, by a clock that is set."""
+"""Step times and the budget of the monitor, with a simulated clock."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A skipped step spoils neither its epoch nor what layers keep."""
+"""A skipped step spoils neither the logs of its epoch nor layer state."""
 
 import math
 

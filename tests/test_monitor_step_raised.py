@@ -1,4 +1,4 @@
-"""Steps that raise, which ends `fit`: on torch a loss may refuse a NaN."""
+"""Steps that raise and so end `fit`, as a loss on torch that refuses NaN."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""How steps are counted, and when they are read, however `fit` takes them."""
+"""Steps are counted and read correctly in every kind of `fit`."""
 
 import keras
 import numpy as np

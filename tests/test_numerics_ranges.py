@@ -1,4 +1,4 @@
-"""Measured ranges are those of the next step, which does not change."""
+"""Measured ranges agree with the next step, and do not change it."""
 
 import keras
 import numpy as np

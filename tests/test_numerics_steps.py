@@ -1,4 +1,4 @@
-"""Steps that are run dry."""
+"""Dry steps."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which gradients are applied: of any size, dtype, shape and sparsity."""
+"""Which gradients are applied, for every size, dtype, shape and sparsity."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The optimizer in `compile` and `fit`, and what reaches through it."""
+"""The optimizer in `compile` and `fit`, and its access to the inner one."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Files, copies and fresh processes: the state goes on, whole and once."""
+"""Files, copies and new processes keep the whole state, and only once."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""A skipped step changes no variable at all, a good one what it should.
+"""A skipped step changes no variable, and a good step the right ones.
 
 Every optimizer that Keras has enrols itself.
 """

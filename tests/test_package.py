@@ -1,4 +1,4 @@
-"""The package as a whole: what it exports, imports and can save."""
+"""The package as a whole: its exports, imports and configs."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""A reader opens the page, chooses, sorts, filters and copies."""
+"""A reader of the page selects, sorts, filters and copies."""
 
 import os
 import pathlib

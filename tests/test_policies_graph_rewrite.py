@@ -1,4 +1,4 @@
-"""TensorFlow's graph rewrite: counted, restored, refused where it is not."""
+"""TensorFlow's graph rewrite: counts, restored settings, refusals."""
 
 import os
 import pathlib

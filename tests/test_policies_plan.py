@@ -1,4 +1,4 @@
-"""Plans: every layer once, under a path that lasts, and the file of a plan."""
+"""Plans: a lasting path for every layer, and the file of a plan."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Layers on inputs times a power of two: exact, and kept wherever they go."""
+"""Rescaled layers are exact, and stay rescaled in files and copies."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Rules: what they match, which wins, and the hazards that defaults cure."""
+"""Rules: their matches, their order, and the faults that defaults prevent."""
 
 import keras
 import numpy as np

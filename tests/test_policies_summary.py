@@ -1,4 +1,4 @@
-"""Tables of dtypes and work, layers that casts make dear, and the devices."""
+"""Tables of dtypes and FLOPs, layers not worth their casts, and devices."""
 
 import keras
 import pytest

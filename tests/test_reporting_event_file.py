@@ -1,4 +1,4 @@
-"""Event files: their records, what they survive, and how they are read."""
+"""Event files: records, damage, and readers."""
 
 import glob
 import io

@@ -1,4 +1,4 @@
-"""The code that a finding comes with: it runs, and repairs the fault."""
+"""The code in a finding runs and repairs the fault."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The log of a run: what it holds, and what it survives."""
+"""The log of a run: its content, and its survival of errors."""
 
 import os
 import shutil

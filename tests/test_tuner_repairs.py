@@ -1,4 +1,4 @@
-"""Demoting what is at fault, and nothing else, while training goes on."""
+"""The tuner demotes the layers at fault, and no others, during training."""
 
 import keras
 import numpy as np

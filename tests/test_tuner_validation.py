@@ -1,4 +1,4 @@
-"""A metric on held-back data decides what returns to 16 bits, and signs off."""
+"""A metric on held-back data decides which layers return to 16 bits."""
 
 import json
 

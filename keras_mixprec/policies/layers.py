@@ -12,7 +12,7 @@ from typing import NamedTuple
 import keras
 
 from keras_mixprec._checks import check_type
-from keras_mixprec.keras_internals import sublayers
+from keras_mixprec.keras_internals import sublayers, to_snake_case
 
 # The path of the model itself. Paths of layers do not contain its name.
 MODEL_PATH = "<model>"
@@ -195,7 +195,7 @@ def _stable_names(layers):
 
 def _split_name(layer):
     """The stem and counter of an automatic name, or the name and None."""
-    stem = _snake_case(type(layer).__name__)
+    stem = to_snake_case(type(layer).__name__)
     # `Bidirectional` adds these prefixes to the name of its layer.
     match = re.fullmatch(
         rf"((?:forward_|backward_)?{re.escape(stem)})(?:_([1-9]\d*))?",
@@ -204,13 +204,6 @@ def _split_name(layer):
     if match is None:
         return layer.name, None
     return match[1], int(match[2] or 0)
-
-
-def _snake_case(name):
-    """The prefix that Keras makes an automatic name from."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 # Keras does not record which names of layers the code gave and which are

@@ -233,7 +233,9 @@ def _install():
     def call(operation, *args, **kwargs):
         is_layer = isinstance(operation, keras.layers.Layer)
         policy = rescaling_of(operation) if is_layer else None
-        if policy is None or _is_symbolic((args, kwargs)):
+        leaves = tree.flatten((args, kwargs)) if policy else ()
+        is_symbolic = any(isinstance(x, keras.KerasTensor) for x in leaves)
+        if policy is None or is_symbolic:
             return original(operation, *args, **kwargs)
         dtype = policy.compute_dtype if operation.autocast else None
         args, kwargs = _times(policy.input_bits, dtype, (args, kwargs))
@@ -244,8 +246,3 @@ def _install():
 
     call._keras_mixprec_rescales = True
     keras.Operation.__call__ = call
-
-
-def _is_symbolic(structure):
-    leaves = tree.flatten(structure)
-    return any(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
