@@ -1,4 +1,4 @@
-"""The models that the benchmarks train: small ones by name, larger ones."""
+"""Models for the benchmarks, small and large."""
 
 import keras
 import numpy as np

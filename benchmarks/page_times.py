@@ -1,4 +1,4 @@
-"""How long a reader of the page waits: for it, and for what a click does."""
+"""Measures how long a reader waits for the page and after a click."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Timing several arms of one comparison so that noise meets all alike."""
+"""Times the arms of a comparison in turns, so that all see the same noise."""
 
 import argparse
 import concurrent.futures

@@ -189,17 +189,9 @@ def describe(name: str, worst: str) -> dict:
         worst: String, as the log has it.
 
     Returns:
-        Dict with `"name"`, `"kind"` (its unit), `"worst"`, `"group"`, `"title"`
+        Dict with `"name"`, `"kind"` (the unit), `"worst"`, `"group"`, `"title"`
         and `"explanation"`.
     """
-    title = name.replace("_", " ")
-    unknown = Metric(name, "share", "Other", title, "")
-    metric = METRICS.get(name, unknown)
-    return {
-        "name": name,
-        "kind": metric.unit,
-        "worst": worst,
-        "group": metric.group,
-        "title": metric.title,
-        "explanation": metric.explanation,
-    }
+    unknown = Metric(name, "share", "Other", name.replace("_", " "), "")
+    known = dataclasses.asdict(METRICS.get(name, unknown))
+    return {"name": name, "kind": known.pop("unit"), "worst": worst} | known

@@ -489,7 +489,7 @@ def two_optimizers(log_dir):
 
 
 def two_fits(log_dir):
-    """A tuner in the second `fit` repairs what overflowed in the first."""
+    """A tuner in the second `fit` repairs the overflow of the first `fit`."""
     fit = Fit(log_dir)
     fit.steps(9, (math.nan, math.nan), skips=BEHIND, kind="nan")
     _overflows(fit, since=1)
@@ -645,7 +645,7 @@ def _set_clock():
 
 
 def write_all(folder) -> dict[str, Canonical]:
-    """Writes all logs, each into a folder of its name; returns them by it."""
+    """Writes each log to a folder of its name, and returns all by name."""
     found = {}
     for story in STORIES:
         with _set_clock():

@@ -55,7 +55,7 @@ def two_arrays():
 
 
 class OwnStep(keras.Model):
-    """Twice the loss, by a step of its own, with Keras' own parts."""
+    """Doubles the loss, and has a custom `train_step` that calls Keras'."""
 
     def __init__(self):
         super().__init__()

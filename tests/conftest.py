@@ -44,7 +44,7 @@ if keras.backend.backend() != "torch":
 
 
 def pytest_collection_modifyitems(items):
-    """Marks as slow what the default tests leave out on a backend.
+    """Marks tests as slow that a backend does not run by default.
 
     Tests without a backend in them run on torch, and so do those that take
     `long`. The cases of the others are dealt out over the three backends, at
@@ -117,7 +117,7 @@ def _nothing_measured_before(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _nothing_measured(monkeypatch, tmp_path_factory):
-    """No test uses what another test or the developer has measured."""
+    """No test uses measurements of another test or of the developer."""
     folder = _empty_folder(tmp_path_factory)
     monkeypatch.setenv("KERAS_MIXPREC_CACHE_DIR", folder)
 
@@ -207,7 +207,7 @@ def shared_page(canonical):
 
 @pytest.fixture
 def page(shared_page):
-    """The page of what a test opens, on which it leaves no error."""
+    """The page that a test opens. The test must leave no error on it."""
     yield shared_page
     assert shared_page.errors() == []
 

@@ -35,7 +35,7 @@ class Direction(layers.Layer):
 
 
 class Own(layers.Layer):
-    """Computes a function of its input, and of weights of given values."""
+    """Computes a function of the input and of weights with given values."""
 
     def __init__(self, function, *values, name="own", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -51,7 +51,7 @@ class Own(layers.Layer):
 
 
 class Adds(Own):
-    """Hands on its input, and adds a function of it as a loss in float32."""
+    """Returns the input, and adds a function of the input as a float32 loss."""
 
     def call(self, x):
         self.add_loss(ops.cast(self.function(x), "float32"))
@@ -59,7 +59,7 @@ class Adds(Own):
 
 
 class OwnLoss(keras.Model):
-    """Computes its loss by a function of its outputs, `of`, in their dtype."""
+    """Computes the loss by the function `of` of the outputs, in their dtype."""
 
     def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
         return ops.mean(ops.cast(self.of(y_pred), "float32"))
@@ -96,7 +96,7 @@ def compiled(model, loss="mse", optimizer="adam", jit=False, **scaling):
 
 
 def found(model, *data, **arguments):
-    """Returns layer and kind of what a diagnosis says."""
+    """Returns layer and kind of each verdict."""
     verdicts = kmp.diagnose(model, *data, **arguments)
     return [(verdict.layer, verdict.kind) for verdict in verdicts]
 

@@ -8,7 +8,7 @@ import subprocess
 
 @contextlib.contextmanager
 def small_disk(tmp_path):
-    """A folder on a small disk of its own, where this process may mount one."""
+    """A folder on a small disk, if this process may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder]

@@ -33,7 +33,7 @@ def between(layer, shape=(4,), policy="mixed_float16"):
 
 
 def mlp(*units, size=64, policy="mixed_float16", wide=(), **arguments):
-    """Dense layers `d0`, `d1` ... in 16 bits, but those that are `wide`."""
+    """Dense layers `d0`, `d1` ... in 16 bits, except the `wide` ones."""
     inputs = x = keras.Input((size,))
     for index, count in enumerate(units):
         x = layers.Dense(count, name=f"d{index}", **arguments)(x)
@@ -54,7 +54,7 @@ def compiled(model, optimizer, **arguments):
 
 
 def task(activation, y, loss):
-    """A model of one output, its inputs, and targets."""
+    """A model with one output, inputs for the model, and targets."""
     head = layers.Dense(1, activation, dtype="float32")
     model = keras.Sequential([keras.Input((4,)), head])
     model.compile("sgd", loss)
@@ -67,7 +67,7 @@ def samples(count=8, size=64, scale=1.0):
 
 
 class Subclassed(keras.Model):
-    """Which of its layers makes its output only its operations tell."""
+    """Only the operations in `call` show which layer makes the output."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ def subclassed(*rules):
 
 
 class Block(layers.Layer):
-    """A block of the user's that may hand its dtype on."""
+    """A user-written block that may pass its dtype to sublayers."""
 
     def __init__(self, hands_on, **arguments):
         super().__init__(**arguments)
@@ -252,7 +252,7 @@ def exponentials(x):
 
 
 def kept_for_digits():
-    """A layer that a diagnosis has moved to float32 for its digits."""
+    """A layer that a diagnosis moved to float32 because of precision loss."""
     model = mlp(64, 8)
     rule = kmp.PrecisionRule("d0", reason="precision_loss")
     kmp.apply_policy(model, "mixed_float16", rules=[rule])

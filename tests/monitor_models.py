@@ -115,7 +115,7 @@ def dense(
 
 
 class Squares(keras.layers.Layer):
-    """Overflows float16 where its input exceeds 255."""
+    """Overflows float16 if an input exceeds 255."""
 
     def call(self, x):
         return keras.ops.square(x)
@@ -141,7 +141,7 @@ def arrays(values):
 
 
 def fit(model, data, callbacks, epochs=1, **arguments):
-    """Trains on a list of one number a batch, arrays, or what Keras takes."""
+    """Trains on a list of numbers, one per batch, or on any data for Keras."""
     if isinstance(data, list):
         arguments["steps_per_epoch"] = len(data) // epochs
         data = stream(data)
@@ -164,7 +164,7 @@ DEFAULTS = {"max_overhead": 0.02, "probe_every": 100}
 
 
 class Run:
-    """A watched `fit`: its model, monitor, history and log."""
+    """The model, monitor, history and log of a watched `fit`."""
 
     def __init__(self, folder, model, watcher, history):
         self.folder, self.model = folder, model
@@ -240,7 +240,7 @@ def overview(log_dir):
 
 
 def prose(text):
-    """A text for people, without the breaks of its lines."""
+    """A printed text without its line breaks."""
     return " ".join(str(text).split())
 
 

@@ -89,7 +89,7 @@ def assert_identical(actual, expected):
 
 
 def stepper(mode, *shapes, inner="sgd", dtype="float32", value=1.0, **named):
-    """Returns an optimizer, its variables, and how to apply gradients."""
+    """Returns an optimizer, variables, and a function to apply gradients."""
     variables = make_variables(*shapes, dtype=dtype, value=value)
     optimizer = LossScaleOptimizer(inner, **named)
     return optimizer, variables, make_apply(optimizer, variables, mode)

@@ -31,7 +31,7 @@ def running(log_dir, *flags):
 
 
 def ask(url, target, method="GET", host=None, body=None, **query):
-    """Status, headers and body, over a connection of its own."""
+    """Status, headers and body, over a new connection."""
     address = urllib.parse.urlsplit(url).netloc
     connection = http.client.HTTPConnection(address, timeout=600)
     if query:

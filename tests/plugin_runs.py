@@ -15,7 +15,7 @@ from keras_mixprec.reporting.run_log import RunLog
 
 
 class Overflowing(layers.Layer):
-    """A layer that exceeds float16 inside, but not in its output."""
+    """A layer that overflows float16 inside, but not in the output."""
 
     def call(self, x):
         return keras.ops.square(x * 300.0) / 300.0 / 300.0

@@ -26,7 +26,7 @@ class Block(layers.Layer):
 
 @keras.saving.register_keras_serializable("policies_models")
 class LateBlock(layers.Layer):
-    """A block that makes its sublayers when it is built."""
+    """A block that makes sublayers in `build`."""
 
     def build(self, shape):
         self.dense = layers.Dense(4)

@@ -75,7 +75,7 @@ def gradients_of(function, variables):
 
 
 def with_step(model, step):
-    """Gives a model a `train_step` of its own."""
+    """Gives a model a custom `train_step`."""
 
     class Own(type(model)):
         def train_step(self, *arguments):
@@ -131,7 +131,7 @@ def network(*layers, policy="mixed_float16"):
 
 
 def compiled(model=None, step=None, optimizer=None, loss="mse", **compiling):
-    """A model that is compiled, with a step of its own if it is given."""
+    """A compiled model, with a custom step if one is given."""
     model = model or network()
     if step:
         with_step(model, step)

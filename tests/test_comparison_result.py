@@ -126,7 +126,7 @@ def build():
 
 
 def test_a_real_comparison_finds_the_worse_plan(tmp_path):
-    """The same policy twice, a plan that suits the model, and one that not."""
+    """A policy twice, a plan that fits the model, and a plan that does not."""
     x = 400 * np.random.default_rng(0).normal(size=(32, 4))
     data = x, x[:, :1] / np.linalg.norm(x, axis=1, keepdims=True)
     wide, narrow = "float32", "mixed_float16"

@@ -86,7 +86,7 @@ def test_a_tie_of_counted_metrics_is_as_sure_as_their_steps(samples, expected):
 
 
 def test_what_a_function_counts_is_as_sure_as_what_its_values_differ_by():
-    """Which of its samples are held back is not known."""
+    """It is not known which of the samples are held back."""
     tied = verdict([0.5, 0.5], [0.5, 0.5], metric="mine:accuracy")
     assert tied["verdict"] == "not told apart"
     assert "in steps that" in tied["why"]

@@ -100,7 +100,7 @@ def read_all_damaged(value, read):
 
 
 def damaged_bytes(data, count):
-    """Cut, with bits turned, bytes set, put in and left out."""
+    """Files cut short, with changed bits, and bytes set, added or removed."""
     source = random.Random(0)
     for size in range(0, len(data), max(len(data) // 40, 1)):
         yield data[:size]
@@ -295,7 +295,7 @@ def test_bytes_of_a_log(count, canonical, tmp_path):
 
 
 class Log:
-    """A log that says what somebody else made it say."""
+    """A log that somebody else has written to."""
 
     def __init__(self, layers, events):
         own = [{"step": 0, "layers": layers}]

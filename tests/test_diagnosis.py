@@ -216,7 +216,7 @@ def test_wrong_calls(arguments, error, message):
 
 
 class Prepared(Parts):
-    """Subtracts in its own `compute_loss`, which mixes no dtypes in `fit`."""
+    """Subtracts in a custom `compute_loss`, without mixed dtypes in `fit`."""
 
     prepare = staticmethod(lambda x: x)
 

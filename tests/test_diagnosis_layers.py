@@ -104,7 +104,7 @@ def test_a_divisor_that_vanishes_is_an_underflow(function):
 
 
 class HandsOn(layers.Layer):
-    """Hands on what overflows in the layer inside it."""
+    """Returns the overflow of the layer inside it."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -154,7 +154,7 @@ def test_a_layer_may_change_its_input_in_place(size):
 
 
 class Ratio(layers.Layer):
-    """Casts what it is given itself, once it is small."""
+    """Casts the input itself, after making it small."""
 
     def call(self, x):
         small = ops.cast(x * 1e-14, self.compute_dtype)
@@ -190,7 +190,7 @@ LENGTH = 12
 
 
 def vanishing(name):
-    """1e-9 is 0 in float16, and what comes after is given zeros."""
+    """1e-9 is 0 in float16, and the next layers get zeros."""
     return Own(lambda x: 1e9 * (1e-9 * x), name=name)
 
 

@@ -94,10 +94,6 @@ def _check_known(path, policy):
         ) from error
 
 
-# The lines that fit on a screen.
-_LINES_SHOWN = 30
-
-
 class PrecisionPlan(Mapping):
     """Says which dtype policy each layer of a model follows, and why.
 
@@ -312,15 +308,12 @@ class PrecisionPlan(Mapping):
 
     def __str__(self):
         others = [path for path in self if self[path] != self.default]
-        shown = others[:_LINES_SHOWN]
-        width = max(map(len, shown), default=0)
+        width = max(map(len, others), default=0)
         remarks = self.reasons | self.notes
         lines = [
             f"{path:{width}}  {self[path]:14}  {remarks.get(path, '')}".rstrip()
-            for path in shown
+            for path in others
         ]
-        if len(others) > len(shown):
-            lines.append(f"... and {len(others) - len(shown)} more")
         which = " but these:" if others else ""
         title = f"{repr(self)[1:-1]}; all {self.default}{which}"
         return printable("\n".join([title, *lines]))
