@@ -1,8 +1,8 @@
-"""Why training diverged: the smallest change that keeps it from doing so.
+"""Whether training has diverged, and why.
 
-The search takes the next steps again from a good state, in float32, with one
-thing changed, and undoes them. A change that lets the loss fall shows the
-cause.
+The search for the cause takes the next steps again from a good state, in
+float32, with one thing changed, and undoes them. A change that lets the loss
+fall shows the cause.
 """
 
 import contextlib
@@ -30,6 +30,53 @@ from keras_mixprec.numerics.rehearsal import (
     updating,
 )
 from keras_mixprec.policies.layers import walk_with_model
+
+
+class Course(NamedTuple):
+    """Where training is.
+
+    Attributes:
+        loss: Float. The loss in float32.
+        weight: Float. The largest magnitude among the weights.
+        rate: Float. The learning rate, `None` if it is not known.
+    """
+
+    loss: float
+    weight: float
+    rate: float | None = None
+
+    @classmethod
+    def of(cls, model, loss: float) -> "Course":
+        """Returns where a model is that has this loss."""
+        weights = (to_array(v.value) for v in model.trainable_variables)
+        largest = max(map(largest_magnitude, weights), default=0.0)
+        return cls(loss, largest, learning_rate(model))
+
+    def left(self, start: "Course") -> bool:
+        """Returns whether training that began there has diverged.
+
+        Args:
+            start: `Course` of the same model before.
+        """
+        if math.isnan(start.loss):  # Only weights are known.
+            return self.weight >= thresholds.DIVERGED * start.weight > 0
+        if not (start.loss and math.isfinite(start.loss)):
+            return False
+        if not math.isfinite(self.loss):
+            return True
+        loss = abs(self.loss / start.loss)
+        both = loss * max(self.weight / (start.weight or math.inf), 1.0) ** 2
+        if self.loss < start.loss:
+            return False
+        if loss >= thresholds.LOSS_DIVERGED:
+            return True
+        return loss >= thresholds.WORSE and both >= thresholds.BOTH_DIVERGED
+
+
+def learning_rate(model) -> float | None:
+    """Returns the largest learning rate in use, `None` if there is none."""
+    return max(rates_of(model).values(), default=None)
+
 
 # Steps of a rehearsal.
 STEPS = 8
@@ -98,7 +145,7 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
 def _raised(rates, before):
     """Returns the largest learning rate before, if it is larger now."""
     now, then = max(rates.values(), default=0), max(before.values(), default=0)
-    return {"learning_rate_before": then} if now > 1.5 * then else {}
+    return {"learning_rate_before": then} if now > then else {}
 
 
 class _Search:

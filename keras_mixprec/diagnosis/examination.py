@@ -26,25 +26,25 @@ from keras_mixprec.diagnosis.batch import (
     trains_without_targets,
 )
 from keras_mixprec.diagnosis.call_examination import examine_prediction
-from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.criterion import is_finite, not_finite_in
+from keras_mixprec.diagnosis.cause import lost_weights, origin_of_nonfinite
+from keras_mixprec.diagnosis.criterion import is_finite, largest, not_finite_in
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
-from keras_mixprec.diagnosis.headroom import headroom
-from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
-from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
 from keras_mixprec.diagnosis.step_errors import (
     evidence,
     without_what_raises,
 )
-from keras_mixprec.diagnosis.step_run import StepRun
-from keras_mixprec.diagnosis.step_search import Search
+from keras_mixprec.diagnosis.step_search import (
+    Search,
+    StepRun,
+    other_layers_at_fault,
+)
 from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
-from keras_mixprec.diagnosis.weights import lost_weights
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import is_normalization, updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
+from keras_mixprec.numerics.arrays import to_arrays
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
@@ -52,12 +52,14 @@ from keras_mixprec.numerics.dry_step import (
     scaled_by_hand,
 )
 from keras_mixprec.numerics.layer_hooks import others_in_float32
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import (
     check_model,
     has_own_step,
 )
+from keras_mixprec.policies.rescaled import rescaling_of
 
 
 def diagnose(
@@ -270,7 +272,7 @@ class _Verdicts:
         culprit = other_layers_at_fault(run, others, adapts)
         if culprit is None:
             return found
-        finding = Finding(self._culprit(culprit, scale), [])
+        finding = self._finding(culprit, scale)
         return found._replace(findings=[*found.findings, finding])
 
     def _find(self):
@@ -319,26 +321,19 @@ class _Verdicts:
         if not entries:
             return Examination([], exact_loss=exact.loss)
         scale = scale_in_use(self._model)
-        effective = effective_update(self._model)
         if not exact.scales:
             scale = scale._replace(bits=0.0, adapts=False, scales=False)
         search, raising = self._search(
-            exact, None if scale.adapts else scale.bits, effective
+            exact, None if scale.adapts else scale.bits
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
-        culprits = [
-            c
-            for found in [*raising, *search.culprits]
-            for c in found.by_layer(self._model)
-        ]
+        found = [*raising, *search.culprits]
+        culprits = [c for each in found for c in each.by_layer(self._model)]
         common = common_bits(
             search.windows.values(), [c.numbers for c in culprits]
         )
-        findings = [
-            _finding(self._culprit(c, scale, common), c.layers)
-            for c in culprits
-        ]
-        others = self._scale_too_low(search, scale, effective)
+        findings = [self._finding(c, scale, common) for c in culprits]
+        others = self._scale_too_low(search, scale)
         others += self._policy(entries)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
@@ -351,7 +346,7 @@ class _Verdicts:
             headroom(low),
         )
 
-    def _search(self, exact, bits, effective):
+    def _search(self, exact, bits):
         """Returns the search, and the culprits without which it runs."""
         compiled = self._common["compiled"]
 
@@ -362,7 +357,7 @@ class _Verdicts:
             if self._raised and compiled:
                 compile_step()
             search = Search(self._model, self._batch, exact, compiled)
-            search.run(bits, effective)
+            search.run(bits)
             return search
 
         def stop():
@@ -418,10 +413,10 @@ class _Verdicts:
         numbers |= large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 
-    def _scale_too_low(self, search, scale, effective):
+    def _scale_too_low(self, search, scale):
         if not scale.adapts:
             return []
-        vanishing = search.vanishing(scale.bits, effective)
+        vanishing = search.vanishing(scale.bits)
         if not vanishing:
             return []
         numbers = {
@@ -442,7 +437,7 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, common=None):
+    def _finding(self, culprit, scale, common=None):
         culprit = with_advised_scale(culprit, scale, common or {})
         tried = culprit.numbers.get("loss_scale_bits", scale.bits)
         if tried != scale.bits:
@@ -450,13 +445,16 @@ class _Verdicts:
             culprit = culprit._replace(numbers=culprit.numbers | own)
         if culprit.kind == "cast_overflow":
             culprit = self._naming_input(culprit)
-        return self._verdict(
+        verdict = self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
             advice_for(culprit, scale, self._model),
         )
+        # No layer is demoted for what a loss scale cures.
+        cured = "advised_bits" in culprit.numbers
+        return Finding(verdict, [] if cured else culprit.layers)
 
     def _naming_input(self, culprit):
         """Names the model's input if the layer gets it directly."""
@@ -504,10 +502,38 @@ class _Verdicts:
         )
 
 
-def _finding(verdict, layers):
-    # No layer is demoted for what a loss scale cures.
-    return Finding(verdict, [] if "advised_bits" in verdict.numbers else layers)
-
-
 def _blameless(*verdicts):
     return Examination([Finding(v, []) for v in verdicts])
+
+
+def headroom(calls) -> dict:
+    """Returns how far a layer's numbers are from overflowing, in bits.
+
+    Inputs count as well as outputs, unless the layer does not cast them. A
+    rescaled layer counts with its rescaled numbers.
+
+    Args:
+        calls: List of `LayerCall` of a step in float32, of layers that compute
+            in 16 bits in training.
+
+    Returns:
+        Dict from path to bits, as by the largest number of all its calls.
+    """
+    found = {}
+    for call in calls:
+        size = _largest(call)
+        if size:
+            limits = get_format(call.layer.compute_dtype)
+            bits = math.log2(limits.maximum) - math.log2(size)
+            found[call.path] = min(bits, found.get(call.path, bits))
+    return found
+
+
+def _largest(call):
+    own = rescaling_of(call.layer)
+    inputs = LayerReplay(call).cast_inputs
+    sizes = [largest(inputs), largest(to_arrays(call.float_outputs))]
+    if own is not None:
+        sizes[0] *= 2.0**own.input_bits
+        sizes[1] *= 2.0**-own.output_bits if own.wide_outputs else 1.0
+    return max(sizes)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from keras import ops
@@ -68,6 +69,11 @@ def to_array(tensor) -> np.ndarray:
         tensor = ops.cast(tensor, "float32")
     # Cast no other tensor here: JAX would compile a program for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
+
+
+def to_arrays(tensors: Iterable) -> list[np.ndarray]:
+    """Returns the arrays of some float tensors, as `to_array` does."""
+    return [to_array(tensor) for tensor in tensors]
 
 
 def _largest(array):

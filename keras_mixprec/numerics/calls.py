@@ -1,6 +1,7 @@
 """Recording what each layer of a model is given and returns in a step."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops, tree
@@ -19,9 +20,10 @@ from keras_mixprec.keras_internals import (
     sublayers,
     training_in_force,
 )
-from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
+from keras_mixprec.policies.layers import walk_with_model
 
 
 class LayerCall:
@@ -80,6 +82,17 @@ class LayerCall:
     def float_cotangents(self) -> list:
         """Their cotangents."""
         return [c for _, c in self._float_pairs()]
+
+    def cotangents_at(self, scale: float) -> list:
+        """Returns the cotangents at a loss scale, as arrays without gaps.
+
+        Args:
+            scale: Float. The call is of a step at loss scale 1.
+        """
+        return [
+            to_array(x) * 0.0 if c is None else to_array(c) * scale
+            for x, c in self._float_pairs()
+        ]
 
     def tensors(self) -> list:
         """Returns all tensors of the call, and their masks."""
@@ -332,3 +345,42 @@ def observe_outputs(layer, outputs, observe):
 
     leaves = [seen(*item) for item in enumerate(tree.flatten(outputs))]
     return tree.pack_sequence_as(outputs, leaves)
+
+
+class Interrupted(NamedTuple):
+    """A run that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if it raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far it got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interruption(model: keras.Model, run: Callable) -> Interrupted | None:
+    """Returns what stops a run of a model, `None` if it does not raise.
+
+    Args:
+        model: The `keras.Model`.
+        run: Function without arguments.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    concrete = active.replay().is_concrete
+    try:
+        with recorder.recording():
+            run()
+    except active.replay().REFUSALS as error:
+        recorder.put_values(
+            {id(x): x if concrete(x) else None for x in recorder.tensors()}
+        )
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None

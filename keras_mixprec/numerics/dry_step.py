@@ -12,10 +12,14 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import naming_exhaustion, optimizers_of
 from keras_mixprec.keras_internals import stored_value
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import CallRecorder, LayerCall, ending_pieces
-from keras_mixprec.numerics.held_optimizer import scale_variables
-from keras_mixprec.numerics.held_optimizers import Held
-from keras_mixprec.numerics.interruption import Interrupted, interruption
+from keras_mixprec.numerics.calls import (
+    CallRecorder,
+    Interrupted,
+    LayerCall,
+    ending_pieces,
+    interruption,
+)
+from keras_mixprec.numerics.held_optimizer import Held, scale_variables
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import walk_with_model

@@ -14,7 +14,7 @@ from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
     largest_magnitude,
-    to_array,
+    to_arrays,
 )
 from keras_mixprec.numerics.calls import LayerCall, with_mask
 from keras_mixprec.numerics.layer_hooks import (
@@ -50,41 +50,27 @@ class Cause(NamedTuple):
         return {name: text for name, text in own.items() if text}
 
 
-def largest_intermediate(function, tensors) -> float:
-    """Returns the largest finite magnitude that any operation produces.
-
-    Args:
-        function: Function of a list of tensors.
-        tensors: The list.
-    """
-    largest = 0.0
-
-    def visit(inputs, outputs):
-        nonlocal largest
-        for array in _float_arrays(outputs):
-            largest = max(largest, largest_magnitude(array))
-
-    active.replay().each_operation(function, tensors, visit)
-    return largest
-
-
-def smallest_intermediate(function, tensors) -> float:
+def extremes(function, tensors) -> tuple[float, float]:
     """Returns the smallest magnitude but 0 that any operation meets.
 
+    And the largest finite magnitude that one produces.
+
     Args:
         function: Function of a list of tensors.
         tensors: The list.
     """
-    smallest = np.inf
+    smallest, largest = np.inf, 0.0
 
     def visit(inputs, outputs):
-        nonlocal smallest
+        nonlocal smallest, largest
         for array in _float_arrays([*inputs, *outputs]):
             magnitudes = np.abs(array[array != 0])
             smallest = min(smallest, magnitudes.min(initial=np.inf))
+        made = map(largest_magnitude, _float_arrays(outputs))
+        largest = max(largest, *made, 0.0)
 
     active.replay().each_operation(function, tensors, visit)
-    return float(smallest)
+    return float(smallest), largest
 
 
 def nonfinite_places(function, tensors) -> set:
@@ -283,7 +269,7 @@ def _aligned(operands, shape):
 
 
 def _float_arrays(tensors):
-    return [to_array(x) for x in tensors if is_float(x)]
+    return to_arrays(filter(is_float, tensors))
 
 
 class LayerReplay:
@@ -315,7 +301,7 @@ class LayerReplay:
     def cast_inputs(self) -> list[np.ndarray]:
         """The inputs that the layer casts to its dtype, as float32 arrays."""
         inputs = self.inputs if self.call.layer.autocast else []
-        return [to_array(x) for x in inputs]
+        return to_arrays(inputs)
 
     def forward(self, policy=None, layers=None) -> list[np.ndarray]:
         """Returns the float outputs and added losses, as float32 arrays.
@@ -339,27 +325,25 @@ class LayerReplay:
         """
         return self._arrays(self._pullback(cotangents), policy, layers)
 
-    def largest_intermediate(self) -> float:
-        """Returns the largest magnitude that float32 meets inside."""
-        with self._in("float32", None):
-            return largest_intermediate(self._run, self._primals())
-
-    def smallest_intermediate(self, cotangents=None) -> float:
-        """Returns the smallest magnitude but 0 that float32 meets inside.
+    def extremes(self, cotangents=None) -> tuple[float, float]:
+        """Returns the function of this name for what float32 meets inside.
 
         Args:
             cotangents: As for `gradients`: on the way to these. Defaults to
                 `None`, on the way to the outputs.
         """
         with self._in("float32", None):
-            run = self._way(cotangents)
-            return smallest_intermediate(run, self._primals())
+            return extremes(self._way(cotangents), self._primals())
+
+    def largest_intermediate(self) -> float:
+        """Returns the largest magnitude that float32 meets inside."""
+        return self.extremes()[1]
 
     def cause_of_nonfinite(self, cotangents=None) -> Cause | None:
         """Returns what makes numbers of 16 bits non-finite, op by op.
 
         Args:
-            cotangents: As for `smallest_intermediate`.
+            cotangents: As for `extremes`.
 
         Returns:
             As the function of this name. `None` if all numbers are finite: then
@@ -393,7 +377,7 @@ class LayerReplay:
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):
-            return [to_array(x) for x in run(self._primals())]
+            return to_arrays(run(self._primals()))
 
     def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]
