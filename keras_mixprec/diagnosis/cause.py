@@ -1,4 +1,4 @@
-"""What is wrong with a layer, or with the code that follows it.
+"""Finds out what is wrong with a layer, or with the code that follows it.
 
 Weights that the dtype cannot hold are a kind of their own. A layer can have
 four others. An overflow is a number beyond the format's maximum, an underflow
@@ -211,7 +211,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     return Culprit(call.path, layers, kind, "backward", numbers)
 
 
-# What is wrong behind a layer.
+# Faults of the code behind a layer.
 
 
 def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
@@ -347,7 +347,7 @@ def _floats(structure):
     return to_arrays(filter(is_float, tree.flatten(structure)))
 
 
-# Weights that are lost, or that the cast to 16 bits spoils.
+# Faults of weights.
 
 
 def lost_weights(model: keras.Model) -> dict:

@@ -1,4 +1,4 @@
-"""Whether training has diverged, and why.
+"""Finds out whether training has diverged, and why.
 
 The search for the cause takes the next steps again from a good state, in
 float32, with one thing changed, and undoes them. A change that lets the loss

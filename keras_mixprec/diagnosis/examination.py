@@ -80,9 +80,9 @@ def diagnose(
 
     The model's own `train_step` runs with its optimizers held, in float32 and
     in 16 bits. If the loss, a gradient or a variable that a layer writes is
-    wrong, the smallest set of layers is found that must run in float32 for the
-    step to be right. Each of these layers runs once more in both dtypes, with
-    the others repaired, to find out what is wrong with it. The layer
+    wrong, a search finds the smallest set of layers that must run in float32.
+    Each of these layers runs once more in both dtypes, with the others
+    repaired, to find out what is wrong with it. The layer
     `"<model>"` stands for code outside of layers. For `predict` the outputs are
     compared. The model does not change.
 
@@ -101,8 +101,8 @@ def diagnose(
     Raises:
         TypeError: If `model` is not a model.
         ValueError: If it is not compiled although there are targets or
-            weights, or is not built and cannot be built by calling it, or the
-            data are no batch for it.
+            weights, if calling it does not build it, or if the data are no
+            batch for it.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -153,9 +153,9 @@ class Examination(NamedTuple):
             layers that are left in float16, `None` if none was sought.
         exact_loss: Float. The loss in float32, `None` if it was not computed.
         errors: Dict from the names of layer calls to the relative errors in 16
-            bits, `{"forward": ..., "backward": ...}`. The reference is the
-            float32 step, so a forward error includes those of the layers
-            before, and a backward error those of the layers after.
+            bits, `{"forward": ..., "backward": ...}`. A forward error includes
+            the errors of earlier layers, and a backward error those of later
+            layers.
         headroom: Dict from the paths of the layers in 16 bits to how far their
             numbers are from overflowing, in bits.
     """
@@ -283,9 +283,9 @@ class _Verdicts:
         try:
             exact = self._exact = exact_step(self._model, self._batch)
         except active.replay().REFUSALS as error:
-            return _blameless(self._refused_in_float32(error))
+            return _blameless(self._fails_in_float32(error))
         if not is_finite(exact):
-            return _blameless(self._not_precision())
+            return _blameless(self._fails_in_float32())
         use = scale_use(self._model, self._batch, exact)
         if use.case:
             return self._without_scale(entries, use)
@@ -377,40 +377,29 @@ class _Verdicts:
         numbers |= self._lost_constants()
         return self._verdict("weights_lost", numbers=numbers)
 
-    def _refused_in_float32(self, error):
-        """Says why a step raises in float32: its data, or mixed dtypes.
+    def _fails_in_float32(self, error=None):
+        """Says why a step is not finite in float32, or raises there.
 
         A loss of torch refuses NaN.
         """
-        if rows := self._bad_rows():
+        x, y, sample_weight = self._data
+        if rows := nonfinite_rows(x=x, y=y, sample_weight=sample_weight):
             return self._verdict("bad_data", numbers=rows)
-        numbers = evidence(error)
-        if "mixed_dtypes" not in numbers:
-            return self._raised_in_float32(error)
-        sentence = advice_of_mixed_code(numbers)
-        return self._verdict("unsupported", numbers=numbers, sentence=sentence)
-
-    def _raised_in_float32(self, error):
-        """Says which operation makes the number that a loss refuses."""
+        numbers = {"not_finite": "loss"}
+        if error is None:
+            numbers = not_finite_in(self._model, self._exact)
+        elif "mixed_dtypes" in (mixed := evidence(error)):
+            sentence = advice_of_mixed_code(mixed)
+            return self._verdict(
+                "unsupported", numbers=mixed, sentence=sentence
+            )
         try:
-            numbers = origin_of_nonfinite(self._model, self._batch)
+            found = origin_of_nonfinite(self._model, self._batch, self._exact)
         except active.replay().REFUSALS:
             raise error from None
-        if not numbers:
+        if error and not found:
             raise error
-        numbers["not_finite"] = "loss"
-        return self._verdict("divergence", numbers=numbers)
-
-    def _bad_rows(self):
-        x, y, sample_weight = self._data
-        return nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
-
-    def _not_precision(self):
-        if rows := self._bad_rows():
-            return self._verdict("bad_data", numbers=rows)
-        numbers = not_finite_in(self._model, self._exact)
-        numbers |= origin_of_nonfinite(self._model, self._batch, self._exact)
-        numbers |= large_inputs(self._data[0])
+        numbers |= found | large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 
     def _scale_too_low(self, search, scale):

@@ -235,14 +235,14 @@ def _fewest(run, layers, others):
     return [*kept, *(inside[n] for n in sorted(found))]
 
 
-# Which compute little or nothing themselves.
+# Layers that compute little or nothing themselves.
 _RUN_OTHERS = (keras.layers.TimeDistributed, keras.Model)
 
 
 def _ranked(run, low):
-    """Paths, that first which is most likely to blame.
+    """The paths of layers, the one most likely to blame first.
 
-    First come those that make numbers non-finite, then the worst rounding.
+    Layers that make numbers non-finite come first, then the worst rounding.
     """
     bad = {c.name for c in low if nonfinite(to_arrays(c.float_outputs))}
     around = {x.name for call in low if call.name in bad for x in call.around}
@@ -288,8 +288,8 @@ def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
     members out again by halves, the last ranked first.
 
     Args:
-        ranked: What the set may contain, such as paths of layers, that first
-            which is needed the most.
+        ranked: The possible members, such as paths of layers, beginning with
+            the one most needed in the set.
         fits: Function of a set. If a set fits, so do most that contain it.
 
     Returns:
@@ -301,7 +301,7 @@ def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
         return kept
     least_first = [one for one in reversed(ranked) if one in kept]
     kept = _without(least_first, kept, fits)
-    # What had to stay at first may be left out now that others are gone.
+    # A member that had to stay at first may be left out now.
     for one in least_first:
         if one in kept and fits(kept - {one}):
             kept -= {one}
@@ -332,8 +332,8 @@ def _without(spared, kept, fits):
 def instability(call: LayerCall, scale: float) -> float:
     """Returns a layer's error as a multiple of the threshold for it.
 
-    It runs again on the inputs it had, once in what it computes in now and
-    once in float32, forward and backward; the larger of both counts.
+    The layer runs again on its inputs, in its own dtype and in float32,
+    forward and backward. The larger of the two errors counts.
 
     Args:
         call: `LayerCall` of a step in float32, at loss scale 1.

@@ -1,8 +1,7 @@
 """Finds moving averages and counters that 16-bit rounding stops.
 
-The change of a moving average becomes less than half of its last 16-bit digit
-as it approaches its limit, and a counter stops where the next number is more
-than 1 away.
+A moving average stops when its change is less than half of its last 16-bit
+digit. A counter stops when the next 16-bit number is more than 1 away.
 """
 
 import ml_dtypes

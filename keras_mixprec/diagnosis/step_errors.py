@@ -4,6 +4,7 @@ A backend that refuses to mix dtypes or has no such operation in 16 bits, a
 loss that refuses NaN, or an index that a 16-bit float has rounded.
 """
 
+import os
 import re
 import traceback
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import keras
 
+import keras_mixprec
 from keras_mixprec._console import without_colours
 from keras_mixprec.backend import active
 from keras_mixprec.backend.user_code import line_of
@@ -42,6 +44,8 @@ _DTYPES = {
     "float64": "float64",
 }
 
+_OURS = os.path.dirname(keras_mixprec.__file__)
+
 # A message may be a page long.
 _LETTERS = 160
 
@@ -56,8 +60,8 @@ def without_what_raises(
 ) -> tuple[Any, list[Culprit]]:
     """Returns what a search finds, and the culprits without which it runs.
 
-    Not among them is what only single operations refuse, where the run is
-    compiled: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
+    If the run is compiled, layers that fail only outside of XLA are not
+    culprits: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
 
     Args:
         search: Function without arguments, which raises if a run does.
@@ -227,7 +231,8 @@ def evidence(error: Exception) -> dict:
     words = re.findall(r"\w+", said.lower())
     dtypes = {_DTYPES[word]: None for word in words if word in _DTYPES}
     mixed = {"mixed_dtypes": [*dtypes]} if len(dtypes) > 1 else {}
-    frames = reversed([*traceback.walk_tb(error.__traceback__)])
-    code = line_of((f.f_code.co_filename, line) for f, line in frames)
+    raised = traceback.extract_tb(error.__traceback__)
+    frames = [(f.filename, f.lineno or 0) for f in reversed(raised)]
+    code = line_of(f for f in frames if not f[0].startswith(_OURS))
     own = {"code": code} if code else {}
     return {"error": said[:_LETTERS]} | mixed | own

@@ -36,8 +36,8 @@ from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
-# Powers of two by which the search moves a loss scale that adapts, before it
-# blames a layer. The gradients of float16 span 40 of them.
+# The search moves a loss scale that adapts by these powers of two before it
+# blames a layer. The gradients of float16 span 40 powers of two.
 _OTHER_SCALES = (2, 4, 8, 16)
 
 
@@ -344,10 +344,10 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
 def other_layers_at_fault(
     run: StepRun, others: list, adapts: bool
 ) -> Culprit | None:
-    """Returns the fault of a step in which layers beside the model are narrow.
+    """Returns the fault of layers in 16 bits that the model does not hold.
 
-    A model does not hold these, such as the feature network of a loss, or a
-    layer that is a global of a script. No plan names them.
+    Such as the feature network of a loss, or a layer that is a global of a
+    script. No plan names them.
 
     Args:
         run: `StepRun`, with all layers of the model demoted that need be.

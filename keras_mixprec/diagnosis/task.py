@@ -1,8 +1,8 @@
 """Checks whether outputs can reach the targets, and the loss suits both.
 
-Asked of a model and its data before any step. No precision helps with what is
-found, and backends differ in what they make of it: where one raises, another
-computes NaN, and a third a loss that means nothing.
+The monitor and lint check this before any step. No precision repairs such a
+fault. Depending on the backend, it raises an error, gives NaN, or gives a loss
+that means nothing.
 """
 
 import math

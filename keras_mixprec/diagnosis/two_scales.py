@@ -125,7 +125,8 @@ class _Comparison:
             if not held.are_finite:
                 return ScaleUse()
             if self._differs():
-                return ScaleUse(False, *self._fault(off, held))
+                found = held.fault() if held.off else self._over_steps(off)
+                return ScaleUse(False, *found)
         case, count = self._at_overflow()
         if not count:
             exact = self._exact
@@ -159,6 +160,9 @@ class _Comparison:
 class _OneStep(_Comparison):
     """The gradients that a step hands to the optimizers, which are held."""
 
+    def _over_steps(self, off):
+        return None, {}  # The difference came from random numbers.
+
     @functools.cached_property
     def one(self):
         if self._exact is None:
@@ -177,9 +181,6 @@ class _OneStep(_Comparison):
         with in_float32(self._model):
             step = single_step(self._model, self._data, 2.0**bits)
         return _unscaled(self._model, step, bits)
-
-    def _fault(self, off, held):
-        return held.fault()
 
     def _at_overflow(self):
         """Returns the case at an infinite loss, and the number of variables."""
@@ -232,9 +233,7 @@ class _ManySteps(_Comparison):
         self._count = found.count
         return found.changes
 
-    def _fault(self, off, held):
-        if held.off:
-            return held.fault()
+    def _over_steps(self, off):
         weights = [id(v) for v in self._model.trainable_variables]
         numbers = {
             "compared_at_bits": self._bits,
@@ -260,7 +259,12 @@ class _ManySteps(_Comparison):
             return 0 if handled else len(usual)
         if found.updates[key]:
             return len(given)
-        return sum(a > b for a, b in zip(usual, given, strict=False))
+        dropped = sum(a > b for a, b in zip(usual, given, strict=False))
+        norms = self.one.get((key, "gradient_norms"))
+        if dropped or found.raised or norms is None:
+            return dropped
+        overflows = found.overflows[key, "overflows"]
+        return int(((norms > 0) & (overflows == 0)).sum())
 
 
 class _HeldSteps:
@@ -284,8 +288,6 @@ class _HeldSteps:
 
     def fault(self):
         """The case, and the evidence."""
-        if not self.off:  # The difference came from random numbers.
-            return None, {}
         bits, first, second = self._bits, self.first, self._second
         paths = {id(v): v.path for v in self._model.trainable_variables}
         numbers = {

@@ -1,4 +1,4 @@
-"""Recording what each layer of a model is given and returns in a step."""
+"""Records what each layer is given and returns, and what stops a run."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -264,8 +264,8 @@ class CallRecorder:
 def ending_pieces(entries):
     """Returns a context for a run without a record of the calls of layers.
 
-    Where a step is compiled in pieces, these end behind layers as in a run
-    with a record: few of them are others when a layer gets another dtype.
+    JAX compiles a step in pieces. They end behind each layer, as in a run with
+    a record, so that few pieces change when a layer gets another dtype.
 
     Args:
         entries: List of `LayerEntry`, the layers of the model.

@@ -188,10 +188,10 @@ def run_held(
             to `None`, a new one.
 
     Returns:
-        List of the losses, a dict from `id(variable)` to the scaled gradient,
-        a dict from that to the loss scale of its optimizer, whether the step
-        multiplied the losses by the loss scale, if not, they are those that it
-        returns, and the `state` of `DryStep`.
+        Tuple of five: a list of the losses, or of those that the step returns
+        if it scales none; a dict from `id(variable)` to the scaled gradient; a
+        dict from it to the loss scale of its optimizer; whether the step
+        multiplied the losses by the loss scale; the `state` of `DryStep`.
     """
     held = Held(scale_of)
     with contextlib.ExitStack() as stack:

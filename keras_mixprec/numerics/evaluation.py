@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import math
 import numbers
 import random
@@ -32,8 +31,8 @@ _MODES = ("auto", "min", "max")
 
 _FORMS = (
     "must be `(x_val, y_val)`, `(x_val, y_val, sample_weight)`, a dataset as "
-    "`model.evaluate` takes it, or a function of the model that returns a "
-    "number"
+    "`model.evaluate` takes it, which ends and can be read again, or a "
+    "function of the model that returns a number"
 )
 
 
@@ -144,27 +143,19 @@ def _is_function(validate):
 
 def _parts_of(argument, validate):
     """The data as `model.evaluate` takes them, one by one."""
-    shown = f"Received: {argument}={_shown(validate)}"
-    if isinstance(validate, tuple | list):
-        if len(validate) not in (2, 3):
-            raise ValueError(f"`{argument}` {_FORMS}. {shown}")
+    if isinstance(validate, tuple | list) and len(validate) in (2, 3):
         return tuple(validate)
-    if inspect.isgenerator(validate) or hasattr(validate, "__next__"):
-        raise ValueError(
-            f"`{argument}` must be data that can be read more than once; give "
-            f"a dataset or arrays, not an iterator. {shown}"
-        )
     readable = hasattr(validate, "__iter__") or hasattr(validate, "__getitem__")
-    if isinstance(validate, str | bytes | dict) or not readable:
-        raise TypeError(f"`{argument}` {_FORMS}. {shown}")
-    if getattr(validate, "shape", None) is not None:
-        raise ValueError(f"`{argument}` {_FORMS}; targets are missing. {shown}")
-    if hasattr(validate, "cardinality") and int(validate.cardinality()) == -1:
-        raise ValueError(
-            f"`{argument}` must be a dataset that ends; "
-            f"`dataset.take(steps)` does. {shown}"
-        )
-    return (validate,)
+    of_type = readable and not isinstance(validate, str | bytes | dict)
+    is_read_once = hasattr(validate, "__next__")
+    is_endless = getattr(validate, "cardinality", lambda: 0)() == -1
+    is_part = isinstance(validate, tuple | list) or hasattr(validate, "shape")
+    if of_type and not (is_read_once or is_endless or is_part):
+        return (validate,)
+    error = ValueError if of_type else TypeError
+    raise error(
+        f"`{argument}` {_FORMS}. Received: {argument}={_shown(validate)}"
+    )
 
 
 def _shown(value):

@@ -1,4 +1,8 @@
-"""Runs a model forward, as `predict` does, and records the calls of layers."""
+"""Runs `predict`, or any function that calls a model, and records the calls.
+
+A function of the user's own runs operation by operation, and its loops run in
+Python. So each call in them has its own place and its own numbers.
+"""
 
 import contextlib
 import hashlib

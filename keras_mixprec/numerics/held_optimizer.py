@@ -1,4 +1,4 @@
-"""An optimizer that sees losses and gradients, and updates nothing."""
+"""Optimizers that see losses and gradients, and update nothing."""
 
 import contextlib
 import contextvars

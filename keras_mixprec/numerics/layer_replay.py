@@ -29,10 +29,10 @@ class Cause(NamedTuple):
     """The origin of non-finite numbers.
 
     Attributes:
-        kind: String. `"underflow"` for an operand of zero, as in 0 / 0,
-            1 / sqrt(0) and log(0), unless it is zero because of an overflow
-            before, `"cast_overflow"` for a cast to a narrower dtype, else
-            `"forward_overflow"`, as for a sum or product.
+        kind: String. `"underflow"` if an operand has become zero, as in 1 / 0
+            and log(0), unless an earlier overflow made it zero;
+            `"cast_overflow"` for a cast to a narrower dtype; else
+            `"forward_overflow"`.
         code: String. The line of the user's code that runs the operation, as
             `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
         operation: String. The first operation that is not finite, as `"log(0)"`
@@ -275,7 +275,7 @@ def _float_arrays(tensors):
 class LayerReplay:
     """Runs a recorded call again, forward and backward.
 
-    Nothing changes: variables, random state and losses stay the same.
+    Variables, random state and losses do not change.
 
     Args:
         call: The `LayerCall`.

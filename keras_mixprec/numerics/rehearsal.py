@@ -1,4 +1,4 @@
-"""Train steps that a model takes as in training, and that are undone again."""
+"""Takes train steps as in training, and undoes them."""
 
 import contextlib
 import math
@@ -57,7 +57,7 @@ class StepTaker:
         self._python = PythonState(model)
 
     def can_take(self) -> bool:
-        """Whether the model can take steps here.
+        """Returns whether the model can take steps here.
 
         Optimizers that are not built yet would be in the step, and replicas
         would wait for each other. TensorFlow's optimizers do not know variables
@@ -78,7 +78,7 @@ class StepTaker:
 
     @property
     def ours(self) -> dict:
-        """Those of `scaling` that record a history, as this package's do."""
+        """The optimizers in `scaling` that record a history, as ours do."""
         return {
             key: optimizer
             for key, optimizer in self.scaling.items()
