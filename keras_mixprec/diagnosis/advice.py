@@ -216,7 +216,7 @@ def _advice_on_divergence(numbers):
 
 
 def _advice_on_operation(numbers):
-    """On what is not finite in float32 although all that it is given is."""
+    """Advice on an operation that is not finite in float32 on finite inputs."""
     operation = numbers.get("operation")
     if "largest_output" in numbers:
         return _CASES["grows"].format(**numbers)
@@ -263,7 +263,7 @@ def scale_advice(case: str, numbers: dict) -> str:
 def with_advised_scale(culprit, scale, common: dict):
     """Returns a culprit, with the loss scale that cures it if one does.
 
-    As `"advised_bits"`, a power of two that suits all layers.
+    `"advised_bits"` is a power of two that suits all layers.
 
     Args:
         culprit: `Culprit`.

@@ -267,7 +267,7 @@ def to_tensors(
 
 
 def nonfinite_rows(**parts) -> dict:
-    """Returns which rows of a batch hold what is not finite.
+    """Returns the rows of a batch that hold infinity or NaN.
 
     Args:
         **parts: Structures of tensors, by name.

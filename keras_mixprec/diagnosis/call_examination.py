@@ -6,7 +6,6 @@ import keras
 import numpy as np
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.advice import (
     FLOAT32_FAILS_TOO,
     advice,
@@ -53,7 +52,7 @@ class CallRun(Run):
         super().__init__(model, exact, compiled, criterion)
 
     def culprits(self, known: list[Culprit]) -> list[Culprit]:
-        """Returns what is to blame if the outputs are wrong.
+        """Returns the culprits if the outputs are wrong.
 
         Args:
             known: List of `Culprit`s that are known already. The list begins
@@ -69,12 +68,9 @@ class CallRun(Run):
         """Runs `predict`; see `Run`."""
         return self._prediction.run(records=records)
 
-    def wrong_in_xla(self) -> bool:
-        """Returns whether it is wrong as XLA computes it."""
-        with computing_in("float32", self.demoted):
-            low = self._prediction.compiled()
-        exact = self._prediction.compiled_exact()
-        return pass_error(low, exact) > thresholds.LOSS_ERROR
+    def compiled(self):
+        """Runs `predict` as XLA computes it; see `Run`."""
+        return self._prediction.compiled()
 
     def cause(self, layers):
         """Returns why an output is not finite; see `Run`."""
@@ -113,7 +109,7 @@ class LoopRun(CallRun):
 def examine_prediction(
     model: keras.Model, x, step: int | None = None
 ) -> list[Finding]:
-    """Diagnoses what `predict` does with one batch.
+    """Diagnoses `predict` on one batch.
 
     Args:
         model: A `keras.Model`, compiled or not.
@@ -129,7 +125,7 @@ def examine_prediction(
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Returns whether XLA compiles what a model's own methods run.
+    """Returns whether XLA compiles the steps of a model.
 
     Args:
         model: A `keras.Model`, compiled or not.

@@ -56,7 +56,7 @@ _ROWS_NAMED = 8
 
 
 def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
-    """Compares what a layer returned with the same layer in float32.
+    """Compares the outputs of a layer with the same layer in float32.
 
     Args:
         call: `LayerCall`, of a layer that computes in 16 bits.
@@ -144,7 +144,7 @@ def _kind_where_all_fits(replay, low, exact):
 
 
 def _add_smallest(numbers, replay, cotangents=None):
-    """Shows what vanishes, in place of the largest numbers, which fit."""
+    """Shows the smallest number in place of the largest ones, which fit."""
     for name in ("largest_input", "largest_gradient_in_float32"):
         numbers.pop(name, None)
     smallest, _ = replay.extremes(cotangents)
@@ -195,7 +195,7 @@ def check_backward(
 
 
 def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
-    """Returns what is wrong with a layer that a loss scale does not suit.
+    """Returns the fault of a layer whose gradients do not fit the loss scale.
 
     Args:
         window: `ScaleWindow` of its gradients, which does not hold the scale.
@@ -215,7 +215,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
 
 
 def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
-    """Kind of what makes a result infinite but no output of a layer.
+    """Returns why a result is infinite although no output of a layer is.
 
     Args:
         replay: `LayerReplay` of a layer without which the result is finite.
@@ -230,7 +230,7 @@ def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
 def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
     """Returns whether an input overflows in a cast before the layer is called.
 
-    As a `Sequential` without a `keras.Input` casts what it is given.
+    A `Sequential` without a `keras.Input` casts its inputs, for example.
 
     Args:
         call: `LayerCall` of a step in 16 bits.
@@ -244,7 +244,7 @@ def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
 
 
 def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
-    """Returns what makes numbers of a step non-finite.
+    """Returns the operation that makes a step non-finite.
 
     A `compute_loss` or `train_step` of the user's own, or a loss that casts,
     computes in the dtype of the outputs: `exp(20)` overflows there, and
@@ -272,7 +272,7 @@ def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
 
 
 def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
-    """Returns what makes a step in float32 non-finite, as evidence.
+    """Returns the evidence of the operation that float32 cannot do.
 
     Args:
         model: As for `step_cause`.
@@ -365,7 +365,7 @@ def lost_weights(model: keras.Model) -> dict:
 
 
 def weight_overflows(model: keras.Model) -> list[Culprit]:
-    """Returns the layers that have weights beyond what they compute in.
+    """Returns the layers with weights beyond the range of their dtype.
 
     They are at fault for every input.
 

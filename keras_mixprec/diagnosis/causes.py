@@ -111,7 +111,7 @@ class _Trial(NamedTuple):
 
 
 def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
-    """Returns what makes training diverge, as the numbers of a verdict.
+    """Returns the cause of a divergence, as the numbers of a verdict.
 
     Args:
         model: A built and compiled `keras.Model`, as it is now.
@@ -209,26 +209,18 @@ class _Search:
 
     def _parts(self):
         """Yields the parts that may be at fault, and trials without them."""
-        entries = walk_with_model(self._model)
-        weights = {
-            e.path: [v for v in own_trainable(e.layer) if v.regularizer]
-            for e in entries
-        }
-        added = {
-            path: sum(float(to_array(v.regularizer(v))) for v in own)
-            for path, own in weights.items()
-        }
-        if sum(added.values()) > abs(self._loss) / 2:
-            largest = max(added, key=added.__getitem__)
-            numbers = {"penalty": sum(added.values()), "largest_of": largest}
-            without = [
-                (v, "regularizer") for own in weights.values() for v in own
-            ]
-            yield "penalty", numbers, _Trial(self._batches, without=without)
-        active = [e for e in entries if e.layer.activity_regularizer]
-        if active:
-            without = [(e.layer, "activity_regularizer") for e in active]
-            numbers = {"largest_of": active[0].path}
+        added, without = {}, []
+        for entry in walk_with_model(self._model):
+            own = [v for v in own_trainable(entry.layer) if v.regularizer]
+            without += [(v, "regularizer") for v in own]
+            of_outputs = entry.layer.activity_regularizer
+            if of_outputs:
+                without.append((entry.layer, "activity_regularizer"))
+            if own or of_outputs:
+                sizes = (float(to_array(v.regularizer(v))) for v in own)
+                added[entry.path] = sum(sizes)
+        if without:
+            numbers = {"largest_of": max(added, key=added.__getitem__)}
             yield "penalty", numbers, _Trial(self._batches, without=without)
         for place, part in enumerate(("inputs", "targets")):
             largest = max(_largest(batch, place) for batch in self._batches)

@@ -63,8 +63,8 @@ def output_error(
 ) -> float:
     """Returns how far the output of a model is off that is the farthest.
 
-    One that stands for minus infinity may be that in 16 bits, as in scores
-    of what is masked.
+    A number that stands for minus infinity, as in masked scores, may become
+    infinite in 16 bits.
 
     Args:
         low: Arrays, what 16 bits gave.
@@ -87,7 +87,7 @@ def output_error(
 def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
     """Returns how far the output is off that is the farthest.
 
-    Once other tokens have been chosen, only what is not finite counts.
+    After 16 bits choose another token, only infinities and NaNs count.
 
     Args:
         low: `ForwardPass` in 16 bits.
@@ -321,7 +321,7 @@ def _moving(model, exact):
 
 
 def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
-    """Returns what of a step is not finite, as the numbers of a verdict."""
+    """Returns the evidence of a step that is not finite in float32."""
     if not math.isfinite(exact.loss):
         return {"not_finite": "loss"}
     arrays = [to_array(g) for g in exact.gradients.values()]

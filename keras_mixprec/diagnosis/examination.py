@@ -261,7 +261,7 @@ class _Verdicts:
         return self._with_others(found, others.narrow)
 
     def _with_others(self, found, others):
-        """Adds what is wrong with layers that the model does not hold."""
+        """Adds the fault of layers that the model does not hold."""
         demoted = [layer for f in found.findings for layer in f.layers]
         scale, bits = scale_in_use(self._model), found.scale_bits or 0.0
         run = StepRun(

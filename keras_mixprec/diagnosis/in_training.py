@@ -41,7 +41,7 @@ def examine_in_training(
     raised: bool = False,
     states=None,
 ) -> Examination:
-    """Returns what is wrong with a model in `fit`.
+    """Diagnoses a model in `fit`.
 
     Args:
         model: The `keras.Model`.

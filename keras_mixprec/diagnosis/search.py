@@ -25,7 +25,11 @@ from keras_mixprec.diagnosis.criterion import (
     nonfinite,
     relative_error,
 )
-from keras_mixprec.diagnosis.culprit import Culprit, computes_low
+from keras_mixprec.diagnosis.culprit import (
+    Culprit,
+    computes_low,
+    rounded_integers,
+)
 from keras_mixprec.numerics.arrays import to_arrays
 from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
@@ -69,12 +73,12 @@ class Run:
         """
         raise NotImplementedError
 
-    def wrong_in_xla(self) -> bool:
-        """Returns whether it is wrong as XLA computes it."""
+    def compiled(self):
+        """Returns the results as XLA computes them, as `take` does."""
         raise NotImplementedError
 
     def numbers(self) -> dict:
-        """Returns the evidence of what is wrong with the whole run."""
+        """Returns how far the whole run is off, as evidence."""
         raise NotImplementedError
 
     def cause(self, layers: list) -> Cause | None:
@@ -122,6 +126,11 @@ class Run:
         self.compare(run)
         return not self._compiled or self.wrong_in_xla()
 
+    def wrong_in_xla(self) -> bool:
+        """Returns whether it is wrong as XLA computes it."""
+        with computing_in("float32", self.demoted):
+            return not self._criterion.fits(self.compiled())
+
     def right(self, layers: list) -> bool:
         """Returns whether a run with the layers in float32 is right.
 
@@ -139,7 +148,7 @@ class Run:
         return self._criterion.fits(run)
 
     def record(self, layers: list):
-        """Returns the run with its calls, each free of what others do wrong.
+        """Runs with the layers in float32, and records the calls.
 
         Args:
             layers: As for `right`.
@@ -163,29 +172,38 @@ class Run:
             layers: List of the layers that repair it in float32.
             call: `LayerCall` of the layer that it follows. Defaults to `None`.
         """
+        kind, direction, evidence = self._fault(layers, call)
+        numbers = self.numbers() | evidence
+        return Culprit(path, layers, kind, direction, numbers)
+
+    def _fault(self, layers, call):
         cause = self.cause([call.layer] if call else layers) if layers else None
+        known = self.exact_calls.get(call.name) if call else None
         result = self.errors[RESULT]
+        is_cast = call is not None and is_cast_before(call, known)
+        if call and math.isinf(result) and (cause is None or is_cast):
+            replay = LayerReplay(call, self._compiled)
+            return kind_of_range(replay, known), "forward", {}
+        if cause is not None and cause.kind == "forward_overflow":
+            return cause.kind, "forward", cause.evidence
+        if known is not None:
+            given = LayerReplay(known).cast_inputs
+            rounded = rounded_integers(given, known.layer.compute_dtype)
+            if rounded:  # Such as ids.
+                return "precision_loss", "forward", rounded
+        if cause is not None:
+            return cause.kind, "forward", cause.evidence
         forward = result > thresholds.LOSS_ERROR
         direction = "forward" if forward else "backward"
         overflows = math.inf in self.errors.values()
         kind = f"{direction}_overflow" if overflows else "precision_loss"
-        evidence = {}
-        if cause is not None:
-            kind, direction, evidence = cause.kind, "forward", cause.evidence
-        if call is not None and math.isinf(result):
-            known = self.exact_calls.get(call.name)
-            if cause is None or is_cast_before(call, known):
-                replay = LayerReplay(call, self._compiled)
-                kind, evidence = kind_of_range(replay, known), {}
-                direction = "forward"
-        numbers = self.numbers() | evidence
-        return Culprit(path, layers, kind, direction, numbers)
+        return kind, direction, {}
 
 
 def culprits_of(run: Run, low: list) -> list[Culprit]:
-    """Returns what is to blame for a run that is wrong.
+    """Returns the culprits of a wrong run.
 
-    None if the roundings of all layers together are.
+    The list is empty if only the roundings of all layers together are to blame.
 
     Args:
         run: `Run`.
@@ -258,10 +276,7 @@ def _ranked(run, low):
 
 
 def _culprit(run, path, parts):
-    """Returns what is wrong with a layer of the smallest set.
-
-    The layer gets what it is given with the others repaired.
-    """
+    """Returns the fault of a layer, on its inputs with the others repaired."""
     own, others = parts[path], _others(parts, path)
     low = run.record(others)
     calls = [call for call in low.calls if call.path == path]
@@ -318,7 +333,7 @@ def _shortest_head(ranked, fits):
 
 
 def _without(spared, kept, fits):
-    """Takes out of `kept` what can be spared, all or by halves."""
+    """Takes members out of `kept`, all at once or by halves."""
     rest = kept.difference(spared)
     if fits(rest):
         return rest

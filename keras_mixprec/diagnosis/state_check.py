@@ -91,7 +91,8 @@ def _lost_change(layer, variable, step, exact, second):
     change = first - now
     error = relative_error([_after(step, variable) - now], [change])
     is_lost = error > thresholds.LOST_CHANGE
-    next_change = to_array(second.state[id(variable)]) - first
+    after = second.state.get(id(variable), first)
+    next_change = to_array(after) - first
     same = float((change * next_change).sum(dtype="float64"))
     share = 1 - same / norm(change) ** 2
     if share >= thresholds.SETTLING_SHARE:

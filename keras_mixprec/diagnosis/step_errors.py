@@ -58,7 +58,7 @@ def without_what_raises(
     interrupt: Callable,
     compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
-    """Returns what a search finds, and the culprits without which it runs.
+    """Searches, with layers that raise in 16 bits in float32.
 
     If the run is compiled, layers that fail only outside of XLA are not
     culprits: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
@@ -122,7 +122,7 @@ def why_it_raises(
 
 
 def _wrong_before(stop, compiled):
-    """The layer that has returned what the step then stumbles over."""
+    """The layer whose non-finite outputs make the step raise."""
     bad = [c for c in stop.calls if nonfinite(to_arrays(c.float_outputs))]
     for call in bad:
         culprit = computes_low(call.layer) and check_forward(call, compiled)
@@ -217,7 +217,7 @@ def _fault(stop, call):
 
 
 def evidence(error: Exception) -> dict:
-    """Returns what an exception says, as the numbers of a `Culprit`.
+    """Returns the evidence in an exception, as the numbers of a `Culprit`.
 
     Args:
         error: The exception.

@@ -95,11 +95,9 @@ class StepRun(Run):
         super().compare(step)
         self._loss = step.loss
 
-    def wrong_in_xla(self) -> bool:
-        """Returns whether it is wrong as XLA computes it."""
-        with computing_in("float32", self.demoted):
-            step = compiled_step(self.model, self._data, 2.0**self.bits)
-        return not self._criterion.fits(step)
+    def compiled(self):
+        """Runs the step as XLA computes it; see `Run`."""
+        return compiled_step(self.model, self._data, 2.0**self.bits)
 
     def find_other_scale(self) -> bool:
         """Takes the nearest loss scale that makes the step right, if any.
@@ -129,7 +127,7 @@ class StepRun(Run):
         return None
 
     def own_faults(self, low):
-        """Yields what finds faults forward, then backward."""
+        """Yields the forward check, then the backward check."""
         yield from super().own_faults(low)
         if self.errors[RESULT] <= thresholds.LOSS_ERROR:
             yield self._own_backward_fault
@@ -158,7 +156,7 @@ class StepRun(Run):
 
 
 class Search:
-    """The search for what makes a train step wrong in 16 bits.
+    """The search for the layers that make a train step wrong in 16 bits.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -242,7 +240,7 @@ class Search:
         return run.step(records=True) if found else step
 
     def _spare_what_xla_ignores(self, run):
-        """Drops those whose non-finite gradients a compiled step ignores.
+        """Drops culprits whose non-finite gradients a compiled step ignores.
 
         The gradient of a ReLU does, which op by op multiplies them by 0.
         """
@@ -306,7 +304,7 @@ class Search:
 
 
 def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
-    """Returns how far layers are off in a step, errors of others included.
+    """Returns how far each layer is off in a step with all other errors.
 
     Args:
         low: List of the `LayerCall`s of `step` that compute in 16 bits.

@@ -136,7 +136,7 @@ def task_faults(
 
 
 def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
-    """Returns which input is too large, or has columns of other sizes.
+    """Returns the input that is too large, or has columns of unequal size.
 
     It must be one that a kernel multiplies before anything normalizes it. Ids
         do not count, nor inputs of a `Normalization`, an `Embedding` or code of
@@ -365,7 +365,7 @@ def _part(data, path, place, count):
 
 
 def _array(leaf):
-    """A leaf as an array, `None` of what is no dense array of numbers."""
+    """Returns a leaf as an array, or `None` if it is no dense array."""
     if not len(getattr(leaf, "shape", ())) or hasattr(leaf, "todense"):
         return None
     try:

@@ -136,7 +136,7 @@ class _Comparison:
         return ScaleUse(False, case, numbers)
 
     def _fitting(self):
-        """Returns the results at the other scale, or at a smaller one."""
+        """Returns the results at the larger scale, halved until finite."""
         while self._bits:
             other = self._at_other()
             if other and all(
@@ -196,7 +196,7 @@ class _OneStep(_Comparison):
 
 
 class _ManySteps(_Comparison):
-    """What consecutive steps change."""
+    """The changes that consecutive steps make."""
 
     _count: int | None = None
 
@@ -356,7 +356,7 @@ def _unscaled(model, step, bits):
 
 
 def _off(one, other):
-    """The errors of those arrays that differ, by key."""
+    """Returns the errors of the arrays that differ, by key."""
     errors = {}
     for key in one | other:
         pair = [arrays.get(key, np.zeros(())) for arrays in (one, other)]
@@ -500,7 +500,7 @@ class TakenSteps:
         return noting
 
     def _noting(self):
-        """Context that notes which optimizer is given what."""
+        """Context that notes the gradients that each optimizer is given."""
 
         def apply(original, optimizer, grads, *args, **kwargs):
             if id(optimizer) in self._taker.scaling:

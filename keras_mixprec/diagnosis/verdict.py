@@ -13,7 +13,7 @@ FOUND_BY = "found_by"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One finding, with its evidence and what to do about it.
+    """One finding, with its evidence and advice.
 
     Attributes:
         kind: String. One of `verdict_kinds.KINDS`, such as
@@ -108,7 +108,7 @@ class Verdict:
 
 
 class Finding(NamedTuple):
-    """A verdict, and what to demote because of it.
+    """A verdict, and the layers to demote because of it.
 
     Attributes:
         verdict: `Verdict`.
@@ -120,7 +120,7 @@ class Finding(NamedTuple):
 
 
 def without_repeats(verdicts: list[Verdict]) -> list[str]:
-    """Returns what to print of verdicts: the same of several layers once.
+    """Returns the lines to print, one for equal verdicts on several layers.
 
     Args:
         verdicts: List of `Verdict`s, found together.

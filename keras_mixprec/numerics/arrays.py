@@ -24,7 +24,7 @@ def is_float(leaf) -> bool:
 
 
 def detached(leaf):
-    """Returns it without what made it: torch would go back into that."""
+    """Returns a tensor without its history, which torch would go back into."""
     attached = getattr(leaf, "requires_grad", False)
     return ops.stop_gradient(leaf) if attached else leaf
 
@@ -47,7 +47,7 @@ def count_nonfinite(array: np.ndarray) -> int:
 
 
 def as_numpy(leaf) -> np.ndarray:
-    """Returns what a user hands over as an array.
+    """Returns any array or tensor as a NumPy array.
 
     A tensor of torch's may be that on any backend, need gradients, be on a
     device, or have a dtype that NumPy lacks.

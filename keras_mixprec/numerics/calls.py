@@ -75,7 +75,7 @@ class LayerCall:
 
     @property
     def float_outputs(self) -> list:
-        """The floating-point tensors in `outputs`, then those in `losses`."""
+        """The floating-point tensors in `outputs`, then in `losses`."""
         return [x for x, _ in self._float_pairs()]
 
     @property
@@ -216,7 +216,7 @@ class CallRecorder:
         return outputs
 
     def _observe_losses(self, call, before):
-        """Observes what a call has added to the losses of the step."""
+        """Observes the losses that a call has added to the step."""
         known = {id(loss) for loss in before}
         new = [loss for loss in added_losses() if id(loss) not in known]
         if not new:
@@ -300,13 +300,13 @@ def _global_seed_state():
 
 
 def added_losses() -> list:
-    """Returns what layers have added to the losses of the step until now."""
+    """Returns the losses that layers have added to the step so far."""
     scope = get_stateless_scope()
     return [] if scope is None else list(scope.losses)
 
 
 def collects_losses() -> bool:
-    """Returns whether what layers add to the losses is part of the step."""
+    """Returns whether the step uses the losses that layers add."""
     scope = get_stateless_scope()
     return scope is not None and scope.collect_losses
 
@@ -367,7 +367,7 @@ class Interrupted(NamedTuple):
 
 
 def interruption(model: keras.Model, run: Callable) -> Interrupted | None:
-    """Returns what stops a run of a model, `None` if it does not raise.
+    """Returns where a run of a model raises, `None` if it does not.
 
     Args:
         model: The `keras.Model`.

@@ -128,13 +128,13 @@ def dry_step(
 
 
 def _known(values, tensors):
-    """The values of tensors, without those that are not known."""
+    """The values of tensors that are known."""
     found = {key: values[id(tensor)] for key, tensor in tensors.items()}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def interrupted(model: keras.Model, data) -> Interrupted | None:
-    """Runs the step at loss scale 1; returns what stops it, if anything does.
+    """Runs the step at loss scale 1. Returns where it raises, if it does.
 
     Args:
         model: As for `dry_step`.
@@ -247,7 +247,7 @@ class _AsInFit(keras.StatelessScope):
 
 
 def logged_losses(logs) -> list:
-    """Returns the losses among what a `train_step` returns."""
+    """Returns the losses that a `train_step` returns."""
     if not isinstance(logs, dict):
         return []
     own = {name: x for name, x in logs.items() if name.endswith("loss")}
@@ -273,9 +273,7 @@ compiled_step = functools.partial(dry_step, records=False, how="xla")
 def exact_step(
     model: keras.Model, data, scale: float = 1.0, *, records=True
 ) -> DryStep:
-    """Runs the step in float32 throughout.
-
-    With the random numbers of the model as it is.
+    """Runs the step in float32, with the random numbers of the 16-bit step.
 
     Args:
         model: As for `dry_step`.

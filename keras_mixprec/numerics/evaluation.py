@@ -167,7 +167,7 @@ def _shown(value):
 def held_back(
     validate: Any, monitor: str, mode: str, argument: str = "validate"
 ) -> HeldBack | None:
-    """Returns what decides by a metric, `None` if nothing is held back.
+    """Returns the `HeldBack` of arguments, `None` if no data are given.
 
     Args:
         validate: As for `HeldBack`, or `None`.
@@ -216,7 +216,7 @@ class Evaluation:
             return self._measured(self._in_float32)
 
     def reference(self) -> float:
-        """Returns the metric in float32, which others are compared with.
+        """Returns the metric in float32, as the reference for other dtypes.
 
         Raises:
             ValueError: If it is not finite.
@@ -230,7 +230,7 @@ class Evaluation:
         return value
 
     def with_policies(self, assignment: dict) -> float:
-        """Returns the metric with some layers in other dtypes.
+        """Returns the metric with the policies that some layers are given.
 
         Args:
             assignment: Dict of policy name to the list of layers that follow
@@ -240,7 +240,7 @@ class Evaluation:
             return self._measured({})
 
     def worse_by(self, value: float, reference: float) -> float:
-        """Returns what `HeldBack.worse_by` does."""
+        """Returns the result of `HeldBack.worse_by`."""
         return self.held_back.worse_by(value, reference)
 
     def _measured(self, functions):
@@ -286,7 +286,7 @@ _KINDS = ("test", "predict")
 
 @contextlib.contextmanager
 def _compiled_apart(model, functions):
-    """Context that gives a model other functions to evaluate and predict.
+    """Context that gives a model functions of its own to evaluate with.
 
     One that is compiled keeps the dtypes that it was traced with.
 

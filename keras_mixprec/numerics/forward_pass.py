@@ -26,7 +26,6 @@ from keras_mixprec.keras_internals import (
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.calls import CallRecorder, LayerCall, ending_pieces
 from keras_mixprec.numerics.evaluation import leaving_no_trace
-from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.policies.layers import walk_with_model
 
@@ -127,11 +126,6 @@ class Prediction:
             found = active.replay().compiled(lambda _: self.tensors())([])
         return ForwardPass([to_array(value) for value in found], [])
 
-    def compiled_exact(self) -> ForwardPass:
-        """The same in float32."""
-        with in_float32(self.model):
-            return self.compiled()
-
 
 def _predicted(model, batch, drawing):
     """The float tensors that `predict_step` returns."""
@@ -203,7 +197,7 @@ class RecordedCalls:
         return exact_run(self.model, self.run, records=records)
 
     def tensors(self, _=None):
-        """Calls it, for what it raises."""
+        """Calls the function without a record."""
         with self._as_before():
             self._called()
 
@@ -276,7 +270,7 @@ class _Chain(CallRecorder):
 
 
 def _array(leaf):
-    """A float result as an array, `None` of any other."""
+    """Returns a float result as an array, `None` for other results."""
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = ops.convert_to_tensor(leaf) if leaf.dtype.kind in "fV" else None
     known = is_float(leaf) and active.replay().is_concrete(leaf)

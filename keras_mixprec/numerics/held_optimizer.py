@@ -45,7 +45,7 @@ def _wrapped(optimizer):
 
 
 def with_wrapped(optimizer) -> list:
-    """Returns an optimizer and all that it wraps, one in the other."""
+    """Returns an optimizer and the optimizers inside it, outermost first."""
     return [optimizer, *sum(map(with_wrapped, _wrapped(optimizer)), [])]
 
 
@@ -85,7 +85,7 @@ def held(optimizer, scale, losses, gradients):
 
 
 class _Held:
-    """The methods that replace those of one optimizer."""
+    """The methods that replace one optimizer's own methods."""
 
     def __init__(self, optimizer, scale, losses, gradients, hands_on):
         self._optimizer = optimizer
@@ -136,7 +136,7 @@ class _Held:
         )
 
     def take(self, gradients, scaled):
-        """Takes what an inner optimizer was given."""
+        """Takes the gradients that an inner optimizer was given."""
         for key, gradient in gradients.items():
             if not scaled:
                 (gradient,) = _times([gradient], self._scale)
@@ -195,10 +195,10 @@ def _same(one, other):
 
 
 def _replaced(optimizer, methods):
-    """Context that gives an optimizer other methods, below the user's own.
+    """Context that replaces an optimizer's methods, below the user's own.
 
-    A method that a subclass of the user's own overrides still runs, and finds
-    the other one by `super()`.
+    A method in a subclass of the user's own still runs, and `super()` leads it
+    to the replacement.
     """
     replacements = Replacements()
     for name, method in methods.items():
@@ -247,7 +247,7 @@ class _HeldStep:
 
 
 def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
-    """Returns a context that gives all optimizers other methods here.
+    """Returns a context that replaces methods of all optimizers.
 
     It replaces the methods of every class, because a `train_step` may keep an
         optimizer anywhere. Other threads go on training.
@@ -269,7 +269,7 @@ def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
 
 
 def _classes(cls):
-    """A class, all that derive from it, and what those derive from."""
+    """A class, its subclasses, and all of their bases."""
     found = dict.fromkeys(cls.__mro__)
     for sub in cls.__subclasses__():
         found |= _classes(sub)
@@ -277,7 +277,7 @@ def _classes(cls):
 
 
 class Held:
-    """Collects what a step gives its optimizers.
+    """Collects the losses and gradients that a step gives its optimizers.
 
     Each is held from the moment on that the step turns to it.
 
@@ -310,7 +310,7 @@ class Held:
             yield
 
     def taken(self) -> tuple:
-        """Returns what the optimizers were given.
+        """Returns the losses and gradients that the optimizers were given.
 
         Returns:
             List of the losses that were scaled, as they were before, a dict
@@ -330,7 +330,7 @@ class Held:
         return losses, gradients, scales
 
     def stepped(self, model, updated: list):
-        """Takes what an optimizer of the backend itself is about to update.
+        """Takes the gradients that a backend's own optimizer is about to apply.
 
         Args:
             model: The `keras.Model` of the step.

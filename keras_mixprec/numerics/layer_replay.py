@@ -94,10 +94,10 @@ def nonfinite_places(function, tensors) -> set:
 def cause_of_nonfinite(
     function, tensors, harmless=frozenset(), of_loss: bool = False
 ) -> Cause | None:
-    """Returns what the non-finite numbers that remain come from.
+    """Returns the origin of the non-finite numbers that remain.
 
-    An infinity that a later operation makes finite again, as exp(-inf), is not
-    the origin of what remains.
+    An infinity that a later operation makes finite again, as exp(-inf), does
+    not count.
 
     Args:
         function: Function of a list of tensors.
@@ -294,7 +294,7 @@ class LayerReplay:
 
     @property
     def inputs(self) -> list:
-        """The float tensors among what the layer was given."""
+        """The float tensors among the layer's arguments."""
         return [self._leaves[i] for i in self._floats]
 
     @property
@@ -326,7 +326,7 @@ class LayerReplay:
         return self._arrays(self._pullback(cotangents), policy, layers)
 
     def extremes(self, cotangents=None) -> tuple[float, float]:
-        """Returns the function of this name for what float32 meets inside.
+        """Returns the smallest and the largest number inside, in float32.
 
         Args:
             cotangents: As for `gradients`: on the way to these. Defaults to
@@ -340,7 +340,7 @@ class LayerReplay:
         return self.extremes()[1]
 
     def cause_of_nonfinite(self, cotangents=None) -> Cause | None:
-        """Returns what makes numbers of 16 bits non-finite, op by op.
+        """Returns why 16-bit numbers become non-finite, op by op.
 
         Args:
             cotangents: As for `extremes`.

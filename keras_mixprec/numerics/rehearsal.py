@@ -146,7 +146,7 @@ class StepTaker:
         return float(sum(to_array(x).sum() for x in losses))
 
     def read(self, name: str) -> dict:
-        """Returns what optimizers have recorded, by id and name.
+        """Returns the records of optimizers, by id and name.
 
         Args:
             name: String. An attribute of their `history`.
