@@ -74,6 +74,8 @@ class CallRun(Run):
 
     def cause(self, layers):
         """Returns why an output is not finite; see `Run`."""
+        if math.isfinite(self.errors[RESULT]):
+            return None
         with computing_in("float32", layers):
             harmless = nonfinite_places(self._prediction.tensors, [])
         return cause_of_nonfinite(self._prediction.tensors, [], harmless)

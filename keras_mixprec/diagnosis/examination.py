@@ -1,6 +1,7 @@
 """`diagnose`, and the examination that every diagnosis runs."""
 
 import contextlib
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -348,27 +349,20 @@ class _Verdicts:
 
     def _search(self, exact, bits):
         """Returns the search, and the culprits without which it runs."""
-        compiled = self._common["compiled"]
-
-        def compile_step():
-            compiled_step(self._model, self._batch, 1.0)
+        step, compiled = (self._model, self._batch), self._common["compiled"]
+        compile_step = None
+        if compiled:
+            compile_step = functools.partial(compiled_step, *step, 1.0)
 
         def run():
-            if self._raised and compiled:
+            if self._raised and compile_step:
                 compile_step()
-            search = Search(self._model, self._batch, exact, compiled)
+            search = Search(*step, exact, compiled)
             search.run(bits)
             return search
 
-        def stop():
-            return interrupted(self._model, self._batch)
-
-        return without_what_raises(
-            run,
-            self._model,
-            stop,
-            compile_step if compiled else None,
-        )
+        stop = functools.partial(interrupted, *step)
+        return without_what_raises(run, self._model, stop, compile_step)
 
     def _lost_weights(self):
         numbers = lost_weights(self._model)

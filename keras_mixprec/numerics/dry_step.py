@@ -213,6 +213,7 @@ def run_held(
             for v in model.trainable_variables
             if v.regularizer
         }
+        given = set(scope.state_mapping)
         stack.enter_context(scope)
         # Within the scope: what it returns shall be of this batch alone, and a
         # `fit` that raised may leave metrics without values. Not by what guards
@@ -223,7 +224,7 @@ def run_held(
     losses, gradients, scales = held.taken()
     scaled = bool(losses) or _BY_HAND.get()
     losses = losses or logged_losses(returned)
-    return losses, gradients, scales, scaled, _written(model, scope)
+    return losses, gradients, scales, scaled, _written(model, scope, given)
 
 
 class _AsInFit(keras.StatelessScope):
@@ -254,15 +255,15 @@ def logged_losses(logs) -> list:
     return [own["loss"]] if "loss" in own else [*own.values()]
 
 
-def _written(model, scope):
+def _written(model, scope, given):
     """The values of variables that a step has set without an optimizer.
 
-    Regularizers do not read these, so none of them was known before.
+    A model may hold the loss scale, which the step is given.
     """
     return {
         id(v): scope.state_mapping[id(v)]
         for v in model.non_trainable_variables
-        if id(v) in scope.state_mapping
+        if id(v) in scope.state_mapping and id(v) not in given
     }
 
 
