@@ -37,10 +37,10 @@ from keras.src.utils.module_utils import tensorflow
 SAMPLE, CPU_SECONDS = 300, 40
 MODULES = """formats
     loss_scaling.rules
-    diagnosis.advice diagnosis.compare diagnosis.course diagnosis.culprit
-    diagnosis.fault_kind monitoring.forecasts diagnosis.headroom
+    diagnosis.advice diagnosis.criterion diagnosis.culprit diagnosis.cause
+    diagnosis.causes monitoring.forecasts diagnosis.examination
     monitoring.ranges diagnosis.scales
-    diagnosis.smallest_set diagnosis.thresholds diagnosis.verdict
+    diagnosis.search diagnosis.thresholds diagnosis.verdict
     reporting.bad_input reporting.cards reporting.facts reporting.fixes
     reporting.flat_loss reporting.format_limits reporting.headline
     reporting.layer_tables reporting.layers reporting.lowered_scale

@@ -9,9 +9,9 @@ from monitor_models import each_jit, only_torch
 from zoo.parts import dense, plus
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.call_run import CallRun
+from keras_mixprec.diagnosis.call_examination import CallRun
 from keras_mixprec.diagnosis.examination import examine
-from keras_mixprec.diagnosis.step_run import StepRun
+from keras_mixprec.diagnosis.step_search import StepRun
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(32, 16)).astype("float32")
@@ -203,13 +203,13 @@ def alone(number):
 def test_a_chain_takes_few_runs(target, monkeypatch):
     runs = []
     owner = StepRun if target == "step" else CallRun
-    original = owner._is_right
+    original = owner.take
 
-    def counting(run):
+    def counting(run, **how):
         runs.append(run)
-        return original(run)
+        return original(run, **how)
 
-    monkeypatch.setattr(owner, "_is_right", counting)
+    monkeypatch.setattr(owner, "take", counting)
     between = dense(16, kernel_initializer="orthogonal")
     parts = [part for n in range(LENGTH) for part in (alone(n), between)]
     model = compiled(model_of(*parts, HEAD, shape=(16,), wide=["head"]))

@@ -210,7 +210,7 @@ def test_the_line_and_its_dtypes_are_named(tmp_path, where, layer):
     (verdict,) = kmp.diagnose(mixing(where), *data)
     assert (verdict.layer, verdict.kind) == (layer, "unsupported")
     assert sorted(verdict.numbers["mixed_dtypes"]) == ["float16", "float32"]
-    assert verdict.numbers["line"].startswith(this)
+    assert verdict.numbers["code"].startswith(this)
     # Below the exception of `fit`, and after it.
     model = mixing(where)
     with pytest.raises(TypeError) as raised:

@@ -120,7 +120,7 @@ def test_a_mix_of_dtypes_in_a_layer_is_named_with_what_mends_it(jit):
     (verdict,) = kmp.diagnose(mixed, X, LABELS)
     assert (verdict.layer, verdict.kind) == ("turn", "unsupported")
     assert found(mixed, X) == [("turn", "unsupported")]
-    assert verdict.numbers["code"].startswith("return x @ ops.eye(4")
+    assert "return x @ ops.eye(4" in verdict.numbers["code"]
     assert "PrecisionRule('turn')" in verdict.advice
     assert "keras.ops.cast" in verdict.advice
     in_float16(mixed, ["turn", "head"])

@@ -8,7 +8,7 @@ from keras import layers, ops
 from zoo import CASES
 
 import keras_mixprec as kmp
-from keras_mixprec.diagnosis.smallest_set import smallest_set
+from keras_mixprec.diagnosis.search import smallest_set
 
 # Constants that do not fit float16 warn as models are built and trained.
 pytestmark = pytest.mark.filterwarnings(

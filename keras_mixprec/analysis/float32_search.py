@@ -16,7 +16,6 @@ from keras_mixprec.analysis.resume import (
     unnamed,
 )
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.compare import effective_update
 from keras_mixprec.diagnosis.criterion import (
     Errors,
     is_finite,
@@ -24,7 +23,7 @@ from keras_mixprec.diagnosis.criterion import (
     worst_errors,
 )
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.smallest_set import instability, smallest_set
+from keras_mixprec.diagnosis.search import instability, smallest_set
 from keras_mixprec.diagnosis.step_search import Search
 from keras_mixprec.formats import (
     format_names,
@@ -240,7 +239,7 @@ class Float32Search:
         bits, instabilities = _examine(model, batches, start)
         self._scale = 2.0**bits
         self._criteria = [
-            (batch, step_criterion(model, batch, loss=0.0, gradient=0.0))
+            (batch, step_criterion(model, batch, result=0.0, others=0.0))
             for batch in batches
         ]
         for _, criterion in self._criteria:
@@ -438,7 +437,6 @@ def _examine(model, batches, start):
     adapts = adapts or (given == 0.0 and "float16" not in dtypes)
     found, lowest = {}, math.inf
     paths = {entry.path for entry in start.candidates}
-    effective = effective_update(model)
     for batch in batches:
         exact = exact_step(model, batch)
         if not is_finite(exact):
@@ -446,7 +444,7 @@ def _examine(model, batches, start):
         bits = given
         if adapts:
             search = Search(model, batch, exact, compiled=False)
-            bits = search.predict_scale_bits(effective)
+            bits = search.predict_scale_bits()
         # A scale that adapts stays below what any batch overflows at.
         lowest = min(lowest, bits)
         for call in exact.calls:

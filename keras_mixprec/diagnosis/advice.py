@@ -36,6 +36,11 @@ _OURS = (
     "`keras_mixprec.LossScaleOptimizer` has it."
 )
 
+_OUTSIDE = (
+    "the model's `call`, `compute_loss`, `train_step` or `predict_step`, or "
+    "what calls the model"
+)
+
 # Used if the evidence says more than the kind does.
 _CASES = {
     "diverged": "{evidence}, so precision is not the cause. Lower the learning "
@@ -49,58 +54,44 @@ _CASES = {
     "grows": "In layer {in_layer!r} numbers grow from {largest_input:.3g} to "
     "{largest_output:.3g}, and then beyond float32. Begin with smaller "
     "weights, or normalize between steps.",
-    "between_gradients": "The loss and the gradients between layers are finite "
-    "in float32, but some that `train_step` gives the optimizer are not. Look "
-    "at what it adds, such as gradients that it keeps from an earlier step, or "
-    "the norm of a weight that is 0.",
+    "between_gradients": "In float32 the loss is finite, but gradients that "
+    "`train_step` gives the optimizer are not. Look at what it adds, such as "
+    "gradients from an earlier step, or the norm of a weight that is 0.",
     "loss_grew": "The loss was {loss_at_first:.3g} when training began. On "
     "the batch of this step it is {loss_in_float32:.3g} even in float32",
     "weights_grew": "The largest weight grew from "
     "{largest_weight_at_first:.3g} when training began to {largest_weight:.3g}",
-    "learning_rate": "Set the learning rate to {holds:g}: {learning_rate:g} is "
-    "too large. With the smaller rate the loss falls in float32 steps that "
-    "start again at step {since}.",
+    "learning_rate": "Set the learning rate to {holds:g}: {learning_rate:g} "
+    "is too large.",
     "gradients": "Give the optimizer global_clipnorm={clip:.1f}: gradients "
-    "explode. With this clipping the loss falls in float32 steps that start "
-    "again at step {since}. A smaller learning rate does not help.",
+    "explode, and no smaller learning rate helps.",
     "penalty": "Make the factor of the regularizer of layer {largest_of!r} "
-    "smaller: the penalty is larger than the rest of the loss. Without it the "
-    "loss falls in float32 steps that start again at step {since}.",
+    "smaller: the penalty is larger than the rest of the loss.",
     "inputs": "Normalize the inputs, as by keras.layers.Normalization: they "
-    "reach {largest_of_inputs:.3g}. With a mean of 0 and a spread of 1 the "
-    "loss falls in float32 steps that start again at step {since}.",
+    "reach {largest_of_inputs:.3g}.",
     "targets": "Divide the targets by their standard deviation: they reach "
-    "{largest_of_targets:.3g}. With a mean of 0 and a spread of 1 the loss "
-    "falls in float32 steps that start again at step {since}.",
+    "{largest_of_targets:.3g}.",
     "in_training": KINDS["forward_overflow"].advice
     + " A smaller loss scale cannot help.",
     "follows": f"{TO_FLOAT32} What is computed from its output, in "
-    "{loss_code} or elsewhere after the layer, fails in 16 bits.",
-    "follows_in_call": f"{TO_FLOAT32} What is computed from its output, after "
-    "the layer, fails in 16 bits.",
+    "{later_code}, fails in 16 bits.",
     "own_backward": f"{TO_FLOAT32} Its backward pass overflows on gradients "
     "that fit, as a division by small numbers does. A smaller loss scale may "
     "not help.",
-    "steep": f"{TO_FLOAT32} The gradient that it gets from the loss, or from "
-    "what follows it, overflows at a loss scale of 1. Smaller targets, or a "
-    "loss divided by a constant, may help.",
+    "steep": f"{TO_FLOAT32} The gradient that it gets overflows at a loss "
+    "scale of 1. Smaller targets, or a loss divided by a constant, may help.",
     "zero_backward": f"{TO_FLOAT32} Its backward pass divides by a number that "
     "becomes 0 in float16. Or keep its small numbers, such as an epsilon, "
     "above 6e-8.",
-    "outside": "It is in code outside of layers: the model's `call`, "
-    "`compute_loss` or `train_step`. Cast what that code computes with: "
-    "keras.ops.cast(x, 'float32').",
+    "outside": f"It is in code outside of layers: {_OUTSIDE}. Cast what that "
+    "code computes with: keras.ops.cast(x, 'float32').",
     "not_written": "What it assigns to {not_written!r} in its call is lost: "
     "Keras on torch writes it to the copy that a 16-bit layer casts. Make the "
     "variable by add_weight(..., autocast=False), or let the layer compute in "
     "float32: kmp.PrecisionRule({layer!r}).",
-    "mixed_outside": "Code outside of layers (the model's `call`, "
-    "`compute_loss` or `train_step`) mixes dtypes, or uses an operation that "
-    "this backend refuses in 16 bits. Cast what that code computes with: "
-    "keras.ops.cast(x, 'float32').",
-    "outside_in_call": "It is in code outside of layers: the model's `call` or "
-    "`predict_step`, or what calls the model. Cast what that code computes "
-    "with: keras.ops.cast(x, 'float32').",
+    "mixed_outside": f"Code outside of layers ({_OUTSIDE}) mixes dtypes, or "
+    "uses an operation that this backend refuses in 16 bits. Cast what that "
+    "code computes with: keras.ops.cast(x, 'float32').",
     "between": "It is in {own_call}, after layer {layer!r}. Cast what that "
     "code computes with, by keras.ops.cast(x, 'float32'), or let the layer "
     "compute in float32: kmp.PrecisionRule({layer!r}).",
@@ -129,37 +120,27 @@ _CASES = {
     "never_scaled": "The loss is never multiplied by the loss scale, so small "
     "gradients become 0 in float16. Call `loss = optimizer.{scaling}` in "
     "`train_step` before gradients are computed.",
-    "scaled_twice": "Gradients are multiplied by the loss scale once more than "
-    "they are divided. Scale the loss once, by `optimizer.{scaling}`, and pass "
-    "gradients to `optimizer.apply`.",
-    "before_unscaling": "Your code clips, normalizes, compares or divides "
-    "gradients while they are multiplied by the loss scale. Call `gradients = "
-    "optimizer.unscale(gradients)` before that, or in place of your own "
-    "division. To clip, you can also set `clipnorm`, `global_clipnorm` or "
-    "`clipvalue` of the inner optimizer.",
-    "hides_overflow": "Your code makes gradients that overflow finite (as "
-    "`nan_to_num` or clipping by value does) or leaves them out, so that no "
-    "step is skipped and the loss scale never falls. Pass all gradients to "
-    "`optimizer.apply` unchanged.",
+    "scaled_twice": "Gradients are multiplied by the loss scale once more "
+    "than they are divided. Scale the loss once, by `optimizer.{scaling}`, "
+    "and pass gradients to `optimizer.apply`.",
+    "before_unscaling": "Your code clips, compares or divides gradients that "
+    "are still scaled, or adds a penalty, a second loss or noise that is not "
+    "scaled. Call `gradients = optimizer.unscale(gradients)` first, or in "
+    "place of your own division, and scale the sum of all losses.",
+    "hides_overflow": "Your code makes gradients that overflow finite or "
+    "leaves them out. So no step is skipped, and the loss scale never falls. "
+    "Pass all gradients to `optimizer.apply` unchanged.",
     "writes_overflow": "Your code writes gradients that overflow into the "
-    "weights itself, which become NaN. `optimizer.apply` skips such a step: "
-    "pass gradients to it. If you move weights for a while, as sharpness-aware "
-    "minimization does, put them back from a copy.",
-    "over_steps": "Over several steps the update depends on the loss scale: "
-    "your code computes it, a limit, a learning rate or an average from "
-    "gradients that are multiplied by the loss scale, or applies another "
-    "optimizer than the one that scaled the loss. Call `gradients = "
-    "optimizer.unscale(gradients)` before that, and pass gradients to "
-    "`optimizer.apply`.",
-    "part_of_loss": "{behind} sends back gradients that do not follow the loss "
-    "scale. Add up all losses first and scale their sum last, by "
-    "`optimizer.{scaling}`. A gradient of your own (`custom_gradient`, "
-    "`autograd.Function`, `custom_vjp`) must be multiplied by the gradient "
-    "that it is handed, and not be clipped there.",
-    "part_added": "A part of the gradients is not multiplied by the loss "
-    "scale, but the optimizer divides all of them by it. It may be a penalty, "
-    "a second loss or noise: add it to the loss before `optimizer.{scaling}`, "
-    "or to the gradients after `gradients = optimizer.unscale(gradients)`.",
+    "weights. Pass gradients to `optimizer.apply`, which skips such a step. "
+    "If you move weights for a while, put them back from a copy.",
+    "over_steps": "Your code keeps something from step to step that is still "
+    "scaled, such as gradients, their average, a limit or a learning rate. "
+    "Call `gradients = optimizer.unscale(gradients)` before that. Apply the "
+    "optimizer that scaled the loss.",
+    "part_of_loss": "{behind} sends back gradients that do not follow the "
+    "loss scale. Scale the sum of all losses, by `optimizer.{scaling}`. A "
+    "gradient of your own, such as a `custom_gradient`, must be multiplied by "
+    "the gradient that it is given.",
     "below": "Its gradients overflow at this loss scale. Lower the scale to "
     "2**{advised_bits}. If `min_scale` keeps it higher, lower that.",
 }
@@ -235,7 +216,7 @@ def _advice_on_divergence(numbers):
 
 
 def _advice_on_operation(numbers):
-    """On what is not finite in float32 although all that it is given is."""
+    """Advice on an operation that is not finite in float32 on finite inputs."""
     operation = numbers.get("operation")
     if "largest_output" in numbers:
         return _CASES["grows"].format(**numbers)
@@ -252,15 +233,15 @@ def _advice_on_operation(numbers):
 
 
 def _advice_on_cause(numbers):
-    text = _CASES[numbers["cause"]].format(**numbers)
+    text = _CASES[numbers["cause"]] + (
+        " With this change the loss falls in float32 steps that start again "
+        "at step {since}."
+    )
     if "learning_rate_before" in numbers and "holds" in numbers:
-        before = numbers["learning_rate_before"]
-        text += f" It was {before:g} at that step."
+        text += " The learning rate was {learning_rate_before:g} at that step."
     if numbers["cause"] == "learning_rate" and "clip" in numbers:
-        text += " Clipping gradients to a norm of {clip:g} helps, too.".format(
-            **numbers
-        )
-    return text
+        text += " Clipping gradients to a norm of {clip:g} helps, too."
+    return text.format(**numbers)
 
 
 def scale_advice(case: str, numbers: dict) -> str:
@@ -282,7 +263,7 @@ def scale_advice(case: str, numbers: dict) -> str:
 def with_advised_scale(culprit, scale, common: dict):
     """Returns a culprit, with the loss scale that cures it if one does.
 
-    As `"advised_bits"`, a power of two that suits all layers.
+    `"advised_bits"` is a power of two that suits all layers.
 
     Args:
         culprit: `Culprit`.
@@ -300,38 +281,26 @@ def with_advised_scale(culprit, scale, common: dict):
     return culprit._replace(numbers=culprit.numbers | own)
 
 
-def advice_for(culprit, scale, model) -> str:
+def advice_for(culprit, scale=None, model=None) -> str:
     """Returns one sentence on a layer at fault.
 
     Args:
         culprit: `Culprit`, of `with_advised_scale`.
-        scale: `ScaleInUse` of the model.
-        model: The `keras.Model`.
+        scale: `ScaleInUse` of the model. Defaults to `None`, nothing is
+            trained.
+        model: The `keras.Model`, if it is trained.
     """
-    case = _case(culprit) or _training_case(culprit, scale)
+    case, later = _case(culprit), "code after the layer"
+    if scale is not None:
+        case = case or _training_case(culprit, scale)
+        later = f"{_loss_of(model)} or elsewhere after the layer"
     if case in _OTHER_SCALE and "advised_bits" not in culprit.numbers:
         case = _OTHER_SCALE[case]
     if case == "steep" and culprit.numbers["highest_bits"] + BITS_ABOVE >= 0:
         case = None  # The gradients fit at a scale of 1.
     if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
-    return _sentence(
-        culprit, case, scaling=scaling_call(), loss_code=_loss_of(model)
-    )
-
-
-def advice_in_call(culprit) -> str:
-    """Returns one sentence on a layer at fault where nothing is trained.
-
-    Args:
-        culprit: `Culprit`.
-    """
-    case = _case(culprit)
-    if case == "outside":
-        case = "outside_in_call"
-    elif "output_error" in culprit.numbers:
-        case = "follows_in_call"
-    return _sentence(culprit, case)
+    return _sentence(culprit, case, later)
 
 
 def advice_of_mixed_code(numbers: dict) -> str:
@@ -342,9 +311,8 @@ def advice_of_mixed_code(numbers: dict) -> str:
     """
     dtypes = " and ".join(numbers["mixed_dtypes"])
     return (
-        f"The code at {numbers.get('line', 'an unknown line')} mixes {dtypes}, "
-        "even if all layers compute in float32. Cast one of the two there, as "
-        "in keras.ops.cast(b, a.dtype)."
+        f"{dtypes} mix in {place_of(numbers)}, even if all layers compute in "
+        "float32. Cast one of the two there, as in keras.ops.cast(b, a.dtype)."
     )
 
 
@@ -357,7 +325,7 @@ def _loss_of(model):
     return f"the loss function {model.loss.__name__!r}" if own else "the loss"
 
 
-def _sentence(culprit, case, **window):
+def _sentence(culprit, case, later):
     text = _CASES[case] if case else KINDS[culprit.kind].advice
     model = culprit.numbers.get("in_call_of", MODEL_PATH)
     whose = "the model's own `call`", f"the own `call` of {model!r}"
@@ -366,8 +334,9 @@ def _sentence(culprit, case, **window):
     return text.format(
         layer=culprit.path,
         own_call=whose[model != MODEL_PATH],
+        later_code=later,
+        scaling=scaling_call(),
         **culprit.numbers,
-        **window,
     )
 
 
@@ -383,8 +352,9 @@ def _case(culprit):
         return "not_written"
     if "rounded_integers" in numbers:
         return "integers"
+    is_behind = numbers.keys() & {"loss", "output_error"}
     known = culprit.kind in ("cast_overflow", "precision_loss")
-    return "follows" if "loss" in numbers and not known else None
+    return "follows" if is_behind and not known else None
 
 
 def _training_case(culprit, scale):

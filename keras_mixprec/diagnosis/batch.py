@@ -169,8 +169,8 @@ def head(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if it cannot be cut.
 
     A batch of graphs cannot be cut, because its edges are numbers of its nodes.
-    Nor can the batch of a model that has a fixed batch size, or keeps state by
-    row.
+    The batch of a model that has a fixed batch size, or keeps state by row,
+    cannot be cut either.
 
     Args:
         model: The `keras.Model`.
@@ -267,7 +267,7 @@ def to_tensors(
 
 
 def nonfinite_rows(**parts) -> dict:
-    """Returns which rows of a batch hold what is not finite.
+    """Returns the rows of a batch that hold infinity or NaN.
 
     Args:
         **parts: Structures of tensors, by name.
@@ -364,17 +364,17 @@ def _not_a_batch(name, part):
     )
 
 
-# How far below the loss scale in use the step is tried as well, as powers of
-# two, where the scale adapts: on its way down it skips steps, as it should.
+# Powers of two by which a loss scale that adapts is lowered before a step
+# counts as wrong. A scale on its way down skips steps, as it should.
 _BELOW = (0, 6, 12)
 
 
 def rows_to_examine(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if there is more to see.
 
-    There is more to see if the whole batch gives another loss or other
-    gradients in 16 bits than in float32: a sum over all rows overflows, or a
-    row behind the first ones.
+    There is more to see if the loss or the gradients of the whole batch are
+    wrong in 16 bits. For example, a sum over all rows overflows, or a later
+    row.
 
     Args:
         model: A compiled `keras.Model`.

@@ -1,4 +1,6 @@
-"""The examination of what `predict` does: no loss, no gradients."""
+"""The examination of `predict`, or of other calls without a loss."""
+
+import math
 
 import keras
 import numpy as np
@@ -7,24 +9,109 @@ from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import (
     FLOAT32_FAILS_TOO,
     advice,
-    advice_in_call,
+    advice_for,
 )
 from keras_mixprec.diagnosis.batch import build_for_predict, nonfinite_rows
-from keras_mixprec.diagnosis.call_run import CallRun
-from keras_mixprec.diagnosis.culprit import low_layers
+from keras_mixprec.diagnosis.cause import lost_weights, weight_overflows
+from keras_mixprec.diagnosis.criterion import RESULT, Criterion, pass_error
+from keras_mixprec.diagnosis.culprit import Culprit, layers_of, low_layers
+from keras_mixprec.diagnosis.search import Run, culprits_of
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
-from keras_mixprec.diagnosis.weights import lost_weights, weight_overflows
-from keras_mixprec.numerics.forward_pass import Prediction
-from keras_mixprec.numerics.interruption import interruption
+from keras_mixprec.numerics.calls import interruption
+from keras_mixprec.numerics.forward_pass import Prediction, RecordedCalls
+from keras_mixprec.numerics.layer_hooks import computing_in
+from keras_mixprec.numerics.layer_replay import (
+    cause_of_nonfinite,
+    nonfinite_places,
+)
 from keras_mixprec.numerics.random_numbers import same_draws
-from keras_mixprec.numerics.recorded_calls import RecordedCalls
+from keras_mixprec.numerics.rounding import jittered
+
+
+class CallRun(Run):
+    """Runs `predict` on one batch, again and again.
+
+    Args:
+        prediction: `Prediction`.
+        exact: `ForwardPass` of it in float32.
+        compiled: Boolean, whether XLA compiles the call.
+    """
+
+    def __init__(self, prediction, exact, compiled: bool):
+        model, self._prediction = prediction.model, prediction
+
+        def rounded(seed):
+            with jittered(model, seed):
+                return prediction.exact(records=False)
+
+        def distances(low, exact):
+            return {RESULT: pass_error(low, exact)}
+
+        criterion = Criterion(exact, rounded, distances)
+        super().__init__(model, exact, compiled, criterion)
+
+    def culprits(self, known: list[Culprit]) -> list[Culprit]:
+        """Returns the culprits if the outputs are wrong.
+
+        Args:
+            known: List of `Culprit`s that are known already. The list begins
+                with these.
+        """
+        self.demoted = layers_of(known)
+        low = self.record([])
+        if not self.wrong(low):
+            return known
+        return [*known, *culprits_of(self, self.low(low.calls))]
+
+    def take(self, *, records=False):
+        """Runs `predict`; see `Run`."""
+        return self._prediction.run(records=records)
+
+    def compiled(self):
+        """Runs `predict` as XLA computes it; see `Run`."""
+        return self._prediction.compiled()
+
+    def cause(self, layers):
+        """Returns why an output is not finite; see `Run`."""
+        if math.isfinite(self.errors[RESULT]):
+            return None
+        with computing_in("float32", layers):
+            harmless = nonfinite_places(self._prediction.tensors, [])
+        return cause_of_nonfinite(self._prediction.tensors, [], harmless)
+
+    def numbers(self):
+        """Returns how far the outputs are off."""
+        return {"output_error": self.errors[RESULT]}
+
+
+class LoopRun(CallRun):
+    """The same of a function that calls a model, such as a loop.
+
+    Args:
+        prediction: `RecordedCalls`.
+        exact: As for `CallRun`.
+        compiled: As for `CallRun`.
+    """
+
+    def located(self, culprit, call):
+        """Adds which call of the layer it is."""
+        numbers = {"call": call.index + 1} | culprit.numbers
+        return culprit._replace(numbers=numbers)
+
+    def wrong_in_xla(self) -> bool:
+        """Returns whether it surely is: a loop is not compiled for that."""
+        return not math.isfinite(self.errors[RESULT])
+
+    def cause(self, layers):
+        """Returns nothing: JAX cannot trace code that reads numbers."""
+        return
 
 
 def examine_prediction(
     model: keras.Model, x, step: int | None = None
 ) -> list[Finding]:
-    """Diagnoses what `predict` does with one batch.
+    """Diagnoses `predict` on one batch.
 
     Args:
         model: A `keras.Model`, compiled or not.
@@ -40,7 +127,7 @@ def examine_prediction(
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Returns whether XLA compiles what a model's own methods run.
+    """Returns whether XLA compiles the steps of a model.
 
     Args:
         model: A `keras.Model`, compiled or not.
@@ -90,7 +177,7 @@ def _find(prediction, run_class, given, compiled, step):
         culprits = _culprits(prediction, run_class, exact, compiled, weights)
     found = [verdict("bad_data", rows)] if rows else []
     found += [
-        verdict(c.kind, c.numbers, advice_in_call(c), c)
+        verdict(c.kind, c.numbers, advice_for(c), c)
         for culprit in culprits
         for c in culprit.by_layer(model)
     ]

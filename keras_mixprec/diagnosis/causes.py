@@ -1,8 +1,8 @@
-"""Why training diverged: the smallest change that keeps it from doing so.
+"""Finds out whether training has diverged, and why.
 
-The search takes the next steps again from a good state, in float32, with one
-thing changed, and undoes them. A change that lets the loss fall shows the
-cause.
+The search for the cause takes the next steps again from a good state, in
+float32, with one thing changed, and undoes them. A change that lets the loss
+fall shows the cause.
 """
 
 import contextlib
@@ -30,6 +30,53 @@ from keras_mixprec.numerics.rehearsal import (
     updating,
 )
 from keras_mixprec.policies.layers import walk_with_model
+
+
+class Course(NamedTuple):
+    """Where training is.
+
+    Attributes:
+        loss: Float. The loss in float32.
+        weight: Float. The largest magnitude among the weights.
+        rate: Float. The learning rate, `None` if it is not known.
+    """
+
+    loss: float
+    weight: float
+    rate: float | None = None
+
+    @classmethod
+    def of(cls, model, loss: float) -> "Course":
+        """Returns where a model is that has this loss."""
+        weights = (to_array(v.value) for v in model.trainable_variables)
+        largest = max(map(largest_magnitude, weights), default=0.0)
+        return cls(loss, largest, learning_rate(model))
+
+    def left(self, start: "Course") -> bool:
+        """Returns whether training that began there has diverged.
+
+        Args:
+            start: `Course` of the same model before.
+        """
+        if math.isnan(start.loss):  # Only weights are known.
+            return self.weight >= thresholds.DIVERGED * start.weight > 0
+        if not (start.loss and math.isfinite(start.loss)):
+            return False
+        if not math.isfinite(self.loss):
+            return True
+        loss = abs(self.loss / start.loss)
+        both = loss * max(self.weight / (start.weight or math.inf), 1.0) ** 2
+        if self.loss < start.loss:
+            return False
+        if loss >= thresholds.LOSS_DIVERGED:
+            return True
+        return loss >= thresholds.WORSE and both >= thresholds.BOTH_DIVERGED
+
+
+def learning_rate(model) -> float | None:
+    """Returns the largest learning rate in use, `None` if there is none."""
+    return max(rates_of(model).values(), default=None)
+
 
 # Steps of a rehearsal.
 STEPS = 8
@@ -64,7 +111,7 @@ class _Trial(NamedTuple):
 
 
 def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
-    """Returns what makes training diverge, as the numbers of a verdict.
+    """Returns the cause of a divergence, as the numbers of a verdict.
 
     Args:
         model: A built and compiled `keras.Model`, as it is now.
@@ -98,7 +145,7 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
 def _raised(rates, before):
     """Returns the largest learning rate before, if it is larger now."""
     now, then = max(rates.values(), default=0), max(before.values(), default=0)
-    return {"learning_rate_before": then} if now > 1.5 * then else {}
+    return {"learning_rate_before": then} if now > then else {}
 
 
 class _Search:
@@ -162,26 +209,18 @@ class _Search:
 
     def _parts(self):
         """Yields the parts that may be at fault, and trials without them."""
-        entries = walk_with_model(self._model)
-        weights = {
-            e.path: [v for v in own_trainable(e.layer) if v.regularizer]
-            for e in entries
-        }
-        added = {
-            path: sum(float(to_array(v.regularizer(v))) for v in own)
-            for path, own in weights.items()
-        }
-        if sum(added.values()) > abs(self._loss) / 2:
-            largest = max(added, key=added.__getitem__)
-            numbers = {"penalty": sum(added.values()), "largest_of": largest}
-            without = [
-                (v, "regularizer") for own in weights.values() for v in own
-            ]
-            yield "penalty", numbers, _Trial(self._batches, without=without)
-        active = [e for e in entries if e.layer.activity_regularizer]
-        if active:
-            without = [(e.layer, "activity_regularizer") for e in active]
-            numbers = {"largest_of": active[0].path}
+        added, without = {}, []
+        for entry in walk_with_model(self._model):
+            own = [v for v in own_trainable(entry.layer) if v.regularizer]
+            without += [(v, "regularizer") for v in own]
+            of_outputs = entry.layer.activity_regularizer
+            if of_outputs:
+                without.append((entry.layer, "activity_regularizer"))
+            if own or of_outputs:
+                sizes = (float(to_array(v.regularizer(v))) for v in own)
+                added[entry.path] = sum(sizes)
+        if without:
+            numbers = {"largest_of": max(added, key=added.__getitem__)}
             yield "penalty", numbers, _Trial(self._batches, without=without)
         for place, part in enumerate(("inputs", "targets")):
             largest = max(_largest(batch, place) for batch in self._batches)

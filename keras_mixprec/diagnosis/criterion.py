@@ -6,7 +6,7 @@ changes by when weights and inputs are off by half a rounding step.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
@@ -14,18 +14,144 @@ import numpy as np
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import (
-    effective_update,
-    nonfinite,
-    relative_error,
+from keras_mixprec.keras_internals import flat_layers, own_trainable, part_for
+from keras_mixprec.numerics.arrays import (
+    count_nonfinite,
+    largest_magnitude,
+    to_array,
 )
-from keras_mixprec.keras_internals import flat_layers, own_trainable
-from keras_mixprec.numerics.arrays import to_array
 from keras_mixprec.numerics.dry_step import DryStep, dry_step, exact_step
+from keras_mixprec.numerics.forward_pass import ForwardPass
 from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 from keras_mixprec.policies.layers import has_own_step
 
-_LOSS = "loss"
+# Between these a sum of squares loses nothing that counts in float32.
+_SQUARES = 1e-20, 1e30
+
+
+def relative_error(
+    low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+) -> float:
+    """Returns `|low - exact| / |exact|` over all arrays together.
+
+    Args:
+        low: Arrays, what 16 bits gave.
+        exact: Arrays of the same shapes, what float32 gave.
+
+    Returns:
+        Float >= 0; infinite if `low` has a non-finite element where `exact`
+        has none. Elements where float32 is not finite do not count.
+    """
+    off, size = 0.0, 0.0
+    for narrow, wide in zip(low, exact, strict=True):
+        with np.errstate(all="ignore"):
+            norms = norm(narrow - wide), norm(wide)
+        if not math.isfinite(norms[0]):
+            usable = np.isfinite(wide)
+            narrow, wide = (a[usable].astype("float64") for a in (narrow, wide))
+            if not np.isfinite(narrow).all():
+                return math.inf
+            norms = norm(narrow - wide), norm(wide)
+        off, size = math.hypot(off, norms[0]), math.hypot(size, norms[1])
+    if size == 0.0:
+        return math.inf if off else 0.0
+    return off / size
+
+
+def output_error(
+    low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
+) -> float:
+    """Returns how far the output of a model is off that is the farthest.
+
+    A number that stands for minus infinity, as in masked scores, may become
+    infinite in 16 bits.
+
+    Args:
+        low: Arrays, what 16 bits gave.
+        exact: Arrays, what float32 gave.
+
+    Returns:
+        Float >= 0, as `relative_error`. Outputs whose shapes are others, as of
+        boxes that are chosen, count only if they are not finite.
+    """
+    if [a.shape for a in low] != [a.shape for a in exact]:
+        return math.inf if nonfinite(low) and not nonfinite(exact) else 0.0
+
+    def error(narrow, wide):
+        mask = np.isneginf(narrow) & (wide <= thresholds.MINUS_INFINITY)
+        return relative_error([np.where(mask, wide, narrow)], [wide])
+
+    return max(map(error, low, exact), default=0.0)
+
+
+def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
+    """Returns how far the output is off that is the farthest.
+
+    After 16 bits choose another token, only infinities and NaNs count.
+
+    Args:
+        low: `ForwardPass` in 16 bits.
+        exact: `ForwardPass` in float32.
+    """
+    pairs = [*zip(low.histories, exact.histories, strict=False)]
+    same = [a == b for a, b in pairs]
+    count = same.index(False) if False in same else len(low.outputs)
+    later = [
+        [np.isnan(a).any() or np.isposinf(a).any() for a in run.outputs[count:]]
+        for run in (low, exact)
+    ]
+    if any(later[0]) and not any(later[1]):
+        return math.inf
+    return output_error(low.outputs[:count], exact.outputs[:count])
+
+
+def largest(arrays: Sequence[np.ndarray]) -> float:
+    """Returns the largest finite magnitude, or 0."""
+    return max(map(largest_magnitude, arrays), default=0.0)
+
+
+def nonfinite(arrays: Sequence[np.ndarray]) -> int:
+    """Returns the number of elements that are infinite or NaN."""
+    return sum(map(count_nonfinite, arrays))
+
+
+def norm(values: np.ndarray) -> float:
+    """Returns the norm of all numbers of an array together."""
+    # Summed in pairs, so that float32 is precise enough. Not `np.linalg.norm`,
+    # whose threads wait for each other on a busy machine: 5 ms a call.
+    squares = float(np.square(values).sum())
+    if not _SQUARES[0] < squares < _SQUARES[1]:
+        squares = float(np.square(values, dtype="float64").sum())
+    return math.sqrt(squares)
+
+
+def effective_update(model) -> Callable:
+    """Returns a function that says if a gradient would move its variable.
+
+    In float32, by the model's optimizer; it takes the variable and the
+    gradient as an array.
+
+    Args:
+        model: A compiled `keras.Model`.
+    """
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+
+    def effective(variable, gradient):
+        own = part_for(inner, variable)
+        epsilon = getattr(own, "epsilon", None)
+        size = largest_magnitude(gradient)
+        if isinstance(epsilon, float):
+            return size >= thresholds.SHARE_OF_EPSILON * epsilon
+        weight = largest_magnitude(to_array(variable.value))
+        rate = 1.0 if own is None else float(to_array(own.learning_rate))
+        return rate * size >= thresholds.SHARE_OF_WEIGHT * weight
+
+    return effective
+
+
+# The part that is the loss of a step, or the outputs of calls.
+RESULT = "result"
 
 
 class Errors(NamedTuple):
@@ -42,12 +168,6 @@ class Errors(NamedTuple):
     loss: float
     gradient: float
 
-    @classmethod
-    def of(cls, errors: dict) -> "Errors":
-        """Returns the errors of a step, as from its `Criterion`."""
-        others = [e for part, e in errors.items() if part != _LOSS]
-        return cls(errors[_LOSS], max(others, default=0.0))
-
     def within(self, loss: float, gradient: float) -> bool:
         """Returns whether the step runs and both errors are small enough."""
         return self.loss <= loss and self.gradient <= gradient
@@ -62,8 +182,8 @@ class Criterion:
             inputs that are off by half a rounding step.
         distances: Function of two runs. It returns a dict from the name of
             each part to its relative error.
-        limits: Dict from the name of a part to the error that it may have.
-        limit: Float. The error that any other part may have.
+        result: Float. The error that the result may have.
+        others: Float. The error that any other part may have.
     """
 
     def __init__(
@@ -71,14 +191,14 @@ class Criterion:
         exact,
         rounded: Callable,
         distances: Callable,
-        limits: dict,
-        limit: float,
+        result: float = thresholds.LOSS_ERROR,
+        others: float = thresholds.BACKWARD_ERROR,
     ):
         self._exact = exact
         self._rounded = rounded
         self._distances = distances
-        self._limits = limits
-        self._limit = limit
+        self._limits = {RESULT: result}
+        self._others = others
 
     @functools.cached_property
     def noise(self) -> dict:
@@ -109,15 +229,14 @@ class Criterion:
         return error if noise < thresholds.ALL_NOISE and is_beyond else 0.0
 
     def _limit_of(self, part):
-        return self._limits.get(part, self._limit)
+        return self._limits.get(part, self._others)
 
 
 def step_criterion(
     model: keras.Model,
     batch,
     exact: DryStep | None = None,
-    loss: float = thresholds.LOSS_ERROR,
-    gradient: float = thresholds.BACKWARD_ERROR,
+    **limits: float,
 ) -> Criterion:
     """Returns the criterion of a step: its loss, and each layer's gradient.
 
@@ -130,8 +249,7 @@ def step_criterion(
         batch: As `train_step` takes it.
         exact: `DryStep` of it in float32, at loss scale 1. Defaults to `None`,
             which computes it.
-        loss: Float. The relative error that the loss may have.
-        gradient: Float. The same of a layer's gradient.
+        **limits: As for `Criterion`.
     """
     exact = exact or exact_step(model, batch)
     moving = _moving(model, exact)
@@ -161,11 +279,11 @@ def step_criterion(
             k: relative_error(*zip(*v, strict=True)) for k, v in layers.items()
         }
         losses = (np.array(s.loss) for s in (step, exact))
-        return found | {_LOSS: relative_error(*([x] for x in losses))}
+        return found | {RESULT: relative_error(*([x] for x in losses))}
 
     # The calls hold all activations, so drop them.
     exact = exact._replace(calls=[])
-    return Criterion(exact, rounded, distances, {_LOSS: loss}, gradient)
+    return Criterion(exact, rounded, distances, **limits)
 
 
 def worst_errors(model: keras.Model, criteria: list, scale: float) -> Errors:
@@ -180,12 +298,15 @@ def worst_errors(model: keras.Model, criteria: list, scale: float) -> Errors:
     """
     try:
         found = [
-            Errors.of(own.errors(dry_step(model, batch, scale, records=False)))
+            own.errors(dry_step(model, batch, scale, records=False))
             for batch, own in criteria
         ]
     except active.replay().REFUSALS:
         return Errors(math.nan, math.nan)
-    return Errors(*map(max, zip(*found, strict=True)))
+    return Errors(
+        max(errors[RESULT] for errors in found),
+        max(e for errors in found for k, e in errors.items() if k != RESULT),
+    )
 
 
 def _moving(model, exact):
@@ -200,7 +321,7 @@ def _moving(model, exact):
 
 
 def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
-    """Returns what of a step is not finite, as the numbers of a verdict."""
+    """Returns the evidence of a step that is not finite in float32."""
     if not math.isfinite(exact.loss):
         return {"not_finite": "loss"}
     arrays = [to_array(g) for g in exact.gradients.values()]

@@ -8,34 +8,8 @@ import numpy as np
 
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import only_runs_graph
-from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.policies.names import is_fixed
-
-
-class Fault(NamedTuple):
-    """What is wrong.
-
-    Attributes:
-        kind: String. As in `Verdict`.
-        direction: String. `"forward"` or `"backward"`.
-        evidence: Dict, as in `Cause`.
-    """
-
-    kind: str
-    direction: str
-    evidence: dict = {}
-
-    def of(self, path, layers: list, numbers: dict) -> "Culprit":
-        """Returns the culprit of it.
-
-        Args:
-            path: As in `Culprit`.
-            layers: As in `Culprit`.
-            numbers: Dict. The evidence besides its own.
-        """
-        numbers = numbers | self.evidence
-        return Culprit(path, layers, self.kind, self.direction, numbers)
 
 
 class Culprit(NamedTuple):
@@ -126,13 +100,3 @@ def rounded_integers(inputs: list[np.ndarray], dtype: str) -> dict:
                 cast = array.astype(kind).astype("float32")
             changed += int((cast != array).sum())
     return {"rounded_integers": changed} if changed else {}
-
-
-def rounded_inputs(call) -> dict:
-    """Returns how many integers, such as ids, a layer's cast rounds.
-
-    Args:
-        call: `LayerCall` of a run in float32.
-    """
-    inputs = LayerReplay(call).cast_inputs
-    return rounded_integers(inputs, call.layer.compute_dtype)

@@ -1,6 +1,7 @@
 """`diagnose`, and the examination that every diagnosis runs."""
 
 import contextlib
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -26,25 +27,25 @@ from keras_mixprec.diagnosis.batch import (
     trains_without_targets,
 )
 from keras_mixprec.diagnosis.call_examination import examine_prediction
-from keras_mixprec.diagnosis.compare import effective_update
-from keras_mixprec.diagnosis.criterion import is_finite, not_finite_in
+from keras_mixprec.diagnosis.cause import lost_weights, origin_of_nonfinite
+from keras_mixprec.diagnosis.criterion import is_finite, largest, not_finite_in
 from keras_mixprec.diagnosis.culprit import computes_low, low_layers
-from keras_mixprec.diagnosis.headroom import headroom
-from keras_mixprec.diagnosis.loss_fault import origin_of_nonfinite
-from keras_mixprec.diagnosis.other_layers import other_layers_at_fault
 from keras_mixprec.diagnosis.scales import common_bits, scale_in_use
 from keras_mixprec.diagnosis.step_errors import (
     evidence,
     without_what_raises,
 )
-from keras_mixprec.diagnosis.step_run import StepRun
-from keras_mixprec.diagnosis.step_search import Search
+from keras_mixprec.diagnosis.step_search import (
+    Search,
+    StepRun,
+    other_layers_at_fault,
+)
 from keras_mixprec.diagnosis.two_scales import scale_use
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
-from keras_mixprec.diagnosis.weights import lost_weights
-from keras_mixprec.formats import SIXTEEN_BITS
+from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.keras_internals import updated_variables
 from keras_mixprec.loss_scaling.constants import lost_constants
+from keras_mixprec.numerics.arrays import to_arrays
 from keras_mixprec.numerics.dry_step import (
     compiled_step,
     exact_step,
@@ -52,12 +53,14 @@ from keras_mixprec.numerics.dry_step import (
     scaled_by_hand,
 )
 from keras_mixprec.numerics.layer_hooks import others_in_float32
+from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import (
     check_model,
     has_own_step,
 )
+from keras_mixprec.policies.rescaled import rescaling_of
 
 
 def diagnose(
@@ -78,9 +81,9 @@ def diagnose(
 
     The model's own `train_step` runs with its optimizers held, in float32 and
     in 16 bits. If the loss, a gradient or a variable that a layer writes is
-    wrong, the smallest set of layers is found that must run in float32 for the
-    step to be right. Each of these layers runs once more in both dtypes, with
-    the others repaired, to find out what is wrong with it. The layer
+    wrong, a search finds the smallest set of layers that must run in float32.
+    Each of these layers runs once more in both dtypes, with the others
+    repaired, to find out what is wrong with it. The layer
     `"<model>"` stands for code outside of layers. For `predict` the outputs are
     compared. The model does not change.
 
@@ -99,8 +102,8 @@ def diagnose(
     Raises:
         TypeError: If `model` is not a model.
         ValueError: If it is not compiled although there are targets or
-            weights, or is not built and cannot be built by calling it, or the
-            data are no batch for it.
+            weights, if calling it does not build it, or if the data are no
+            batch for it.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -151,9 +154,9 @@ class Examination(NamedTuple):
             layers that are left in float16, `None` if none was sought.
         exact_loss: Float. The loss in float32, `None` if it was not computed.
         errors: Dict from the names of layer calls to the relative errors in 16
-            bits, `{"forward": ..., "backward": ...}`. The reference is the
-            float32 step, so a forward error includes those of the layers
-            before, and a backward error those of the layers after.
+            bits, `{"forward": ..., "backward": ...}`. A forward error includes
+            the errors of earlier layers, and a backward error those of later
+            layers.
         headroom: Dict from the paths of the layers in 16 bits to how far their
             numbers are from overflowing, in bits.
     """
@@ -259,7 +262,7 @@ class _Verdicts:
         return self._with_others(found, others.narrow)
 
     def _with_others(self, found, others):
-        """Adds what is wrong with layers that the model does not hold."""
+        """Adds the fault of layers that the model does not hold."""
         demoted = [layer for f in found.findings for layer in f.layers]
         scale, bits = scale_in_use(self._model), found.scale_bits or 0.0
         run = StepRun(
@@ -270,7 +273,7 @@ class _Verdicts:
         culprit = other_layers_at_fault(run, others, adapts)
         if culprit is None:
             return found
-        finding = Finding(self._culprit(culprit, scale), [])
+        finding = self._finding(culprit, scale)
         return found._replace(findings=[*found.findings, finding])
 
     def _find(self):
@@ -281,9 +284,9 @@ class _Verdicts:
         try:
             exact = self._exact = exact_step(self._model, self._batch)
         except active.replay().REFUSALS as error:
-            return _blameless(self._refused_in_float32(error))
+            return _blameless(self._fails_in_float32(error))
         if not is_finite(exact):
-            return _blameless(self._not_precision())
+            return _blameless(self._fails_in_float32())
         use = scale_use(self._model, self._batch, exact)
         if use.case:
             return self._without_scale(entries, use)
@@ -319,26 +322,19 @@ class _Verdicts:
         if not entries:
             return Examination([], exact_loss=exact.loss)
         scale = scale_in_use(self._model)
-        effective = effective_update(self._model)
         if not exact.scales:
             scale = scale._replace(bits=0.0, adapts=False, scales=False)
         search, raising = self._search(
-            exact, None if scale.adapts else scale.bits, effective
+            exact, None if scale.adapts else scale.bits
         )
         low = [call for call in exact.calls if computes_low(call.layer)]
-        culprits = [
-            c
-            for found in [*raising, *search.culprits]
-            for c in found.by_layer(self._model)
-        ]
+        found = [*raising, *search.culprits]
+        culprits = [c for each in found for c in each.by_layer(self._model)]
         common = common_bits(
             search.windows.values(), [c.numbers for c in culprits]
         )
-        findings = [
-            _finding(self._culprit(c, scale, common), c.layers)
-            for c in culprits
-        ]
-        others = self._scale_too_low(search, scale, effective)
+        findings = [self._finding(c, scale, common) for c in culprits]
+        others = self._scale_too_low(search, scale)
         others += self._policy(entries)
         if not findings and not others:
             others = self._scale_search(search.windows, scale.bits)
@@ -351,29 +347,22 @@ class _Verdicts:
             headroom(low),
         )
 
-    def _search(self, exact, bits, effective):
+    def _search(self, exact, bits):
         """Returns the search, and the culprits without which it runs."""
-        compiled = self._common["compiled"]
-
-        def compile_step():
-            compiled_step(self._model, self._batch, 1.0)
+        step, compiled = (self._model, self._batch), self._common["compiled"]
+        compile_step = None
+        if compiled:
+            compile_step = functools.partial(compiled_step, *step, 1.0)
 
         def run():
-            if self._raised and compiled:
+            if self._raised and compile_step:
                 compile_step()
-            search = Search(self._model, self._batch, exact, compiled)
-            search.run(bits, effective)
+            search = Search(*step, exact, compiled)
+            search.run(bits)
             return search
 
-        def stop():
-            return interrupted(self._model, self._batch)
-
-        return without_what_raises(
-            run,
-            self._model,
-            stop,
-            compile_step if compiled else None,
-        )
+        stop = functools.partial(interrupted, *step)
+        return without_what_raises(run, self._model, stop, compile_step)
 
     def _lost_weights(self):
         numbers = lost_weights(self._model)
@@ -382,46 +371,35 @@ class _Verdicts:
         numbers |= self._lost_constants()
         return self._verdict("weights_lost", numbers=numbers)
 
-    def _refused_in_float32(self, error):
-        """Says why a step raises in float32: its data, or mixed dtypes.
+    def _fails_in_float32(self, error=None):
+        """Says why a step is not finite in float32, or raises there.
 
         A loss of torch refuses NaN.
         """
-        if rows := self._bad_rows():
+        x, y, sample_weight = self._data
+        if rows := nonfinite_rows(x=x, y=y, sample_weight=sample_weight):
             return self._verdict("bad_data", numbers=rows)
-        numbers = evidence(error)
-        if "mixed_dtypes" not in numbers:
-            return self._raised_in_float32(error)
-        sentence = advice_of_mixed_code(numbers)
-        return self._verdict("unsupported", numbers=numbers, sentence=sentence)
-
-    def _raised_in_float32(self, error):
-        """Says which operation makes the number that a loss refuses."""
+        numbers = {"not_finite": "loss"}
+        if error is None:
+            numbers = not_finite_in(self._model, self._exact)
+        elif "mixed_dtypes" in (mixed := evidence(error)):
+            sentence = advice_of_mixed_code(mixed)
+            return self._verdict(
+                "unsupported", numbers=mixed, sentence=sentence
+            )
         try:
-            numbers = origin_of_nonfinite(self._model, self._batch)
+            found = origin_of_nonfinite(self._model, self._batch, self._exact)
         except active.replay().REFUSALS:
             raise error from None
-        if not numbers:
+        if error and not found:
             raise error
-        numbers["not_finite"] = "loss"
+        numbers |= found | large_inputs(self._data[0])
         return self._verdict("divergence", numbers=numbers)
 
-    def _bad_rows(self):
-        x, y, sample_weight = self._data
-        return nonfinite_rows(x=x, y=y, sample_weight=sample_weight)
-
-    def _not_precision(self):
-        if rows := self._bad_rows():
-            return self._verdict("bad_data", numbers=rows)
-        numbers = not_finite_in(self._model, self._exact)
-        numbers |= origin_of_nonfinite(self._model, self._batch, self._exact)
-        numbers |= large_inputs(self._data[0])
-        return self._verdict("divergence", numbers=numbers)
-
-    def _scale_too_low(self, search, scale, effective):
+    def _scale_too_low(self, search, scale):
         if not scale.adapts:
             return []
-        vanishing = search.vanishing(scale.bits, effective)
+        vanishing = search.vanishing(scale.bits)
         if not vanishing:
             return []
         numbers = {
@@ -442,7 +420,7 @@ class _Verdicts:
         numbers = {"loss_scale_bits": bits, "highest_bits": ceiling}
         return [self._verdict("scale_search", numbers=numbers)]
 
-    def _culprit(self, culprit, scale, common=None):
+    def _finding(self, culprit, scale, common=None):
         culprit = with_advised_scale(culprit, scale, common or {})
         tried = culprit.numbers.get("loss_scale_bits", scale.bits)
         if tried != scale.bits:
@@ -450,13 +428,16 @@ class _Verdicts:
             culprit = culprit._replace(numbers=culprit.numbers | own)
         if culprit.kind == "cast_overflow":
             culprit = self._naming_input(culprit)
-        return self._verdict(
+        verdict = self._verdict(
             culprit.kind,
             culprit.path,
             culprit.direction,
             culprit.numbers,
             advice_for(culprit, scale, self._model),
         )
+        # No layer is demoted for what a loss scale cures.
+        cured = "advised_bits" in culprit.numbers
+        return Finding(verdict, [] if cured else culprit.layers)
 
     def _naming_input(self, culprit):
         """Names the model's input if the layer gets it directly."""
@@ -505,10 +486,38 @@ class _Verdicts:
         )
 
 
-def _finding(verdict, layers):
-    # No layer is demoted for what a loss scale cures.
-    return Finding(verdict, [] if "advised_bits" in verdict.numbers else layers)
-
-
 def _blameless(*verdicts):
     return Examination([Finding(v, []) for v in verdicts])
+
+
+def headroom(calls) -> dict:
+    """Returns how far a layer's numbers are from overflowing, in bits.
+
+    Inputs count as well as outputs, unless the layer does not cast them. A
+    rescaled layer counts with its rescaled numbers.
+
+    Args:
+        calls: List of `LayerCall` of a step in float32, of layers that compute
+            in 16 bits in training.
+
+    Returns:
+        Dict from path to bits, as by the largest number of all its calls.
+    """
+    found = {}
+    for call in calls:
+        size = _largest(call)
+        if size:
+            limits = get_format(call.layer.compute_dtype)
+            bits = math.log2(limits.maximum) - math.log2(size)
+            found[call.path] = min(bits, found.get(call.path, bits))
+    return found
+
+
+def _largest(call):
+    own = rescaling_of(call.layer)
+    inputs = LayerReplay(call).cast_inputs
+    sizes = [largest(inputs), largest(to_arrays(call.float_outputs))]
+    if own is not None:
+        sizes[0] *= 2.0**own.input_bits
+        sizes[1] *= 2.0**-own.output_bits if own.wide_outputs else 1.0
+    return max(sizes)

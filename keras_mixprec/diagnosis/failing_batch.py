@@ -46,7 +46,7 @@ class FailingBatch:
 
     @classmethod
     def of(cls, model, batch, step, seeds, scales) -> "FailingBatch":
-        """Copies what a step that was just skipped computed with."""
+        """Copies the inputs and the state of a step that was just skipped."""
         to_numpy = ops.convert_to_numpy
         parts = keras.utils.unpack_x_y_sample_weight(batch)
         return cls(
@@ -122,7 +122,7 @@ class FailingBatch:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "FailingBatch":
-        """Reads what `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
             OSError: If the file cannot be read.

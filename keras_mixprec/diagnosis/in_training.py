@@ -1,6 +1,5 @@
 """A diagnosis in `fit`: of divergence and foreseen overflows as well."""
 
-import dataclasses
 import math
 
 from keras.utils import unpack_x_y_sample_weight
@@ -13,8 +12,7 @@ from keras_mixprec.diagnosis.batch import (
     nonfinite_rows,
     of_tensors,
 )
-from keras_mixprec.diagnosis.causes import STEPS, cause_of_divergence
-from keras_mixprec.diagnosis.course import Course
+from keras_mixprec.diagnosis.causes import STEPS, Course, cause_of_divergence
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import (
     Examination,
@@ -43,7 +41,7 @@ def examine_in_training(
     raised: bool = False,
     states=None,
 ) -> Examination:
-    """Returns what is wrong with a model in `fit`.
+    """Diagnoses a model in `fit`.
 
     Args:
         model: The `keras.Model`.
@@ -77,18 +75,17 @@ def examine_in_training(
             if finding.verdict.kind == "loss_scale_ignored"
         ]
         if "cause" not in verdict.numbers:
-            verdict = _with_cause(verdict, model, kept, batch)
+            cause = cause_of_divergence(model, kept, batch)
+            verdict = _diverged(step, verdict.numbers | cause)
         return Examination(causes or [Finding(verdict, [])])
     return _with_foreseen(model, found, step, schedule.forecast)
 
 
-def _with_cause(verdict, model, kept, batch):
-    cause = cause_of_divergence(model, kept, batch)
-    if not cause:
-        return verdict
-    numbers = verdict.numbers | cause
-    text = advice(verdict.kind, **numbers)
-    return dataclasses.replace(verdict, numbers=numbers, advice=text)
+def _diverged(step, numbers):
+    """The verdict that training diverges, with evidence."""
+    kind = "divergence"
+    text = advice(kind, **numbers)
+    return Verdict(kind, step=step, numbers=numbers, advice=text)
 
 
 def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
@@ -106,22 +103,14 @@ def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
         `None` if steps that are taken again do not fail.
     """
     cause = cause_of_divergence(model, kept)
-    if not cause:
-        return None
-    kind, numbers = "divergence", numbers | cause
-    text = advice(kind, **numbers)
-    return Verdict(kind, step=step, numbers=numbers, advice=text)
+    return _diverged(step, numbers | cause) if cause else None
 
 
 def _before_the_loss(model, batch, found, kept):
     """Returns why weights were lost, as far as the last good state shows it."""
     (lost,) = found.findings
     if cause := cause_of_divergence(model, kept, batch):
-        kind = "divergence"
-        text = advice(kind, **cause)
-        verdict = dataclasses.replace(
-            lost.verdict, kind=kind, numbers=cause, advice=text
-        )
+        verdict = _diverged(lost.verdict.step, cause)
         return found._replace(findings=[Finding(verdict, []), lost])
     for own in reversed(kept):
         parts = unpack_x_y_sample_weight(own.batch)
@@ -154,8 +143,7 @@ def _diverges_next(model, batch, found, step):
     holds = taken.is_finite and not now.left(start)
     if holds or not math.isfinite(start.loss):
         return None
-    inputs = large_inputs(unpack_x_y_sample_weight(batch)[0])
-    return _diverged(now, start, step, learning_rate(model), inputs)
+    return _grown(now, start, step, batch)
 
 
 def _divergence(model, batch, found, first, step, schedule):
@@ -167,15 +155,14 @@ def _divergence(model, batch, found, first, step, schedule):
     loss = math.nan if kinds == ["divergence"] else found.exact_loss
     if loss is None:
         return None
-    now = Course.of(model, loss, learning_rate(model))
+    now = Course.of(model, loss)
     start = schedule.start or now
     if not math.isfinite(start.loss) and not now.left(start):
         start = start._replace(loss=loss)
     schedule.start = start
     if not now.left(start) or _is_outlier(model, now, start, first):
         return None
-    inputs = large_inputs(unpack_x_y_sample_weight(batch)[0])
-    return _diverged(now, start, step, learning_rate(model), inputs)
+    return _grown(now, start, step, batch)
 
 
 def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
@@ -190,18 +177,15 @@ def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
         schedule: The model's `AuditSchedule`.
         first: As for `examine_in_training`.
     """
-    start, loss, inputs = schedule.start, math.nan, {}
+    start, loss = schedule.start, math.nan
     if start is None:
         return None
     if first is None or nonfinite_rows(batch=first):
-        start = start._replace(loss=loss)
+        start, first = start._replace(loss=loss), None
     else:
         loss = loss_in_float32(model, first)
-        inputs = large_inputs(unpack_x_y_sample_weight(first)[0])
     now = Course.of(model, loss)
-    if not now.left(start):
-        return None
-    return _diverged(now, start, step, learning_rate(model), inputs)
+    return _grown(now, start, step, first) if now.left(start) else None
 
 
 def _is_outlier(model, now, start, first):
@@ -217,7 +201,8 @@ def _is_outlier(model, now, start, first):
     return abs(again) < math.sqrt(abs(now.loss * start.loss))
 
 
-def _diverged(now, start, step, rate, inputs):
+def _grown(now, start, step, batch):
+    """The verdict that the loss or the weights have grown too large."""
     numbers = {
         "loss_in_float32": now.loss,
         "largest_weight": now.weight,
@@ -225,14 +210,13 @@ def _diverged(now, start, step, rate, inputs):
     }
     if not math.isnan(start.loss):
         numbers["loss_at_first"] = start.loss
-    if rate is not None:
-        numbers["learning_rate"] = rate
-        if start.rate not in (None, rate):
+    if now.rate is not None:
+        numbers["learning_rate"] = now.rate
+        if start.rate not in (None, now.rate):
             numbers["learning_rate_at_first"] = start.rate
-    numbers |= inputs
-    kind = "divergence"
-    text = advice(kind, **numbers)
-    return Verdict(kind, step=step, numbers=numbers, advice=text)
+    if batch is not None:
+        numbers |= large_inputs(unpack_x_y_sample_weight(batch)[0])
+    return _diverged(step, numbers)
 
 
 def _with_foreseen(model, found, step, forecast):
@@ -253,8 +237,3 @@ def _with_foreseen(model, found, step, forecast):
         if path in layers and path not in known:
             foreseen.append(Finding(verdict, [layers[path]]))
     return found._replace(findings=[*found.findings, *foreseen])
-
-
-def learning_rate(model) -> float | None:
-    """Returns the largest learning rate in use, `None` if there is none."""
-    return max(rates_of(model).values(), default=None)

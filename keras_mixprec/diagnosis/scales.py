@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import relative_error
+from keras_mixprec.diagnosis.criterion import relative_error
 from keras_mixprec.diagnosis.thresholds import SCALE_BITS
 from keras_mixprec.formats import get_format
 from keras_mixprec.loss_scaling.rules import FixedLossScale, ScheduledLossScale

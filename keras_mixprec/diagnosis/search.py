@@ -1,34 +1,209 @@
 """Finding the layers whose precision makes a run wrong.
 
-A layer is to blame if the smallest set of layers in float32 that makes the run
-right contains it. `step_run.py` and `call_run.py` say when a run is right. The
-search asks last what is wrong with a layer, in a run with the others repaired.
+A run is a train step, or calls without a loss. A layer is to blame if the
+smallest set of layers in float32 that makes the run right contains it. The
+search asks last what is wrong with each of these layers, in a run with the
+others repaired.
 """
 
+import functools
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import nonfinite
+from keras_mixprec.diagnosis.cause import (
+    check_forward,
+    is_cast_before,
+    kind_of_range,
+)
+from keras_mixprec.diagnosis.criterion import (
+    RESULT,
+    Criterion,
+    nonfinite,
+    relative_error,
+)
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
-    Fault,
     computes_low,
-    rounded_inputs,
+    rounded_integers,
 )
-from keras_mixprec.diagnosis.run import Run
-from keras_mixprec.diagnosis.smallest_set import smallest_set
-from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.arrays import to_arrays
+from keras_mixprec.numerics.calls import LayerCall
 from keras_mixprec.numerics.layer_hooks import computing_in, with_sublayers
-from keras_mixprec.numerics.layer_replay import LayerReplay
+from keras_mixprec.numerics.layer_replay import Cause, LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
 
-def culprits_of(run: Run, low: list) -> list[Culprit]:
-    """Returns what is to blame for a run that is wrong.
+class Run:
+    """One run of a model on one batch, again and again.
 
-    None if the roundings of all layers together are.
+    Args:
+        model: A built `keras.Model`.
+        exact: The run in float32, with its calls.
+        compiled: Boolean, whether XLA compiles it.
+        criterion: `Criterion` of it.
+
+    Attributes:
+        model: As given.
+        demoted: List of the layers that are known to need float32.
+        exact_calls: Dict from names to the `LayerCall`s of `exact`.
+        bits: Float. The loss scale as a power of two.
+        errors: Dict from parts to relative errors, as from the criterion, of
+            the run that was compared last.
+    """
+
+    def __init__(self, model, exact, compiled: bool, criterion: Criterion):
+        self.model = model
+        self.demoted: list = []
+        self.exact_calls = {call.name: call for call in exact.calls}
+        self.bits = 0.0
+        self.errors = {RESULT: 0.0}
+        self._exact = exact
+        self._compiled = compiled
+        self._criterion = criterion
+
+    def take(self, *, records: bool = False):
+        """Returns the results of the run, in the dtypes that layers have now.
+
+        Args:
+            records: Boolean, whether to record the calls of layers.
+        """
+        raise NotImplementedError
+
+    def compiled(self):
+        """Returns the results as XLA computes them, as `take` does."""
+        raise NotImplementedError
+
+    def numbers(self) -> dict:
+        """Returns how far the whole run is off, as evidence."""
+        raise NotImplementedError
+
+    def cause(self, layers: list) -> Cause | None:
+        """Returns why the run is not finite, and is with the layers in float32.
+
+        Args:
+            layers: List of layers.
+        """
+        raise NotImplementedError
+
+    def located(self, culprit: Culprit, call) -> Culprit:
+        """Returns the culprit, with the number of the call if that counts."""
+        return culprit
+
+    def own_faults(self, low) -> Iterator[Callable]:
+        """Yields functions of a call that return the `Culprit`, if it is one.
+
+        Args:
+            low: The result of `record`, with all other culprits repaired.
+        """
+        self.compare(low)
+        yield lambda call: check_forward(call, self._compiled)
+
+    def low(self, calls: list) -> list:
+        """Returns the calls that compute in 16 bits, not demoted yet."""
+        demoted = set(map(id, self.demoted))
+        return [
+            call
+            for call in calls
+            if id(call.layer) not in demoted and computes_low(call.layer)
+        ]
+
+    def compare(self, run):
+        """Compares a run in 16 bits with the one in float32."""
+        self.errors = self._criterion.errors(run)
+
+    def wrong(self, run) -> bool:
+        """Returns whether a run is wrong, under XLA too if that compiles it.
+
+        Args:
+            run: Its results in 16 bits.
+        """
+        if self._criterion.fits(run):
+            return False
+        self.compare(run)
+        return not self._compiled or self.wrong_in_xla()
+
+    def wrong_in_xla(self) -> bool:
+        """Returns whether it is wrong as XLA computes it."""
+        with computing_in("float32", self.demoted):
+            return not self._criterion.fits(self.compiled())
+
+    def right(self, layers: list) -> bool:
+        """Returns whether a run with the layers in float32 is right.
+
+        Args:
+            layers: List of layers, in addition to `demoted`.
+        """
+        try:
+            with computing_in("float32", [*self.demoted, *layers]):
+                return self._is_right(self.take())
+        # TensorFlow and torch refuse to mix some dtypes.
+        except active.replay().REFUSALS:
+            return False
+
+    def _is_right(self, run):
+        return self._criterion.fits(run)
+
+    def record(self, layers: list):
+        """Runs with the layers in float32, and records the calls.
+
+        Args:
+            layers: As for `right`.
+        """
+        with computing_in("float32", [*self.demoted, *layers]):
+            return self.take(records=True)
+
+    def own_error(self, call) -> float:
+        """Returns a layer's own error, as a multiple of its limit."""
+        exact = self.exact_calls.get(call.name)
+        if exact is None:
+            return 0.0
+        with computing_in("float32", self.demoted):
+            return instability(exact, 2.0**self.bits)
+
+    def fault(self, path, layers: list, call=None) -> Culprit:
+        """Returns the fault of code that no layer runs.
+
+        Args:
+            path: String, as of a `Culprit`.
+            layers: List of the layers that repair it in float32.
+            call: `LayerCall` of the layer that it follows. Defaults to `None`.
+        """
+        kind, direction, evidence = self._fault(layers, call)
+        numbers = self.numbers() | evidence
+        return Culprit(path, layers, kind, direction, numbers)
+
+    def _fault(self, layers, call):
+        cause = self.cause([call.layer] if call else layers) if layers else None
+        known = self.exact_calls.get(call.name) if call else None
+        result = self.errors[RESULT]
+        is_cast = call is not None and is_cast_before(call, known)
+        if call and math.isinf(result) and (cause is None or is_cast):
+            replay = LayerReplay(call, self._compiled)
+            return kind_of_range(replay, known), "forward", {}
+        if cause is not None and cause.kind == "forward_overflow":
+            return cause.kind, "forward", cause.evidence
+        if known is not None:
+            given = LayerReplay(known).cast_inputs
+            rounded = rounded_integers(given, known.layer.compute_dtype)
+            if rounded:  # Such as ids.
+                return "precision_loss", "forward", rounded
+        if cause is not None:
+            return cause.kind, "forward", cause.evidence
+        forward = result > thresholds.LOSS_ERROR
+        direction = "forward" if forward else "backward"
+        overflows = math.inf in self.errors.values()
+        kind = f"{direction}_overflow" if overflows else "precision_loss"
+        return kind, direction, {}
+
+
+def culprits_of(run: Run, low: list) -> list[Culprit]:
+    """Returns the culprits of a wrong run.
+
+    The list is empty if only the roundings of all layers together are to blame.
 
     Args:
         run: `Run`.
@@ -48,23 +223,12 @@ def culprits_of(run: Run, low: list) -> list[Culprit]:
         in_model = dict.fromkeys([MODEL_PATH, *ranked])
         found = smallest_set([*in_model], fits)
     if found is None:
-        overflows = math.isinf(run.error)
-        return [_outside(run, None, [])] if overflows else []
-    return causes(run, {p: layers[p] for p in layers if p in found})
-
-
-def causes(run: Run, parts: dict) -> list[Culprit]:
-    """Returns what is wrong with each layer of a smallest set.
-
-    On what it is given with the others repaired.
-
-    Args:
-        run: As for `culprits_of`.
-        parts: Dict from paths to the layers that are in float32 for each.
-    """
+        overflows = math.inf in run.errors.values()
+        return [run.fault(None, [])] if overflows else []
+    parts = {path: layers[path] for path in layers if path in found}
     for path in parts:
         parts = parts | {path: _fewest(run, parts[path], _others(parts, path))}
-    return [_cause(run, path, parts) for path in parts]
+    return [_culprit(run, path, parts) for path in parts]
 
 
 def _others(parts, path):
@@ -76,79 +240,131 @@ def _fewest(run, layers, others):
     outer, *inside = layers
     if not inside:
         return layers
-    if run.right([*others, outer]):
-        return [outer]
-    for layer in inside:
-        gone = set(map(id, with_sublayers(layer)))
-        fewer = [x for x in layers if id(x) not in gone]
-        if len(fewer) < len(layers) and run.right([*others, *fewer]):
-            layers = fewer
-    if isinstance(outer, _RUN_OTHERS):
-        inside = [layer for layer in layers[1:] if computes_low(layer)]
-        if run.right([*others, *inside]):
-            return inside
-    return layers
+    kept = [outer]
+    if isinstance(outer, _RUN_OTHERS) and run.right([*others, *inside]):
+        kept = []
+
+    def fits(places):
+        return run.right([*others, *kept, *(inside[n] for n in places)])
+
+    found = smallest_set(range(len(inside)), fits)
+    if found is None:
+        return layers
+    return [*kept, *(inside[n] for n in sorted(found))]
 
 
-# Which compute little or nothing themselves.
+# Layers that compute little or nothing themselves.
 _RUN_OTHERS = (keras.layers.TimeDistributed, keras.Model)
 
 
 def _ranked(run, low):
-    """Paths, that first which is most likely to blame.
+    """The paths of layers, the one most likely to blame first.
 
-    First come those that make numbers non-finite, then the worst rounding.
+    Layers that make numbers non-finite come first, then the worst rounding.
     """
-    bad = {call.name for call in low if nonfinite(_outputs(call))}
+    bad = {c.name for c in low if nonfinite(to_arrays(c.float_outputs))}
     around = {x.name for call in low if call.name in bad for x in call.around}
     keys = {}
     for order, call in enumerate(low):
         own = run.own_error(call)
-        begins = call.name in bad - around and not nonfinite(_inputs(call))
+        given = to_arrays(LayerReplay(call).inputs)
+        begins = call.name in bad - around and not nonfinite(given)
         doubtful = own >= thresholds.NEGLIGIBLE
         key = (not begins, not doubtful, call.nested, -own, order)
         keys[call.path] = min(key, keys.get(call.path, key))
     return sorted(keys, key=keys.get)
 
 
-def _cause(run, path, parts):
+def _culprit(run, path, parts):
+    """Returns the fault of a layer, on its inputs with the others repaired."""
     own, others = parts[path], _others(parts, path)
     low = run.record(others)
     calls = [call for call in low.calls if call.path == path]
+    # The code of a layer around it goes on with its results.
+    around = [outer for call in calls[-1:] for outer in reversed(call.around)]
+    around = [outer for outer in around if computes_low(outer.layer)]
     for check in run.own_faults(low):
         with computing_in("float32", [*run.demoted, *others]):
-            for call in [*calls, *_around(calls)]:
+            for call in [*calls, *around]:
                 culprit = check(call)
                 if culprit is not None:
                     return run.located(culprit._replace(layers=own), call)
     if path == MODEL_PATH or not calls:
-        return _outside(run, path, own)
+        return run.fault(path, own)
     with computing_in("float32", [*run.demoted, *others]):
-        fault = run.fault_behind(calls[-1])
-    known = run.exact_calls.get(calls[-1].name)
-    rounded = {} if known is None else rounded_inputs(known)
-    if fault.kind == "forward_overflow":
-        rounded = {}  # Which is not what makes it infinite.
-    elif rounded:
-        fault = Fault("precision_loss", "forward")
-    culprit = fault.of(path, own, run.numbers() | rounded)
-    return run.located(culprit, calls[-1])
+        return run.located(run.fault(path, own, calls[-1]), calls[-1])
 
 
-def _around(calls):
-    """Returns the layers that call it, whose code goes on with its results."""
-    around = [outer for call in calls[-1:] for outer in reversed(call.around)]
-    return [outer for outer in around if computes_low(outer.layer)]
+def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
+    """Returns a set that fits and does not without any one of its members.
+
+    The search doubles the head of `ranked` until it fits. So the model stays
+    nearly all 16-bit, and few trials mix dtypes within a block. Then it takes
+    members out again by halves, the last ranked first.
+
+    Args:
+        ranked: The possible members, such as paths of layers, beginning with
+            the one most needed in the set.
+        fits: Function of a set. If a set fits, so do most that contain it.
+
+    Returns:
+        The set; `None` if not even all of `ranked` fits.
+    """
+    fits = functools.cache(fits)
+    kept = _shortest_head(ranked, fits)
+    if not kept:
+        return kept
+    least_first = [one for one in reversed(ranked) if one in kept]
+    kept = _without(least_first, kept, fits)
+    # A member that had to stay at first may be left out now.
+    for one in least_first:
+        if one in kept and fits(kept - {one}):
+            kept -= {one}
+    return kept
 
 
-def _outside(run, path, layers):
-    """Blames code outside of layers, such as the loss."""
-    return run.fault(layers).of(path, layers, run.numbers())
+def _shortest_head(ranked, fits):
+    size = 0
+    while not fits(frozenset(ranked[:size])):
+        if size >= len(ranked):
+            return None
+        size = 2 * size or 1
+    return frozenset(ranked[:size])
 
 
-def _outputs(call):
-    return [to_array(x) for x in call.float_outputs]
+def _without(spared, kept, fits):
+    """Takes members out of `kept`, all at once or by halves."""
+    rest = kept.difference(spared)
+    if fits(rest):
+        return rest
+    if len(spared) == 1:
+        return kept
+    middle = len(spared) // 2
+    kept = _without(spared[:middle], kept, fits)
+    return _without(spared[middle:], kept, fits)
 
 
-def _inputs(call):
-    return [to_array(x) for x in LayerReplay(call).inputs]
+def instability(call: LayerCall, scale: float) -> float:
+    """Returns a layer's error as a multiple of the threshold for it.
+
+    The layer runs again on its inputs, in its own dtype and in float32,
+    forward and backward. The larger of the two errors counts.
+
+    Args:
+        call: `LayerCall` of a step in float32, at loss scale 1.
+        scale: Float. The loss scale.
+    """
+    replay = LayerReplay(call)
+    if nonfinite(to_arrays(replay.inputs)):
+        return 0.0
+    forward = relative_error(replay.forward(), replay.forward("float32"))
+    cotangents = call.cotangents_at(scale)
+    backward = 0.0
+    if any(c.any() for c in cotangents):
+        backward = relative_error(
+            replay.gradients(cotangents),
+            replay.gradients(cotangents, "float32"),
+        )
+    return max(
+        forward / thresholds.FORWARD_ERROR, backward / thresholds.BACKWARD_ERROR
+    )

@@ -12,7 +12,7 @@ from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.batch import head, packed, to_tensors
-from keras_mixprec.diagnosis.in_training import learning_rate
+from keras_mixprec.diagnosis.causes import learning_rate
 from keras_mixprec.diagnosis.task import TaskFault
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.dry_step import exact_step

@@ -4,21 +4,20 @@ A backend that refuses to mix dtypes or has no such operation in 16 bits, a
 loss that refuses NaN, or an index that a 16-bit float has rounded.
 """
 
-import linecache
 import os
-import pathlib
 import re
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 
 import keras_mixprec
 from keras_mixprec._console import without_colours
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.compare import largest
+from keras_mixprec.backend.user_code import line_of
+from keras_mixprec.diagnosis.cause import check_forward
+from keras_mixprec.diagnosis.criterion import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import (
     Culprit,
     computes_low,
@@ -26,40 +25,13 @@ from keras_mixprec.diagnosis.culprit import (
     low_layers,
     rounded_integers,
 )
-from keras_mixprec.diagnosis.forward import check_forward
-from keras_mixprec.diagnosis.smallest_set import smallest_set
+from keras_mixprec.diagnosis.search import smallest_set
 from keras_mixprec.formats import SIXTEEN_BITS
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.interruption import Interrupted
+from keras_mixprec.numerics.arrays import to_arrays
+from keras_mixprec.numerics.calls import Interrupted
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
-
-# Lines of Keras, the backends and this package are not the user's.
-_OTHERS = (
-    str(pathlib.Path(keras.__file__).parents[1]),
-    str(pathlib.Path(keras_mixprec.__file__).parent),
-    str(pathlib.Path(os.__file__).parent),
-)
-
-
-def user_line(error: Exception) -> dict:
-    """Returns where an exception comes from.
-
-    Args:
-        error: The exception.
-
-    Returns:
-        `{"line": "model.py:31", "code": "return mean + noise"}` for the
-        innermost line of the user's own, or an empty dict.
-    """
-    for frame, number in reversed([*traceback.walk_tb(error.__traceback__)]):
-        name = frame.f_code.co_filename
-        code = linecache.getline(name, number).strip()
-        if code and not name.startswith(_OTHERS):
-            return {"line": f"{os.path.basename(name)}:{number}", "code": code}
-    return {}
-
 
 # Names of dtypes in error messages of the backends.
 _DTYPES = {
@@ -71,6 +43,8 @@ _DTYPES = {
     "double": "float64",
     "float64": "float64",
 }
+
+_OURS = os.path.dirname(keras_mixprec.__file__)
 
 # A message may be a page long.
 _LETTERS = 160
@@ -84,10 +58,10 @@ def without_what_raises(
     interrupt: Callable,
     compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
-    """Returns what a search finds, and the culprits without which it runs.
+    """Searches, with layers that raise in 16 bits in float32.
 
-    Not among them is what only single operations refuse, where the run is
-    compiled: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
+    If the run is compiled, layers that fail only outside of XLA are not
+    culprits: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
 
     Args:
         search: Function without arguments, which raises if a run does.
@@ -148,25 +122,17 @@ def why_it_raises(
 
 
 def _wrong_before(stop, compiled):
-    """The layer that has returned what the step then stumbles over."""
-    suspects = [
-        c for c in stop.calls if computes_low(c.layer) and not _is_finite(c)
-    ]
-    for call in suspects:
-        culprit = check_forward(call, compiled)
-        if culprit is not None:
+    """The layer whose non-finite outputs make the step raise."""
+    bad = [c for c in stop.calls if nonfinite(to_arrays(c.float_outputs))]
+    for call in bad:
+        culprit = computes_low(call.layer) and check_forward(call, compiled)
+        if culprit:
             return culprit
-    first = next((c for c in stop.calls if not _is_finite(c)), None)
-    if first not in suspects:
+    if not bad or not computes_low(bad[0].layer):
         return None
     # A model has cast its input before, such as a `Sequential`.
     fault = "cast_overflow", "forward", {}
-    return Culprit(first.path, [first.layer], *fault)
-
-
-def _is_finite(call):
-    outputs = call.float_outputs
-    return all(np.isfinite(to_array(x)).all() for x in outputs)
+    return Culprit(bad[0].path, [bad[0].layer], *fault)
 
 
 def _mended(model, interrupt, stop):
@@ -251,7 +217,7 @@ def _fault(stop, call):
 
 
 def evidence(error: Exception) -> dict:
-    """Returns what an exception says, as the numbers of a `Culprit`.
+    """Returns the evidence in an exception, as the numbers of a `Culprit`.
 
     Args:
         error: The exception.
@@ -265,4 +231,8 @@ def evidence(error: Exception) -> dict:
     words = re.findall(r"\w+", said.lower())
     dtypes = {_DTYPES[word]: None for word in words if word in _DTYPES}
     mixed = {"mixed_dtypes": [*dtypes]} if len(dtypes) > 1 else {}
-    return {"error": said[:_LETTERS]} | mixed | user_line(error)
+    raised = traceback.extract_tb(error.__traceback__)
+    frames = [(f.filename, f.lineno or 0) for f in reversed(raised)]
+    code = line_of(f for f in frames if not f[0].startswith(_OURS))
+    own = {"code": code} if code else {}
+    return {"error": said[:_LETTERS]} | mixed | own

@@ -2,31 +2,161 @@
 
 import math
 
+import keras
 import numpy as np
 
-from keras_mixprec.diagnosis.backward import (
-    gradients_of_layers,
+from keras_mixprec.backend import active
+from keras_mixprec.diagnosis import thresholds
+from keras_mixprec.diagnosis.cause import (
+    check_backward,
+    step_cause,
+    window_fault,
 )
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.criterion import is_finite
-from keras_mixprec.diagnosis.culprit import computes_low, layers_of
+from keras_mixprec.diagnosis.criterion import (
+    RESULT,
+    effective_update,
+    is_finite,
+    nonfinite,
+    relative_error,
+    step_criterion,
+)
+from keras_mixprec.diagnosis.culprit import Culprit, computes_low, layers_of
 from keras_mixprec.diagnosis.scales import (
     best_scale_bits,
     lost,
     scale_in_use,
     scale_window,
 )
-from keras_mixprec.diagnosis.search import culprits_of
-from keras_mixprec.diagnosis.state_check import StateCheck
-from keras_mixprec.diagnosis.step_run import StepRun
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.dry_step import DryStep
+from keras_mixprec.diagnosis.search import Run, culprits_of
+from keras_mixprec.diagnosis.state_check import layers_that_stand_still
+from keras_mixprec.diagnosis.step_errors import evidence
+from keras_mixprec.numerics.arrays import to_array, to_arrays
+from keras_mixprec.numerics.dry_step import DryStep, compiled_step, dry_step
+from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
+# The search moves a loss scale that adapts by these powers of two before it
+# blames a layer. The gradients of float16 span 40 powers of two.
+_OTHER_SCALES = (2, 4, 8, 16)
+
+
+class StepRun(Run):
+    """A train step in 16 bits, compared with the one in float32.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        exact: `DryStep` of it in float32, at loss scale 1.
+        compiled: Boolean, whether XLA compiles the model's step.
+
+    Attributes:
+        adapts: Boolean, whether the loss scale may be another one.
+        windows: Dict from the path of a float16 layer to its `ScaleWindow`.
+    """
+
+    def __init__(self, model, data, exact: DryStep, compiled: bool):
+        criterion = step_criterion(model, data, exact)
+        super().__init__(model, exact, compiled, criterion)
+        self.adapts = False
+        self.windows = {}
+        self._data = data
+        self._loss = exact.loss
+
+    def take(self, *, records=False) -> DryStep:
+        """Runs the step; see `Run`."""
+        return self._at(self.bits, records=records)
+
+    def step(self, *, records=False) -> DryStep:
+        """Runs the step with errors of all layers that are not demoted.
+
+        Args:
+            records: As for `take`.
+        """
+        with computing_in("float32", self.demoted):
+            return self.take(records=records)
+
+    def _at(self, bits, records=False):
+        return dry_step(self.model, self._data, 2.0**bits, records=records)
+
+    def _is_right(self, step):
+        if self._criterion.fits(step):
+            return True
+        # Another loss scale may mend gradients.
+        result = self._criterion.errors(step)[RESULT]
+        return (
+            self.adapts
+            and result <= thresholds.LOSS_ERROR
+            and self._other_scale(step) is not None
+        )
+
+    def compare(self, step):
+        """Compares a step in 16 bits with the one in float32."""
+        super().compare(step)
+        self._loss = step.loss
+
+    def compiled(self):
+        """Runs the step as XLA computes it; see `Run`."""
+        return compiled_step(self.model, self._data, 2.0**self.bits)
+
+    def find_other_scale(self) -> bool:
+        """Takes the nearest loss scale that makes the step right, if any.
+
+        Returns:
+            Boolean, whether there is one.
+        """
+        with computing_in("float32", self.demoted):
+            found = self._other_scale(self.take())
+        self.bits = self.bits if found is None else found
+        return found is not None
+
+    def _other_scale(self, step):
+        """A loss scale that the step is right at, which it is not at this."""
+        possible = scale_in_use(self.model).possible
+        errors = self._criterion.errors(step)
+        overflows = any(
+            math.isinf(e) for part, e in errors.items() if part != RESULT
+        )
+        sign = -1 if overflows else 1
+        for distance in _OTHER_SCALES:
+            bits = self.bits + sign * distance
+            if not possible[0] <= bits <= possible[-1]:
+                break
+            if self._criterion.fits(self._at(bits)):
+                return bits
+        return None
+
+    def own_faults(self, low):
+        """Yields the forward check, then the backward check."""
+        yield from super().own_faults(low)
+        if self.errors[RESULT] <= thresholds.LOSS_ERROR:
+            yield self._own_backward_fault
+
+    def _own_backward_fault(self, call):
+        window = self.windows.get(call.path)
+        if window and not window.holds(self.bits):
+            return window_fault(window, self.bits, call)
+        exact = self.exact_calls.get(call.name)
+        if exact is None or call.nested:
+            return None
+        return check_backward(call, exact, self._compiled, self.bits)
+
+    def cause(self, layers):
+        """Returns why the step is not finite; see `Run`."""
+        return step_cause(self.model, self._data, layers)
+
+    def numbers(self):
+        """Returns how far the step is off."""
+        if self.errors[RESULT] > thresholds.LOSS_ERROR:
+            return {"loss": self._loss, "loss_in_float32": self._exact.loss}
+        return {
+            "gradient_error": max(self.errors.values()),
+            "loss_scale_bits": self.bits,
+        }
+
 
 class Search:
-    """The search for what makes a train step wrong in 16 bits.
+    """The search for the layers that make a train step wrong in 16 bits.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -48,21 +178,20 @@ class Search:
         self._data = data
         self._exact = exact
         self._compiled = compiled
+        self._effective = effective_update(model)
         self.culprits = []
         self.windows = {}
         self.scale_bits: float | None = None
         self.errors = {}
 
-    def run(self, scale_bits: float | None, effective):
+    def run(self, scale_bits: float | None):
         """Finds the culprits.
 
         Args:
             scale_bits: Float. The loss scale as a power of two, if it does
                 not adapt itself; `None` if it does.
-            effective: Function from a variable and its float32 gradient to
-                whether the optimizer would move the variable by it.
         """
-        windows = self._find_windows(effective)
+        windows = self._find_windows()
         bits = scale_bits
         if bits is None:
             bits = self._best_bits(windows)
@@ -104,15 +233,14 @@ class Search:
 
     def _add_still(self, run, step):
         """Adds layers whose variables stand still; returns the step then."""
-        found = self._state_check(run).culprits(step)
+        found = layers_that_stand_still(
+            self._model, self._data, self._exact, step
+        )
         self._add(run, found)
         return run.step(records=True) if found else step
 
-    def _state_check(self, run):
-        return StateCheck(self._model, self._data, self._exact, run.demoted)
-
     def _spare_what_xla_ignores(self, run):
-        """Drops those whose non-finite gradients a compiled step ignores.
+        """Drops culprits whose non-finite gradients a compiled step ignores.
 
         The gradient of a ReLU does, which op by op multiplies them by 0.
         """
@@ -125,46 +253,58 @@ class Search:
                 self.culprits = others
         self._add(run, [])
 
-    def predict_scale_bits(self, effective) -> int:
-        """Returns the loss scale that suits most of the model as it is.
-
-        Args:
-            effective: As for `run`.
-        """
-        return self._best_bits(self._find_windows(effective))
+    def predict_scale_bits(self) -> int:
+        """Returns the loss scale that suits most of the model as it is."""
+        return self._best_bits(self._find_windows())
 
     def _best_bits(self, windows):
         possible = scale_in_use(self._model).possible
         return best_scale_bits(windows, costs(self._model), possible)
 
-    def vanishing(self, bits: float, effective) -> list:
+    def vanishing(self, bits: float) -> list:
         """Returns the layers whose gradients a loss scale of `2**bits` loses.
 
         Paths, of those that are left in float16.
 
         Args:
             bits: Float.
-            effective: As for `run`.
         """
         low = {path for path, own in self.windows.items() if bits < own.low}
-        gradients = self._own_gradients(effective) if low else {}
+        gradients = self._own_gradients() if low else {}
         return [p for p in gradients if p in low and lost(gradients[p], bits)]
 
-    def _find_windows(self, effective):
+    def _find_windows(self):
         """The `ScaleWindow` of each float16 layer's gradients in float32."""
-        gradients = self._own_gradients(effective)
+        gradients = self._own_gradients()
         return {path: scale_window(own) for path, own in gradients.items()}
 
-    def _own_gradients(self, effective):
-        low = [call for call in self._low(self._exact) if not call.nested]
-        return gradients_of_layers(low, self._exact, effective)
+    def _own_gradients(self):
+        """The gradients of each float16 layer's outputs and weights, by path.
 
-    def _low(self, step):
-        return [call for call in step.calls if computes_low(call.layer)]
+        None if the layer has weights and none of them would move.
+        """
+        found = {}
+        for call in self._exact.calls:
+            low = computes_low(call.layer) and not call.nested
+            if low and call.layer.compute_dtype == "float16":
+                own = self._gradients_of(call)
+                found.setdefault(call.path, []).extend(own)
+        return found
+
+    def _gradients_of(self, call):
+        weights = [
+            (v, to_array(self._exact.gradients[id(v)]))
+            for v in call.layer.trainable_variables
+            if id(v) in self._exact.gradients
+        ]
+        moving = [g for v, g in weights if self._effective(v, g)]
+        if weights and not moving:
+            return []
+        return moving + to_arrays(c for c in call.cotangents if c is not None)
 
 
 def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
-    """Returns how far layers are off in a step, errors of others included.
+    """Returns how far each layer is off in a step with all other errors.
 
     Args:
         low: List of the `LayerCall`s of `step` that compute in 16 bits.
@@ -181,23 +321,47 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
     errors: dict = {}
     for call in low:
         reference = known.get(call.name)
-        if reference is None or nonfinite(_arrays(LayerReplay(call).inputs)):
+        if reference is None or nonfinite(to_arrays(LayerReplay(call).inputs)):
             continue
         own = errors[call.name] = {}
-        forward = _arrays(call.float_outputs)
-        wide = _arrays(reference.float_outputs)
+        forward = to_arrays(call.float_outputs)
+        wide = to_arrays(reference.float_outputs)
         if [a.shape for a in forward] == [a.shape for a in wide]:
             own["forward"] = relative_error(forward, wide)
         weights = [id(v) for v in call.layer.trainable_variables]
         weights = [w for w in weights if w in step.gradients]
         if weights and not call.nested:
-            wide = [to_array(exact.gradients[w]) for w in weights]
-            scaled = [to_array(step.gradients[w]) for w in weights]
+            wide = to_arrays(exact.gradients[w] for w in weights)
+            scaled = to_arrays(step.gradients[w] for w in weights)
             scale = np.float32(step.scale)
             back = relative_error([g / scale for g in scaled], wide)
             own |= {"backward": back} if math.isfinite(back) else {}
     return errors
 
 
-def _arrays(tensors):
-    return [to_array(x) for x in tensors]
+def other_layers_at_fault(
+    run: StepRun, others: list, adapts: bool
+) -> Culprit | None:
+    """Returns the fault of layers in 16 bits that the model does not hold.
+
+    Such as the feature network of a loss, or a layer that is a global of a
+    script. No plan names them.
+
+    Args:
+        run: `StepRun`, with all layers of the model demoted that need be.
+        others: List of such layers and losses. In float32 the step is right.
+        adapts: Boolean, whether the loss scale adapts itself.
+    """
+    other = others[0]
+    if isinstance(other, keras.losses.Loss):
+        numbers = {"narrow_loss": other.name, "dtype": other.dtype}
+    else:
+        numbers = {"not_held": other.name, "dtype": other.compute_dtype}
+    try:
+        if not run.wrong(run.step()) or (adapts and run.find_other_scale()):
+            return None
+    except active.replay().REFUSALS as error:
+        numbers |= evidence(error)
+        return Culprit(None, [], "unsupported", None, numbers)
+    fault = run.fault(None, [])
+    return fault._replace(numbers=numbers | fault.numbers)

@@ -1,8 +1,8 @@
 """Checks whether outputs can reach the targets, and the loss suits both.
 
-Asked of a model and its data before any step. No precision helps with what is
-found, and backends differ in what they make of it: where one raises, another
-computes NaN, and a third a loss that means nothing.
+The monitor and lint check this before any step. No precision repairs such a
+fault. Depending on the backend, it raises an error, gives NaN, or gives a loss
+that means nothing.
 """
 
 import math
@@ -136,7 +136,7 @@ def task_faults(
 
 
 def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
-    """Returns which input is too large, or has columns of other sizes.
+    """Returns the input that is too large, or has columns of unequal size.
 
     It must be one that a kernel multiplies before anything normalizes it. Ids
         do not count, nor inputs of a `Normalization`, an `Embedding` or code of
@@ -365,7 +365,7 @@ def _part(data, path, place, count):
 
 
 def _array(leaf):
-    """A leaf as an array, `None` of what is no dense array of numbers."""
+    """Returns a leaf as an array, or `None` if it is no dense array."""
     if not len(getattr(leaf, "shape", ())) or hasattr(leaf, "todense"):
         return None
     try:

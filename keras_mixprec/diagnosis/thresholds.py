@@ -94,10 +94,6 @@ LOSS_DIVERGED = 1e3
 BOTH_DIVERGED = 1e4
 WORSE = 2.0
 
-# The same for a loss that falls far below a start near 0, such as a negative
-# log-likelihood.
-BOTH_DIVERGED_DOWNWARD = 1e6
-
 # The share of a change to a layer's own variable that rounding may lose. A
 # change below half a 16-bit digit is lost completely.
 LOST_CHANGE = 0.5

@@ -7,6 +7,7 @@ one step is enough to compare. If the user's code does, several steps are
 compared.
 """
 
+import contextlib
 import functools
 import math
 from typing import NamedTuple
@@ -14,16 +15,19 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from keras_mixprec.backend import active
+from keras_mixprec._patched import patched
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import nonfinite, relative_error
-from keras_mixprec.diagnosis.criterion import is_finite
+from keras_mixprec.diagnosis.criterion import (
+    is_finite,
+    nonfinite,
+    relative_error,
+)
 from keras_mixprec.diagnosis.scales import scale_in_use
-from keras_mixprec.diagnosis.taken_steps import TakenSteps
+from keras_mixprec.keras_internals import micro_batches, stored_value
+from keras_mixprec.loss_scaling.rules import FixedLossScale
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
-    is_float,
     largest_magnitude,
     to_array,
 )
@@ -31,23 +35,22 @@ from keras_mixprec.numerics.dry_step import (
     DryStep,
     exact_step,
     single_step,
-    step_held_at,
 )
-from keras_mixprec.numerics.held_optimizer import is_scaling, overflowing
+from keras_mixprec.numerics.held_optimizer import (
+    instead_of_optimizers,
+    is_scaling,
+    overflowing,
+    with_wrapped,
+)
 from keras_mixprec.numerics.layer_hooks import in_float32
 from keras_mixprec.numerics.random_numbers import repeated_draws
-from keras_mixprec.numerics.taken_steps import StepTaker
+from keras_mixprec.numerics.rehearsal import StepTaker
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
 # The order of runs at the first and at the second scale. Code that acts every
 # second, third or fourth time then shows as a difference between runs at the
 # same scale.
 _ORDER = (0, 1, 1, 0, 0)
-
-# If the largest gradient is this large, float16 at scale 1 rounds only
-# gradients below a 2**14th of it. A few such roundings make no difference of
-# this size.
-_NORMAL, _ROUNDED = 2.0**-10, 0.05
 
 
 class ScaleUse(NamedTuple):
@@ -121,8 +124,9 @@ class _Comparison:
             held = _HeldSteps(self._model, self._data, self._bits)
             if not held.are_finite:
                 return ScaleUse()
-            if self._is_certain(off, held):
-                return ScaleUse(False, *self._fault(off, held))
+            if self._differs():
+                found = held.fault() if held.off else self._over_steps(off)
+                return ScaleUse(False, *found)
         case, count = self._at_overflow()
         if not count:
             exact = self._exact
@@ -132,7 +136,7 @@ class _Comparison:
         return ScaleUse(False, case, numbers)
 
     def _fitting(self):
-        """Returns the results at the other scale, or at a smaller one."""
+        """Returns the results at the larger scale, halved until finite."""
         while self._bits:
             other = self._at_other()
             if other and all(
@@ -141,13 +145,6 @@ class _Comparison:
                 return other
             self._bits = int(self._bits / 2)
         return None
-
-    def _is_certain(self, off, held):
-        """Returns whether the loss scale alone makes the difference."""
-        if not self._differs():
-            return False
-        is_seen = _is_beyond_float16(held.off or off, held.first)
-        return is_seen or not held.have_float16()
 
     def _differs(self):
         """Returns whether runs differ by more than runs at one scale do."""
@@ -162,6 +159,9 @@ class _Comparison:
 
 class _OneStep(_Comparison):
     """The gradients that a step hands to the optimizers, which are held."""
+
+    def _over_steps(self, off):
+        return None, {}  # The difference came from random numbers.
 
     @functools.cached_property
     def one(self):
@@ -182,9 +182,6 @@ class _OneStep(_Comparison):
             step = single_step(self._model, self._data, 2.0**bits)
         return _unscaled(self._model, step, bits)
 
-    def _fault(self, off, held):
-        return held.fault()
-
     def _at_overflow(self):
         """Returns the case at an infinite loss, and the number of variables."""
         with in_float32(self._model), overflowing():
@@ -199,7 +196,7 @@ class _OneStep(_Comparison):
 
 
 class _ManySteps(_Comparison):
-    """What consecutive steps change."""
+    """The changes that consecutive steps make."""
 
     _count: int | None = None
 
@@ -236,9 +233,7 @@ class _ManySteps(_Comparison):
         self._count = found.count
         return found.changes
 
-    def _fault(self, off, held):
-        if held.off:
-            return held.fault()
+    def _over_steps(self, off):
         weights = [id(v) for v in self._model.trainable_variables]
         numbers = {
             "compared_at_bits": self._bits,
@@ -283,37 +278,16 @@ class _HeldSteps:
 
     def __init__(self, model, data, bits):
         self._model, self._data, self._bits = model, data, bits
-        self._exact, other = exact_step(model, data), self._step(bits)
+        self._exact = exact_step(model, data)
+        other = exact_step(model, data, 2.0**bits)
         self.are_finite = is_finite(self._exact)
         self.first = _unscaled(self._model, self._exact, 0)
         self._second = _unscaled(self._model, other, bits)
         self.off = _off(self.first, self._second)
         self._calls = {call.name: call for call in other.calls}
 
-    def _step(self, bits, records=True):
-        scale = 2.0**bits
-        return exact_step(self._model, self._data, scale, records=records)
-
-    def have_float16(self):
-        """Returns whether the code computes gradients in float16 of its own.
-
-        Which small ones survive at one scale and not at another.
-        """
-        one, other = [], []
-        for bits, seen in ((0, one), (self._bits, other)):
-            with (
-                in_float32(self._model),
-                step_held_at(self._model, self._data, 2.0**bits) as run,
-            ):
-                visit = functools.partial(_narrow, seen)
-                active.replay().each_operation(run, [], visit)
-        same = map(np.array_equal, one, other)
-        return len(one) != len(other) or not all(same)
-
     def fault(self):
         """The case, and the evidence."""
-        if not self.off:  # The difference came from random numbers.
-            return None, {}
         bits, first, second = self._bits, self.first, self._second
         paths = {id(v): v.path for v in self._model.trainable_variables}
         numbers = {
@@ -336,20 +310,8 @@ class _HeldSteps:
         elif behind:
             case = "part_of_loss"
         else:
-            # Gradients that do not depend on the scale at all are divided.
-            added = not constant and self._is_added()
-            case = "part_added" if added else "before_unscaling"
+            case = "before_unscaling"
         return case, numbers
-
-    def _is_added(self):
-        """Returns whether a part that is not scaled is added to one that is."""
-        bits = int(self._bits / 2)
-        step = self._step(bits, records=False)
-        third, s2, s3 = {}, 2.0**-self._bits, 2.0**-bits
-        for key, one in self.first.items():
-            part = (one - self._second.get(key, 0.0)) / (1.0 - s2)
-            third[key] = one - part * (1.0 - s3)
-        return not _off(third, _unscaled(self._model, step, bits))
 
     def _behind(self):
         """The layer behind which gradients do not follow the scale any more.
@@ -394,7 +356,7 @@ def _unscaled(model, step, bits):
 
 
 def _off(one, other):
-    """The errors of those arrays that differ, by key."""
+    """Returns the errors of the arrays that differ, by key."""
     errors = {}
     for key in one | other:
         pair = [arrays.get(key, np.zeros(())) for arrays in (one, other)]
@@ -409,18 +371,161 @@ def _off(one, other):
     return {k: e for k, e in errors.items() if e > thresholds.SCALE_ERROR}
 
 
-def _is_beyond_float16(off, first):
-    """Returns whether rounding to float16 cannot make this difference."""
-    sizes = [largest_magnitude(first.get(key, np.zeros(1))) for key in off]
-    return min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED
-
-
 def _fits(array, exact):
     wide = exact is not None and np.isfinite(exact).all()
     return np.isfinite(array).all() or not wide
 
 
-def _narrow(seen, inputs, outputs):
-    floats = filter(is_float, outputs)
-    standard = keras.backend.standardize_dtype
-    seen += [to_array(x) for x in floats if standard(x.dtype) == "float16"]
+# The powers of two by which a scale moves in turn from its start. First up and
+# then down: an average of scaled norms lags behind both.
+_MOVES = (4, -5, 2)
+
+# How many steps may make one update, usually and at most.
+_USUAL, _MOST = 4, 8
+
+
+class TakenSteps:
+    """The changes that consecutive steps of a model on one batch make.
+
+    Nothing is changed afterwards.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: The batch, as `train_step` takes it.
+        bits: Float. The loss scale to begin with, as a power of two; at
+            infinity every loss overflows. `None` is a scale of 1 that does not
+            move.
+        count: Int. How many steps to take. Defaults to `None`: until weights
+            have been updated twice, if they are soon.
+        goes_on: Boolean, whether training goes on from steps before: each
+            optimizer is applied once at the scale that it has. Defaults to
+            `False`.
+
+    Attributes:
+        count: Int. How many steps were taken.
+        changes: Dict from a key to an array: how weights and slots have
+            changed, and the last norms of gradients that optimizers record.
+            The key of a weight is its `id`.
+        updates: Dict from the `id` of an optimizer that scales the loss to how
+            often it has updated weights.
+        given: Dict from such an `id` to whether there was a gradient for each
+            variable when it was applied last.
+        overflows: Dict from such an `id` to how often variables overflowed.
+        rescaled: Set of such `id`s whose scale was set.
+        raised: Boolean, whether the code has raised an exception.
+    """
+
+    def __init__(self, model, data, bits, count=None, goes_on=False):
+        self._model, self._data, self._bits = model, data, bits
+        self._taker = taker = StepTaker(model)
+        first = {} if goes_on else taker.scaling
+        self._scales = {key: self._scale() for key in first}
+        # For each optimizer, how many others updated weights before it in the
+        # step. Optimizers that are applied together have the same number.
+        self._turns: dict = {}
+        self._turn = 0
+        self.count = 0
+        self.updates = dict.fromkeys(taker.scaling, 0)
+        self.given: dict = {}
+        self.rescaled: set = set()
+        self.raised = False
+        with taker.undone():
+            self._take(count, int(goes_on))
+        # The step is undone, so this reads the values from before it.
+        for variable in self._compared():
+            self.changes[id(variable)] -= to_array(stored_value(variable))
+
+    def _take(self, count, windows):
+        overflows = self._taker.read("overflows")
+        with self._noting():
+            while not (self.raised or self._is_enough(count, windows)):
+                try:
+                    self._take_one()
+                # User code may raise an error on infinite gradients.
+                except Exception:
+                    if self._bits != math.inf:
+                        raise
+                    self.raised = True
+                self.count += 1
+            self.changes = {
+                id(v): to_array(stored_value(v)) + 0 for v in self._compared()
+            } | self._taker.read("gradient_norms")
+            self.overflows = {
+                key: now - overflows[key]
+                for key, now in self._taker.read("overflows").items()
+            }
+
+    def _is_enough(self, count, windows):
+        if count is not None:
+            return self.count >= count
+        updates = max(self.updates.values())
+        most = _USUAL if updates > windows else _MOST
+        return updates >= windows + 2 or self.count >= most + windows * _USUAL
+
+    def _take_one(self):
+        before = self._updated()
+        self._taker.set_scales(self._scales)
+        with self._noting_scales():
+            self._taker.take(self._data)
+        self._turn = 0
+        for key, now in self._updated().items():
+            if now != before[key]:
+                self.updates[key] += 1
+                self._scales[key] = self._moved(key)
+
+    def _moved(self, key):
+        if isinstance(
+            getattr(self._taker.scaling[key], "rule", None), FixedLossScale
+        ):
+            return self._scale()
+        turn = self.updates[key] - 1 + self._turns.get(key, 0)
+        return self._scale(_MOVES[turn % len(_MOVES)])
+
+    def _scale(self, move=0):
+        return 1.0 if self._bits is None else 2.0 ** (self._bits + move)
+
+    def _noting_scales(self):
+        """Context that notes whose scale is set."""
+        with contextlib.ExitStack() as stack:
+            for key, variable in self._taker.scale_variables().items():
+                own = {"assign": self._noting_assign(key, variable.assign)}
+                stack.enter_context(patched(variable, own))
+            return stack.pop_all()
+
+    def _noting_assign(self, key, assign):
+        def noting(value):
+            self.rescaled.add(key)
+            return assign(value)
+
+        return noting
+
+    def _noting(self):
+        """Context that notes the gradients that each optimizer is given."""
+
+        def apply(original, optimizer, grads, *args, **kwargs):
+            if id(optimizer) in self._taker.scaling:
+                return check(original, optimizer, grads, *args, **kwargs)
+            self._turn += 1
+            return original(optimizer, grads, *args, **kwargs)
+
+        def check(original, optimizer, grads, *args, **kwargs):
+            grads, key = list(grads), id(optimizer)
+            self.given[key] = [gradient is not None for gradient in grads]
+            self._turns[key] = self._turn
+            return original(optimizer, grads, *args, **kwargs)
+
+        methods = {"apply": apply, "_check_gradients": check}
+        return instead_of_optimizers(methods)
+
+    def _updated(self):
+        return {
+            key: int(to_array(micro_batches(with_wrapped(o)[-1]).value))
+            for key, o in self._taker.scaling.items()
+        }
+
+    def _compared(self):
+        scaling = self._taker.scaling
+        others = [o for o in self._taker.optimizers if id(o) not in scaling]
+        own = [v for optimizer in others for v in optimizer.variables]
+        found = {id(v): v for v in [*self._model.trainable_variables, *own]}
+        return found.values()

@@ -13,29 +13,17 @@ FOUND_BY = "found_by"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One finding, with its evidence and what to do about it.
+    """One finding, with its evidence and advice.
 
     Attributes:
-        kind: String. `"forward_overflow"`, `"backward_overflow"`,
-            `"underflow"`, `"precision_loss"` (finite but wrong),
-            `"cast_overflow"` (the input does not fit), `"weight_overflow"` and
-            `"weight_underflow"` (a weight does not), `"unsupported"` (the
-            backend refuses it in 16 bits, such as a mix of dtypes, so that
-            the step raises), or where no layer is to
-            blame `"bad_data"`, `"divergence"` (float32 fails too),
-            `"weights_lost"`, `"scale_collapsed"`, `"loss_scale_ignored"`
-            (the update depends on the loss scale), `"metric_error"` (float32
-            computes a metric otherwise from the same predictions),
-            `"scale_too_low"` (gradients vanish until the loss scale has
-            grown), `"policy"` (16-bit variables) and, normal,
-            `"scale_search"`.
+        kind: String. One of `verdict_kinds.KINDS`, such as
+            `"forward_overflow"`. The table in docs/diagnosis.md explains them.
         layer: String, the layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
-        step: Int. How many steps were taken when it was found, 0 before the
-            first, so that a batch that was skipped has the number of its step,
-            from 1; or `None`.
-        failing_since: Int. The first of the steps in a row that were skipped
-            until then, where these are several; or `None`.
+        step: Int. How many steps were taken when it was found, or `None`. A
+            skipped batch has the number of its step, counted from 1.
+        failing_since: Int. The first step of a row of skipped steps that ends
+            here, or `None`.
         compiled: Boolean, whether the step was compiled by XLA, which changes
             what overflows.
         numbers: Dict. The evidence.
@@ -120,7 +108,7 @@ class Verdict:
 
 
 class Finding(NamedTuple):
-    """A verdict, and what to demote because of it.
+    """A verdict, and the layers to demote because of it.
 
     Attributes:
         verdict: `Verdict`.
@@ -132,7 +120,7 @@ class Finding(NamedTuple):
 
 
 def without_repeats(verdicts: list[Verdict]) -> list[str]:
-    """Returns what to print of verdicts: the same of several layers once.
+    """Returns the lines to print, one for equal verdicts on several layers.
 
     Args:
         verdicts: List of `Verdict`s, found together.

@@ -9,7 +9,7 @@ from keras import ops, tree
 
 from keras_mixprec.backend import active
 from keras_mixprec.devices.timing import compare
-from keras_mixprec.diagnosis.compare import largest, relative_error
+from keras_mixprec.diagnosis.criterion import largest, relative_error
 from keras_mixprec.numerics.arrays import count_nonfinite, is_float, to_array
 from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry

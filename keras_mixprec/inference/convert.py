@@ -15,7 +15,7 @@ from keras_mixprec._console import one_line
 from keras_mixprec.backend import active
 from keras_mixprec.devices.memory import bytes_of
 from keras_mixprec.diagnosis.call_examination import examine_prediction
-from keras_mixprec.diagnosis.weights import weight_overflows
+from keras_mixprec.diagnosis.cause import weight_overflows
 from keras_mixprec.formats import SIXTEEN_BITS, format_count, get_format
 from keras_mixprec.inference import wide_layers
 from keras_mixprec.inference.assignment import Assignment, by_plan, by_rules

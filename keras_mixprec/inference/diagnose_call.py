@@ -7,11 +7,14 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_mixprec.diagnosis.call_examination import examine_calls, is_compiled
-from keras_mixprec.diagnosis.call_run import LoopRun
+from keras_mixprec.diagnosis.call_examination import (
+    LoopRun,
+    examine_calls,
+    is_compiled,
+)
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.keras_internals import flat_layers
-from keras_mixprec.numerics.recorded_calls import RecordedCalls
+from keras_mixprec.numerics.forward_pass import RecordedCalls
 from keras_mixprec.policies.layers import check_model
 
 

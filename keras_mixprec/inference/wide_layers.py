@@ -9,17 +9,16 @@ import logging
 import keras
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.advice import advice_in_call
-from keras_mixprec.diagnosis.call_examination import is_compiled
-from keras_mixprec.diagnosis.call_run import CallRun
-from keras_mixprec.diagnosis.compare import output_error
+from keras_mixprec.diagnosis.advice import advice_for
+from keras_mixprec.diagnosis.call_examination import CallRun, is_compiled
+from keras_mixprec.diagnosis.criterion import RESULT, output_error
 from keras_mixprec.diagnosis.culprit import Culprit
 from keras_mixprec.diagnosis.search import culprits_of
 from keras_mixprec.diagnosis.step_errors import without_what_raises
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.inference.comparison import to_tensors
+from keras_mixprec.numerics.calls import interruption
 from keras_mixprec.numerics.forward_pass import Prediction
-from keras_mixprec.numerics.interruption import interruption
 from keras_mixprec.numerics.random_numbers import same_draws
 
 _log = logging.getLogger("keras_mixprec.inference")
@@ -66,8 +65,13 @@ class _Batches(CallRun):
     def found(self):
         """Returns the `Culprit`s."""
         low = self.record([])
-        self.error = output_error(low.outputs, self._exact.outputs)
+        self.compare(low)
         return culprits_of(self, self.low(low.calls))
+
+    def compare(self, run):
+        """Compares the outputs on the first batch with float32's."""
+        error = output_error(run.outputs, self._exact.outputs)
+        self.errors = {RESULT: error}
 
     def right(self, layers):
         """Returns `CallRun`'s answer, or `False` once the tries are used up."""
@@ -76,10 +80,11 @@ class _Batches(CallRun):
         self.tried += 1
         return super().right(layers)
 
-    def _is_right(self):
+    def _is_right(self, run):
+        runs = [run, *(p.run(records=False) for p, _ in self._pairs[1:])]
         errors = [
-            output_error(prediction.run(records=False).outputs, exact.outputs)
-            for prediction, exact in self._pairs
+            output_error(own.outputs, exact.outputs)
+            for own, (_, exact) in zip(runs, self._pairs, strict=True)
         ]
         _log.info(
             "In trial %d outputs are off by %.2g", self.tried, max(errors)
@@ -117,5 +122,5 @@ def reason(culprit: Culprit) -> str:
         culprit.path,
         culprit.direction,
         numbers=culprit.numbers,
-        advice=advice_in_call(culprit),
+        advice=advice_for(culprit),
     ).finding

@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 from keras_mixprec.backend import active
-from keras_mixprec.diagnosis.course import Course
+from keras_mixprec.diagnosis.causes import Course
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.monitoring.forecasts import AuditForecast
 

@@ -111,7 +111,7 @@ class Progress:
 
     def _look_into_step(self, at_the_end=True):
         # Imported here because a run that learns does not need the diagnosis.
-        from keras_mixprec.diagnosis.in_training import learning_rate
+        from keras_mixprec.diagnosis.causes import learning_rate
         from keras_mixprec.diagnosis.standstill import why_it_stands_still
 
         watch, batch = self._watch, self._watch.ranges.batch

@@ -13,26 +13,19 @@ reference with other dropout masks would say nothing about dtypes.
 
 Files:
 
-- `held_optimizer.py`: an optimizer that takes losses and gradients, no more.
-- `held_optimizers.py`: holds every optimizer that a step turns to.
-- `taken_steps.py`: steps that a model takes as in training, undone;
-  `rehearsal.py`: whether the loss falls in such steps, with one thing changed.
-- `untouched.py`: after which nothing that a step changes is another one.
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
-- `forward_pass.py`: the same of what `predict` does.
-- `recorded_calls.py`: the same of any function that calls the model.
-- `python_loops.py`: loops of `keras.ops` that run in Python meanwhile.
-- `interruption.py`: what stops a step that raises.
-- `calls.py`: records what each layer is given and returns in a step.
+- `held_optimizer.py`: optimizers that take losses and gradients, and no more.
+- `rehearsal.py`: takes train steps as in training, and undoes them.
+- `forward_pass.py`: runs `predict`, or any function that calls the model.
+- `calls.py`: records what each layer is given and returns.
 - `layer_hooks.py`: hooks on layer calls, and layers in another dtype for a
   while.
-- `layer_replay.py`: one layer call again, in another dtype, and what its
-  operations do.
+- `layer_replay.py`: calls one layer again, in another dtype, and looks at its
+  operations.
 - `evaluation.py`: a metric on held-back data, with layers in other dtypes.
-- `random_numbers.py`: the random numbers of a model as it is, for its float32
-  reference.
-- `rounding.py`: weights and inputs as they might have been rounded as well.
-- `arrays.py`: tensors of any backend as NumPy arrays, and such arrays in 16
-  bits.
+- `random_numbers.py`: gives the float32 reference the model's random numbers.
+- `rounding.py`: moves weights and inputs by half a rounding step.
+- `untouched.py`: puts back all that a step changes.
+- `arrays.py`: tensors of any backend as NumPy arrays.
 """

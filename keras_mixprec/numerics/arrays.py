@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from keras import ops
@@ -23,7 +24,7 @@ def is_float(leaf) -> bool:
 
 
 def detached(leaf):
-    """Returns it without what made it: torch would go back into that."""
+    """Returns a tensor without its history, which torch would go back into."""
     attached = getattr(leaf, "requires_grad", False)
     return ops.stop_gradient(leaf) if attached else leaf
 
@@ -46,7 +47,7 @@ def count_nonfinite(array: np.ndarray) -> int:
 
 
 def as_numpy(leaf) -> np.ndarray:
-    """Returns what a user hands over as an array.
+    """Returns any array or tensor as a NumPy array.
 
     A tensor of torch's may be that on any backend, need gradients, be on a
     device, or have a dtype that NumPy lacks.
@@ -68,6 +69,11 @@ def to_array(tensor) -> np.ndarray:
         tensor = ops.cast(tensor, "float32")
     # Cast no other tensor here: JAX would compile a program for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
+
+
+def to_arrays(tensors: Iterable) -> list[np.ndarray]:
+    """Returns the arrays of some float tensors, as `to_array` does."""
+    return [to_array(tensor) for tensor in tensors]
 
 
 def _largest(array):

@@ -1,6 +1,7 @@
-"""Recording what each layer of a model is given and returns in a step."""
+"""Records what each layer is given and returns, and what stops a run."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops, tree
@@ -19,9 +20,10 @@ from keras_mixprec.keras_internals import (
     sublayers,
     training_in_force,
 )
-from keras_mixprec.numerics.arrays import is_float
+from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.layer_hooks import CallHook, call_name
 from keras_mixprec.numerics.random_numbers import Draws
+from keras_mixprec.policies.layers import walk_with_model
 
 
 class LayerCall:
@@ -73,13 +75,24 @@ class LayerCall:
 
     @property
     def float_outputs(self) -> list:
-        """The floating-point tensors in `outputs`, then those in `losses`."""
+        """The floating-point tensors in `outputs`, then in `losses`."""
         return [x for x, _ in self._float_pairs()]
 
     @property
     def float_cotangents(self) -> list:
         """Their cotangents."""
         return [c for _, c in self._float_pairs()]
+
+    def cotangents_at(self, scale: float) -> list:
+        """Returns the cotangents at a loss scale, as arrays without gaps.
+
+        Args:
+            scale: Float. The call is of a step at loss scale 1.
+        """
+        return [
+            to_array(x) * 0.0 if c is None else to_array(c) * scale
+            for x, c in self._float_pairs()
+        ]
 
     def tensors(self) -> list:
         """Returns all tensors of the call, and their masks."""
@@ -203,7 +216,7 @@ class CallRecorder:
         return outputs
 
     def _observe_losses(self, call, before):
-        """Observes what a call has added to the losses of the step."""
+        """Observes the losses that a call has added to the step."""
         known = {id(loss) for loss in before}
         new = [loss for loss in added_losses() if id(loss) not in known]
         if not new:
@@ -251,8 +264,8 @@ class CallRecorder:
 def ending_pieces(entries):
     """Returns a context for a run without a record of the calls of layers.
 
-    Where a step is compiled in pieces, these end behind layers as in a run
-    with a record: few of them are others when a layer gets another dtype.
+    JAX compiles a step in pieces. They end behind each layer, as in a run with
+    a record, so that few pieces change when a layer gets another dtype.
 
     Args:
         entries: List of `LayerEntry`, the layers of the model.
@@ -287,13 +300,13 @@ def _global_seed_state():
 
 
 def added_losses() -> list:
-    """Returns what layers have added to the losses of the step until now."""
+    """Returns the losses that layers have added to the step so far."""
     scope = get_stateless_scope()
     return [] if scope is None else list(scope.losses)
 
 
 def collects_losses() -> bool:
-    """Returns whether what layers add to the losses is part of the step."""
+    """Returns whether the step uses the losses that layers add."""
     scope = get_stateless_scope()
     return scope is not None and scope.collect_losses
 
@@ -332,3 +345,42 @@ def observe_outputs(layer, outputs, observe):
 
     leaves = [seen(*item) for item in enumerate(tree.flatten(outputs))]
     return tree.pack_sequence_as(outputs, leaves)
+
+
+class Interrupted(NamedTuple):
+    """A run that raises.
+
+    Attributes:
+        error: The exception.
+        calls: List of `LayerCall`, those that returned before.
+        open: List of `LayerCall`, those that did not, outermost first; empty
+            if it raises outside of all layers.
+    """
+
+    error: Exception
+    calls: list[LayerCall]
+    open: list[LayerCall]
+
+    def progress(self) -> tuple[int, int]:
+        """How far it got, forward and backward."""
+        return len(self.calls), sum(call.received for call in self.calls)
+
+
+def interruption(model: keras.Model, run: Callable) -> Interrupted | None:
+    """Returns where a run of a model raises, `None` if it does not.
+
+    Args:
+        model: The `keras.Model`.
+        run: Function without arguments.
+    """
+    recorder = CallRecorder(walk_with_model(model))
+    concrete = active.replay().is_concrete
+    try:
+        with recorder.recording():
+            run()
+    except active.replay().REFUSALS as error:
+        recorder.put_values(
+            {id(x): x if concrete(x) else None for x in recorder.tensors()}
+        )
+        return Interrupted(error, recorder.calls, recorder.interrupted)
+    return None

@@ -12,10 +12,14 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import naming_exhaustion, optimizers_of
 from keras_mixprec.keras_internals import stored_value
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import CallRecorder, LayerCall, ending_pieces
-from keras_mixprec.numerics.held_optimizer import scale_variables
-from keras_mixprec.numerics.held_optimizers import Held
-from keras_mixprec.numerics.interruption import Interrupted, interruption
+from keras_mixprec.numerics.calls import (
+    CallRecorder,
+    Interrupted,
+    LayerCall,
+    ending_pieces,
+    interruption,
+)
+from keras_mixprec.numerics.held_optimizer import Held, scale_variables
 from keras_mixprec.numerics.random_numbers import Draws, exact_run
 from keras_mixprec.numerics.untouched import untouched
 from keras_mixprec.policies.layers import walk_with_model
@@ -124,13 +128,13 @@ def dry_step(
 
 
 def _known(values, tensors):
-    """The values of tensors, without those that are not known."""
+    """The values of tensors that are known."""
     found = {key: values[id(tensor)] for key, tensor in tensors.items()}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def interrupted(model: keras.Model, data) -> Interrupted | None:
-    """Runs the step at loss scale 1; returns what stops it, if anything does.
+    """Runs the step at loss scale 1. Returns where it raises, if it does.
 
     Args:
         model: As for `dry_step`.
@@ -184,10 +188,10 @@ def run_held(
             to `None`, a new one.
 
     Returns:
-        List of the losses, a dict from `id(variable)` to the scaled gradient,
-        a dict from that to the loss scale of its optimizer, whether the step
-        multiplied the losses by the loss scale, if not, they are those that it
-        returns, and the `state` of `DryStep`.
+        Tuple of five: a list of the losses, or of those that the step returns
+        if it scales none; a dict from `id(variable)` to the scaled gradient; a
+        dict from it to the loss scale of its optimizer; whether the step
+        multiplied the losses by the loss scale; the `state` of `DryStep`.
     """
     held = Held(scale_of)
     with contextlib.ExitStack() as stack:
@@ -209,6 +213,7 @@ def run_held(
             for v in model.trainable_variables
             if v.regularizer
         }
+        given = set(scope.state_mapping)
         stack.enter_context(scope)
         # Within the scope: what it returns shall be of this batch alone, and a
         # `fit` that raised may leave metrics without values. Not by what guards
@@ -219,7 +224,7 @@ def run_held(
     losses, gradients, scales = held.taken()
     scaled = bool(losses) or _BY_HAND.get()
     losses = losses or logged_losses(returned)
-    return losses, gradients, scales, scaled, _written(model, scope)
+    return losses, gradients, scales, scaled, _written(model, scope, given)
 
 
 class _AsInFit(keras.StatelessScope):
@@ -243,22 +248,22 @@ class _AsInFit(keras.StatelessScope):
 
 
 def logged_losses(logs) -> list:
-    """Returns the losses among what a `train_step` returns."""
+    """Returns the losses that a `train_step` returns."""
     if not isinstance(logs, dict):
         return []
     own = {name: x for name, x in logs.items() if name.endswith("loss")}
     return [own["loss"]] if "loss" in own else [*own.values()]
 
 
-def _written(model, scope):
+def _written(model, scope, given):
     """The values of variables that a step has set without an optimizer.
 
-    Regularizers do not read these, so none of them was known before.
+    A model may hold the loss scale, which the step is given.
     """
     return {
         id(v): scope.state_mapping[id(v)]
         for v in model.non_trainable_variables
-        if id(v) in scope.state_mapping
+        if id(v) in scope.state_mapping and id(v) not in given
     }
 
 
@@ -269,9 +274,7 @@ compiled_step = functools.partial(dry_step, records=False, how="xla")
 def exact_step(
     model: keras.Model, data, scale: float = 1.0, *, records=True
 ) -> DryStep:
-    """Runs the step in float32 throughout.
-
-    With the random numbers of the model as it is.
+    """Runs the step in float32, with the random numbers of the 16-bit step.
 
     Args:
         model: As for `dry_step`.

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import math
 import numbers
 import random
@@ -32,8 +31,8 @@ _MODES = ("auto", "min", "max")
 
 _FORMS = (
     "must be `(x_val, y_val)`, `(x_val, y_val, sample_weight)`, a dataset as "
-    "`model.evaluate` takes it, or a function of the model that returns a "
-    "number"
+    "`model.evaluate` takes it, which ends and can be read again, or a "
+    "function of the model that returns a number"
 )
 
 
@@ -144,27 +143,19 @@ def _is_function(validate):
 
 def _parts_of(argument, validate):
     """The data as `model.evaluate` takes them, one by one."""
-    shown = f"Received: {argument}={_shown(validate)}"
-    if isinstance(validate, tuple | list):
-        if len(validate) not in (2, 3):
-            raise ValueError(f"`{argument}` {_FORMS}. {shown}")
+    if isinstance(validate, tuple | list) and len(validate) in (2, 3):
         return tuple(validate)
-    if inspect.isgenerator(validate) or hasattr(validate, "__next__"):
-        raise ValueError(
-            f"`{argument}` must be data that can be read more than once; give "
-            f"a dataset or arrays, not an iterator. {shown}"
-        )
     readable = hasattr(validate, "__iter__") or hasattr(validate, "__getitem__")
-    if isinstance(validate, str | bytes | dict) or not readable:
-        raise TypeError(f"`{argument}` {_FORMS}. {shown}")
-    if getattr(validate, "shape", None) is not None:
-        raise ValueError(f"`{argument}` {_FORMS}; targets are missing. {shown}")
-    if hasattr(validate, "cardinality") and int(validate.cardinality()) == -1:
-        raise ValueError(
-            f"`{argument}` must be a dataset that ends; "
-            f"`dataset.take(steps)` does. {shown}"
-        )
-    return (validate,)
+    of_type = readable and not isinstance(validate, str | bytes | dict)
+    is_read_once = hasattr(validate, "__next__")
+    is_endless = getattr(validate, "cardinality", lambda: 0)() == -1
+    is_part = isinstance(validate, tuple | list) or hasattr(validate, "shape")
+    if of_type and not (is_read_once or is_endless or is_part):
+        return (validate,)
+    error = ValueError if of_type else TypeError
+    raise error(
+        f"`{argument}` {_FORMS}. Received: {argument}={_shown(validate)}"
+    )
 
 
 def _shown(value):
@@ -176,7 +167,7 @@ def _shown(value):
 def held_back(
     validate: Any, monitor: str, mode: str, argument: str = "validate"
 ) -> HeldBack | None:
-    """Returns what decides by a metric, `None` if nothing is held back.
+    """Returns the `HeldBack` of arguments, `None` if no data are given.
 
     Args:
         validate: As for `HeldBack`, or `None`.
@@ -225,7 +216,7 @@ class Evaluation:
             return self._measured(self._in_float32)
 
     def reference(self) -> float:
-        """Returns the metric in float32, which others are compared with.
+        """Returns the metric in float32, as the reference for other dtypes.
 
         Raises:
             ValueError: If it is not finite.
@@ -239,7 +230,7 @@ class Evaluation:
         return value
 
     def with_policies(self, assignment: dict) -> float:
-        """Returns the metric with some layers in other dtypes.
+        """Returns the metric with the policies that some layers are given.
 
         Args:
             assignment: Dict of policy name to the list of layers that follow
@@ -249,7 +240,7 @@ class Evaluation:
             return self._measured({})
 
     def worse_by(self, value: float, reference: float) -> float:
-        """Returns what `HeldBack.worse_by` does."""
+        """Returns the result of `HeldBack.worse_by`."""
         return self.held_back.worse_by(value, reference)
 
     def _measured(self, functions):
@@ -295,7 +286,7 @@ _KINDS = ("test", "predict")
 
 @contextlib.contextmanager
 def _compiled_apart(model, functions):
-    """Context that gives a model other functions to evaluate and predict.
+    """Context that gives a model functions of its own to evaluate with.
 
     One that is compiled keeps the dtypes that it was traced with.
 

@@ -1,15 +1,21 @@
-"""An optimizer that sees losses and gradients, and updates nothing."""
+"""Optimizers that see losses and gradients, and update nothing."""
 
 import contextlib
 import contextvars
 import functools
 import operator
+from collections.abc import Callable
 
 import keras
 
-from keras_mixprec._patched import Replacements, patched
+from keras_mixprec._patched import (
+    Replacements,
+    function_here,
+    patched,
+    patched_here,
+)
 from keras_mixprec.backend import active
-from keras_mixprec.keras_internals import updated_variables
+from keras_mixprec.keras_internals import stored_value, updated_variables
 
 _TIMES = contextvars.ContextVar("times", default=1.0)
 
@@ -39,7 +45,7 @@ def _wrapped(optimizer):
 
 
 def with_wrapped(optimizer) -> list:
-    """Returns an optimizer and all that it wraps, one in the other."""
+    """Returns an optimizer and the optimizers inside it, outermost first."""
     return [optimizer, *sum(map(with_wrapped, _wrapped(optimizer)), [])]
 
 
@@ -79,7 +85,7 @@ def held(optimizer, scale, losses, gradients):
 
 
 class _Held:
-    """The methods that replace those of one optimizer."""
+    """The methods that replace one optimizer's own methods."""
 
     def __init__(self, optimizer, scale, losses, gradients, hands_on):
         self._optimizer = optimizer
@@ -108,7 +114,7 @@ class _Held:
         optimizer, own = self._optimizer, {}
         apply = self._apply
         if hasattr(optimizer, "_check_gradients"):
-            apply = functools.partial(_call, optimizer, "apply")
+            apply = lambda grads: optimizer.apply(grads)  # noqa: E731
             own = {
                 "_initial_scale": lambda: self._scale,
                 # Several optimizers that skip together call this.
@@ -130,10 +136,10 @@ class _Held:
         )
 
     def take(self, gradients, scaled):
-        """Takes what an inner optimizer was given."""
+        """Takes the gradients that an inner optimizer was given."""
         for key, gradient in gradients.items():
             if not scaled:
-                (gradient,) = self._times([gradient], self._scale)
+                (gradient,) = _times([gradient], self._scale)
             self._gradients[key] = gradient
 
     def _scale_loss(self, loss):
@@ -147,10 +153,7 @@ class _Held:
         # Code may unscale gradients only to see their size, and apply the
         # scaled ones.
         self._unscaled = grads = list(grads)
-        return self._times(grads, 1.0 / self._scale)
-
-    def _times(self, grads, factor):
-        return _times(list(grads), factor)
+        return _times(grads, 1.0 / self._scale)
 
     def _apply(self, grads, trainable_variables=None):
         grads = list(grads)
@@ -159,11 +162,11 @@ class _Held:
         unscaled = known is not None and not _same(known, grads)
         if self._hands_on:
             if not unscaled:
-                grads = self._times(grads, 1.0 / self._scale)
+                grads = _times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
         if unscaled:  # `unscale` has already recorded overflows.
-            grads = self._times(grads, self._scale * _TIMES.get())
+            grads = _times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
                 self._gradients[id(variable)] = gradient
@@ -184,11 +187,7 @@ def scaled(gradients: dict, scale) -> dict:
 
 
 def _times(grads, factor):
-    return active.step().unscale(grads, factor, [False] * len(grads))
-
-
-def _call(owner, name, *args):
-    return getattr(owner, name)(*args)
+    return active.step().unscale([*grads], factor, [False] * len(grads))
 
 
 def _same(one, other):
@@ -196,10 +195,10 @@ def _same(one, other):
 
 
 def _replaced(optimizer, methods):
-    """Context that gives an optimizer other methods, below the user's own.
+    """Context that replaces an optimizer's methods, below the user's own.
 
-    A method that a subclass of the user's own overrides still runs, and finds
-    the other one by `super()`.
+    A method in a subclass of the user's own still runs, and `super()` leads it
+    to the replacement.
     """
     replacements = Replacements()
     for name, method in methods.items():
@@ -245,3 +244,114 @@ class _HeldStep:
     def commit(self, finite, ordinary):
         """Applies nothing, as the optimizer is held."""
         self._apply(*self._given)
+
+
+def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
+    """Returns a context that replaces methods of all optimizers.
+
+    It replaces the methods of every class, because a `train_step` may keep an
+        optimizer anywhere. Other threads go on training.
+
+    Args:
+        methods: Dict from a name to a function, which gets the method that it
+            takes the place of, then what that is called with.
+    """
+    with contextlib.ExitStack() as stack:
+        for cls in _classes(keras.optimizers.Optimizer):
+            own = {
+                name: functools.partial(method, function_here(cls, name))
+                for name, method in methods.items()
+                if name in vars(cls)
+            }
+            if own:
+                stack.enter_context(patched_here(cls, own))
+        return stack.pop_all()
+
+
+def _classes(cls):
+    """A class, its subclasses, and all of their bases."""
+    found = dict.fromkeys(cls.__mro__)
+    for sub in cls.__subclasses__():
+        found |= _classes(sub)
+    return found
+
+
+class Held:
+    """Collects the losses and gradients that a step gives its optimizers.
+
+    Each is held from the moment on that the step turns to it.
+
+    Args:
+        scale_of: Function of an optimizer that returns its loss scale.
+    """
+
+    def __init__(self, scale_of: Callable):
+        self._scale_of = scale_of
+        self._seen: list = []
+        self._native: dict = {}
+        # Kept, so that no other gets the id of one.
+        self._held: dict = {}
+        self._stack = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def holding(self):
+        """Context that holds the optimizers of this thread."""
+        names = (
+            "scale_loss",
+            "stateless_scale_loss",
+            "unscale",
+            "apply",
+            "apply_gradients",
+            "stateless_apply",
+            "_check_gradients",
+        )
+        methods = {name: self._first(name) for name in names}
+        with instead_of_optimizers(methods), self._stack:
+            yield
+
+    def taken(self) -> tuple:
+        """Returns the losses and gradients that the optimizers were given.
+
+        Returns:
+            List of the losses that were scaled, as they were before, a dict
+            from `id(variable)` to its scaled gradient, and one from that to
+            the loss scale in it.
+        """
+        losses, gradients, scales = [], dict(self._native), {}
+        some_scale = any(is_scaling(optimizer) for optimizer, *_ in self._seen)
+        for optimizer, scale, own_losses, own in self._seen:
+            losses += own_losses
+            if some_scale and not own_losses and not is_scaling(optimizer):
+                # Next to an optimizer that scales, this one gets gradients at
+                # scale 1.
+                own = scaled(own, scale)
+            gradients |= own
+            scales |= dict.fromkeys(own, scale)
+        return losses, gradients, scales
+
+    def stepped(self, model, updated: list):
+        """Takes the gradients that a backend's own optimizer is about to apply.
+
+        Args:
+            model: The `keras.Model` of the step.
+            updated: List of pairs of a parameter and its gradient.
+        """
+        known = {id(stored_value(v)): v for v in model.trainable_variables}
+        for parameter, gradient in updated:
+            if id(parameter) in known:
+                self._native[id(known[id(parameter)])] = gradient
+
+    def _first(self, name):
+        def method(original, optimizer, *args, **kwargs):
+            if id(optimizer) in self._held:
+                return original(optimizer, *args, **kwargs)
+            self._hold(optimizer)
+            return getattr(optimizer, name)(*args, **kwargs)
+
+        return method
+
+    def _hold(self, optimizer):
+        self._held |= {id(o): o for o in with_wrapped(optimizer)}
+        own = optimizer, self._scale_of(optimizer), [], {}
+        self._seen.append(own)
+        self._stack.enter_context(held(*own))

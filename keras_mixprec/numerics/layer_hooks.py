@@ -145,7 +145,7 @@ def call_name(path: str, index: int) -> str:
 
 
 def names_of_output(paths: dict, layer, index: int) -> list:
-    """Returns the names of the calls that return what a layer returns.
+    """Returns the names of the calls that compute the outputs of a layer.
 
     The cell of a recurrent layer runs in a loop, but it computes what the layer
     returns. So does the layer inside of `TimeDistributed`.
@@ -279,7 +279,7 @@ FUNCTIONS = ("dot_product_attention", "softmax")
 
 
 def _watched(function):
-    """A function that shows the hook what it is given."""
+    """Returns a function that shows its arguments to the hook."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

@@ -14,7 +14,7 @@ from keras_mixprec.keras_internals import called_with
 from keras_mixprec.numerics.arrays import (
     is_float,
     largest_magnitude,
-    to_array,
+    to_arrays,
 )
 from keras_mixprec.numerics.calls import LayerCall, with_mask
 from keras_mixprec.numerics.layer_hooks import (
@@ -29,10 +29,10 @@ class Cause(NamedTuple):
     """The origin of non-finite numbers.
 
     Attributes:
-        kind: String. `"underflow"` for an operand of zero, as in 0 / 0,
-            1 / sqrt(0) and log(0), unless it is zero because of an overflow
-            before, `"cast_overflow"` for a cast to a narrower dtype, else
-            `"forward_overflow"`, as for a sum or product.
+        kind: String. `"underflow"` if an operand has become zero, as in 1 / 0
+            and log(0), unless an earlier overflow made it zero;
+            `"cast_overflow"` for a cast to a narrower dtype; else
+            `"forward_overflow"`.
         code: String. The line of the user's code that runs the operation, as
             `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
         operation: String. The first operation that is not finite, as `"log(0)"`
@@ -50,41 +50,27 @@ class Cause(NamedTuple):
         return {name: text for name, text in own.items() if text}
 
 
-def largest_intermediate(function, tensors) -> float:
-    """Returns the largest finite magnitude that any operation produces.
-
-    Args:
-        function: Function of a list of tensors.
-        tensors: The list.
-    """
-    largest = 0.0
-
-    def visit(inputs, outputs):
-        nonlocal largest
-        for array in _float_arrays(outputs):
-            largest = max(largest, largest_magnitude(array))
-
-    active.replay().each_operation(function, tensors, visit)
-    return largest
-
-
-def smallest_intermediate(function, tensors) -> float:
+def extremes(function, tensors) -> tuple[float, float]:
     """Returns the smallest magnitude but 0 that any operation meets.
 
+    And the largest finite magnitude that one produces.
+
     Args:
         function: Function of a list of tensors.
         tensors: The list.
     """
-    smallest = np.inf
+    smallest, largest = np.inf, 0.0
 
     def visit(inputs, outputs):
-        nonlocal smallest
+        nonlocal smallest, largest
         for array in _float_arrays([*inputs, *outputs]):
             magnitudes = np.abs(array[array != 0])
             smallest = min(smallest, magnitudes.min(initial=np.inf))
+        made = map(largest_magnitude, _float_arrays(outputs))
+        largest = max(largest, *made, 0.0)
 
     active.replay().each_operation(function, tensors, visit)
-    return float(smallest)
+    return float(smallest), largest
 
 
 def nonfinite_places(function, tensors) -> set:
@@ -108,10 +94,10 @@ def nonfinite_places(function, tensors) -> set:
 def cause_of_nonfinite(
     function, tensors, harmless=frozenset(), of_loss: bool = False
 ) -> Cause | None:
-    """Returns what the non-finite numbers that remain come from.
+    """Returns the origin of the non-finite numbers that remain.
 
-    An infinity that a later operation makes finite again, as exp(-inf), is not
-    the origin of what remains.
+    An infinity that a later operation makes finite again, as exp(-inf), does
+    not count.
 
     Args:
         function: Function of a list of tensors.
@@ -282,13 +268,13 @@ def _aligned(operands, shape):
 
 
 def _float_arrays(tensors):
-    return [to_array(x) for x in tensors if is_float(x)]
+    return to_arrays(filter(is_float, tensors))
 
 
 class LayerReplay:
     """Runs a recorded call again, forward and backward.
 
-    Nothing changes: variables, random state and losses stay the same.
+    Variables, random state and losses do not change.
 
     Args:
         call: The `LayerCall`.
@@ -307,14 +293,14 @@ class LayerReplay:
 
     @property
     def inputs(self) -> list:
-        """The float tensors among what the layer was given."""
+        """The float tensors among the layer's arguments."""
         return [self._leaves[i] for i in self._floats]
 
     @property
     def cast_inputs(self) -> list[np.ndarray]:
         """The inputs that the layer casts to its dtype, as float32 arrays."""
         inputs = self.inputs if self.call.layer.autocast else []
-        return [to_array(x) for x in inputs]
+        return to_arrays(inputs)
 
     def forward(self, policy=None, layers=None) -> list[np.ndarray]:
         """Returns the float outputs and added losses, as float32 arrays.
@@ -338,27 +324,25 @@ class LayerReplay:
         """
         return self._arrays(self._pullback(cotangents), policy, layers)
 
-    def largest_intermediate(self) -> float:
-        """Returns the largest magnitude that float32 meets inside."""
-        with self._in("float32", None):
-            return largest_intermediate(self._run, self._primals())
-
-    def smallest_intermediate(self, cotangents=None) -> float:
-        """Returns the smallest magnitude but 0 that float32 meets inside.
+    def extremes(self, cotangents=None) -> tuple[float, float]:
+        """Returns the smallest and the largest number inside, in float32.
 
         Args:
             cotangents: As for `gradients`: on the way to these. Defaults to
                 `None`, on the way to the outputs.
         """
         with self._in("float32", None):
-            run = self._way(cotangents)
-            return smallest_intermediate(run, self._primals())
+            return extremes(self._way(cotangents), self._primals())
+
+    def largest_intermediate(self) -> float:
+        """Returns the largest magnitude that float32 meets inside."""
+        return self.extremes()[1]
 
     def cause_of_nonfinite(self, cotangents=None) -> Cause | None:
-        """Returns what makes numbers of 16 bits non-finite, op by op.
+        """Returns why 16-bit numbers become non-finite, op by op.
 
         Args:
-            cotangents: As for `smallest_intermediate`.
+            cotangents: As for `extremes`.
 
         Returns:
             As the function of this name. `None` if all numbers are finite: then
@@ -392,7 +376,7 @@ class LayerReplay:
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):
-            return [to_array(x) for x in run(self._primals())]
+            return to_arrays(run(self._primals()))
 
     def _primals(self):
         weights = [ops.convert_to_tensor(v.value) for v in self._weights]

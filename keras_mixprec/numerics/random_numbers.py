@@ -175,10 +175,9 @@ def known_draws() -> list:
 
 
 def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
-    """Returns what a run gives in float32 throughout.
+    """Runs in float32, with the random numbers of the model in 16 bits.
 
-    With the random numbers of the model as it is. If it draws any that are not
-    known yet, a run of it in its own dtypes shows them.
+    If these are not known yet, a run in the model's own dtypes shows them.
 
     Args:
         model: The `keras.Model`.

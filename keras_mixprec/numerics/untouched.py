@@ -94,7 +94,7 @@ class PythonState:
             put(state)
 
     def all_of(self, cls: type) -> list:
-        """Returns the objects of a class among what is held."""
+        """Returns the objects of a class that were visited."""
         return [x for x in self._seen.values() if isinstance(x, cls)]
 
     def _visit(self, value):
@@ -195,7 +195,7 @@ def _is_ours(name):
 
 
 def _names(code):
-    """All names of a function and of those within it."""
+    """All names of a function and of the functions within it."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return {*code.co_names}.union(*map(_names, inner))
 

@@ -8,7 +8,7 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.diagnosis import thresholds
-from keras_mixprec.diagnosis.compare import largest, nonfinite
+from keras_mixprec.diagnosis.criterion import largest, nonfinite
 from keras_mixprec.diagnosis.culprit import low_layers
 from keras_mixprec.diagnosis.examination import examine
 from keras_mixprec.numerics.arrays import to_array

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_mixprec.diagnosis.compare import norm
+from keras_mixprec.diagnosis.criterion import norm
 from keras_mixprec.keras_internals import learning_rate_object
 from keras_mixprec.loss_scaling.spikes import Spikes, gates_of
 from keras_mixprec.numerics.arrays import to_array

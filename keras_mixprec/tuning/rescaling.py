@@ -19,7 +19,7 @@ import numpy as np
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import of_tensors
-from keras_mixprec.diagnosis.compare import (
+from keras_mixprec.diagnosis.criterion import (
     largest,
     nonfinite,
     relative_error,

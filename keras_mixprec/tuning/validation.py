@@ -10,7 +10,7 @@ from keras_mixprec import _clock
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import any_worker
-from keras_mixprec.diagnosis.smallest_set import smallest_set
+from keras_mixprec.diagnosis.search import smallest_set
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.proposal import by_policy
