@@ -271,13 +271,6 @@ def evaluated_batches(model: keras.Model):
     return iter(found.data_adapter.get_numpy_iterator()) if found else iter(())
 
 
-def watch_batches(model: keras.Model, watch):
-    """Passes the calls of each epoch of `fit` to come through a function."""
-    if found := _epochs_in("fit", model):
-        calls, known = type(found)._enumerate_iterator, weakref.ref(found)
-        found._enumerate_iterator = lambda: watch(calls(known()))
-
-
 def _epochs_in(method, model):
     """The batches of `fit` or `evaluate`, a local variable of the method."""
     frame: types.FrameType | None = sys._getframe(2)

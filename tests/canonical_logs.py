@@ -305,7 +305,6 @@ class Fit:
             dtypes=dict(dtypes),
             optimizers={name: self._optimizer(name) for name in self.scales},
             folder="",
-            unscaled_float16="",
             bad_data=str(self.bad_data),
             nonfinite_losses=dict(self._losses),
             **closing(facts),

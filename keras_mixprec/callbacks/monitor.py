@@ -8,8 +8,7 @@ from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec._files import check_local
 from keras_mixprec.backend import active
-from keras_mixprec.callbacks.session import Session
-from keras_mixprec.callbacks.settings import CopiedCallback, Settings
+from keras_mixprec.callbacks.session import CopiedCallback, Session
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.monitoring.before_training import (
     check_before_training,
@@ -242,24 +241,8 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Opens the log."""
         self.summary = None
-        self._session = Session.join(
-            self,
-            Settings(
-                log_dir=self.log_dir,
-                open_log=self._open_log,
-                update_freq=self.update_freq,
-                probe_every=self.probe_every,
-                max_overhead=self.max_overhead,
-                keep_failing_batches=self.keep_failing_batches,
-                stop_after=self.stop_after,
-                on_stop=self.on_stop,
-                verbose=self.verbose,
-                summary=bool(self.verbose),
-                before_training=events_before_training(
-                    *self._before_training, self.model
-                ),
-            ),
-        )
+        events = events_before_training(*self._before_training, self.model)
+        self._session = Session.join(self, self, self._open_log, events)
         self._has_logged = True
         self.verdicts = self._session.verdicts
         self.failing_batches = self._session.failing_batches

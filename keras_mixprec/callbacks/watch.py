@@ -23,10 +23,9 @@ from keras_mixprec.monitoring.failures import (
     warn_disabled,
 )
 from keras_mixprec.monitoring.held_batches import HeldBatches, keep_failing
-from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
 from keras_mixprec.monitoring.progress import Progress
 from keras_mixprec.monitoring.range_log import RangeLog
-from keras_mixprec.monitoring.range_schedule import RangeReader
+from keras_mixprec.monitoring.speed import READINGS, OverheadBudget, SpeedLog
 from keras_mixprec.monitoring.task import Task
 
 # How often to ask, between two readings, whether the budget allows one. It
@@ -55,13 +54,12 @@ class Watch:
         budget: `OverheadBudget`, what all of this costs.
         examiner: `Examiner`, which diagnoses batches.
         held: `HeldBatches`, which waits for batches that fail.
-        ranges: `RangeReader`, which reads the ranges of all layers.
-        range_log: `RangeLog`, which logs them.
+        ranges: `RangeLog`, which reads the ranges of all layers.
         bad_data: `BadData`.
         layers: `LayerLog`.
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
-        performance: `PerformanceLog`.
+        performance: `SpeedLog`.
         progress: `Progress`, whether the model learns.
         tuning: The tuner's `Tuning`, `None` without a tuner.
         log_dir: String. The folder that the first worker logs to, as far as
@@ -74,9 +72,8 @@ class Watch:
     """
 
     def __init__(self, session):
-        # Importing the package does not load these.
+        # Importing the package does not load this.
         from keras_mixprec.monitoring.metric_values import MetricValues
-        from keras_mixprec.monitoring.performance import PerformanceLog
 
         self._session = session
         self.model, self.settings = session.model, session.settings
@@ -86,9 +83,8 @@ class Watch:
         model, log, settings = self.model, self.log, self.settings
         model.make_train_function()  # `train_on_batch` does it too late.
         self.log_dir = settings.log_dir
-        # Only a monitor has a log.
-        has_monitor = settings.log_dir is not None
-        self.who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
+        monitor, tuner = "MixPrecMonitor", "PrecisionTuner"
+        self.who = monitor if session.has_monitor else tuner
         # The last thing that an earlier `fit` logged is after this step.
         first_step = self.first_step = max(log.next_step - 1, 0)
         self.several_workers = active.processes().workers(model) > 1
@@ -96,18 +92,19 @@ class Watch:
         self.is_before_step = False
         self.failure: str | None = None
         self._has_stopped = False
-        self._given_up: set[str] = set()
+        self._disabled: set[str] = set()
         self._idle_until: float = first_step
         agrees = settings.probe_every or settings.stop_after is not None
+        freq = settings.update_freq
+        self._agree_every = min(freq, settings.stop_after or freq)
         self._next_agreement = math.inf
         if self.several_workers and agrees:
-            self._next_agreement = first_step + settings.agree_every
+            self._next_agreement = first_step + self._agree_every
         steps_per_call = getattr(model, "steps_per_execution", 1)
         self._count = StepCount(first_step, steps_per_call)
         self._function = TrainFunction.of(model)
         self.budget = OverheadBudget(settings.max_overhead)
-        self.range_log = RangeLog(log, settings.verbose)
-        self.ranges = RangeReader(self)
+        self.ranges = RangeLog(self)
         self.bad_data = BadData()
         self.examiner = Examiner(self)
         self.held = HeldBatches(self)
@@ -115,7 +112,7 @@ class Watch:
         self.counters = Counters(self.synchronized_model(), log, first_step)
         self._guard = guard_of(model)
         self.counter_log = CounterLog(self)
-        self.performance = PerformanceLog(self)
+        self.performance = SpeedLog(self)
         self._metrics = MetricValues(log)
         self.progress = Progress(self)
         self._diagnoses = Diagnoses(self)
@@ -168,7 +165,8 @@ class Watch:
         # Imported here because it is only needed when `fit` begins.
         from keras_mixprec.monitoring.precision_settings import log_begin
 
-        attempt("log settings", log_begin, self)
+        before = self._session.before_training
+        attempt("log settings", log_begin, self, before)
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, model)
@@ -228,7 +226,7 @@ class Watch:
         dates = []
         for task in self._tasks:
             soon = step + (retry if task.is_thinned else 1)
-            if task.purpose not in self._given_up:
+            if task.purpose not in self._disabled:
                 dates.append(max(task.due(), soon))
         self._idle_until = min(dates)
 
@@ -248,17 +246,31 @@ class Watch:
         """
         if not task:
             return work(*arguments)
-        if task in self._given_up:
+        if task in self._disabled:
             return None
         try:
             return work(*arguments)
         # An error in a task must not end training.
         except Exception as error:
-            self._given_up.add(task)
-            event = failure_event("task_failed", error, task=task)
-            self.log.event(self.step, event)
-            warn_disabled(task, error, who or self.who)
+            self.disable(task, error, who)
         return None
+
+    def disable(self, task: str, error, who: str, kind: str = "task_failed"):
+        """Leaves a part of the work out from now on, with one warning.
+
+        Args:
+            task: As for `attempt`.
+            error: Exception, the reason.
+            who: As for `attempt`.
+            kind: String, the kind of the event.
+        """
+        self._disabled.add(task)
+        self.log.event(self.step, failure_event(kind, error, task=task))
+        warn_disabled(task, error, who or self.who)
+
+    def is_disabled(self, task: str) -> bool:
+        """Returns whether a part of the work has failed."""
+        return task in self._disabled
 
     def on_next_batch(self, work: Callable) -> Callable:
         """Calls `work(batch)` before the model trains on its next batch.
@@ -278,7 +290,8 @@ class Watch:
             self.first_batch = batch
         self._idle_until = 0  # Tasks may be due earlier now.
         self.is_before_step = True
-        with self.examiner.errors_reported():
+        # The time is counted by the work itself.
+        with self.examiner.examining(is_overhead=None):
             work(batch)
         self.is_before_step = False
 
@@ -396,7 +409,7 @@ class Watch:
 
         If one worker stops while others go on, the others hang.
         """
-        self._next_agreement = self.step + self.settings.agree_every
+        self._next_agreement = self.step + self._agree_every
         reason = self.counter_log.reason_to_stop
         flags = [reason is not None, self.examiner.has_news]
         cannot_recover, news = any_worker(self.model, flags)

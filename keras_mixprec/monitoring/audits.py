@@ -22,13 +22,15 @@ from keras_mixprec.diagnosis.verdict import (
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import audit_schedule
 from keras_mixprec.monitoring.failing_batches import bad_data_behind
-from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.kept_states import KeptStates
-from keras_mixprec.monitoring.overhead import DIAGNOSES
+from keras_mixprec.monitoring.speed import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
+
+# The purpose of diagnoses, and the kind of the event if one fails.
+_DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
 # The end of the names of the columns in `AUDITED`, after the direction.
 _ERROR = "_error_against_float32"
@@ -57,7 +59,6 @@ class Examiner:
             after a fault that no precision repairs.
         has_found: Boolean, whether anything but a collapsed loss scale has been
             reported since the last repair.
-        gave_up: Boolean, whether a diagnosis failed, so that none follows.
     """
 
     def __init__(self, watch):
@@ -66,7 +67,7 @@ class Examiner:
         self.states = KeptStates()
         self.first_loss_due: float = watch.first_step + 1
         self.paused_until = 0
-        self.has_found = self.gave_up = False
+        self.has_found = False
         self._examined_at = self._last_errors = -1
         self._last_kinds: set[str] = set()
         self._reported: set = set()
@@ -117,7 +118,7 @@ class Examiner:
     @property
     def has_new_zeros(self) -> bool:
         """Returns whether zero gradients have not been diagnosed yet."""
-        zeros = self._watch.range_log.zeros.lasting()
+        zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
 
     # Diagnosing.
@@ -148,29 +149,43 @@ class Examiner:
         Returns:
             The result of `follow_up`, `None` if anything fails.
         """
-        watch = self._watch
+        watch, started = self._watch, _clock.now()
         step, who = watch.step, who or watch.who
         speaker = who if verbose or watch.settings.verbose else ""
         self._last_kinds = set()
-        with self.errors_reported(who), self._timed(is_overhead) as took:
+        with self.examining(who, is_overhead):
             try:
                 found = self.examine(batch, speaker, rows)
                 return follow_up(*found, step)
             finally:
-                self.schedule.took(took())
+                self.schedule.took(_clock.now() - started)
                 if not self._last_kinds.isdisjoint(LOST):
                     self.paused_until = step + _PAUSE
         return None
 
     @contextlib.contextmanager
-    def _timed(self, is_overhead=False):
-        """Context of a diagnosis; yields a function that returns its time."""
-        started = _clock.now()
+    def examining(self, who: str = "", is_overhead: bool | None = False):
+        """Context in which an error ends diagnoses, not training.
+
+        Args:
+            who: String. The callback that asks, if it is another one.
+            is_overhead: Boolean, whether the time counts as overhead, or `None`
+                if it is counted elsewhere. Defaults to `False`.
+        """
+        watch, started = self._watch, _clock.now()
         try:
-            yield lambda: _clock.now() - started
+            yield
+        except NotBuiltError as error:  # The first step has to build it.
+            if NotBuiltError not in self._reported:
+                self._reported.add(NotBuiltError)
+                what = "diagnose this model before its first step"
+                watch.disable(what, error, who, _FAILED)
+        except Exception as error:
+            self.give_up(error, who)
         finally:
-            seconds = _clock.now() - started
-            self._watch.budget.add(DIAGNOSES, seconds, is_overhead)
+            if is_overhead is not None:
+                seconds = _clock.now() - started
+                watch.budget.add(DIAGNOSES, seconds, is_overhead)
 
     def examine(self, batch, who: str, rows=None, raised=False) -> tuple:
         """Diagnoses a batch now, and reports what is wrong.
@@ -249,7 +264,7 @@ class Examiner:
         step, model = watch.step, watch.synchronized_model()
         if self._validation is None:
             self._validation = ValidationWatch()
-        with self.errors_reported():
+        with self.examining(is_overhead=None):
             findings, events, batch = self._validation.read(
                 model,
                 step,
@@ -271,7 +286,7 @@ class Examiner:
             batch: As for `examine`.
         """
         # If it fails, so will the step itself, or the first diagnosis.
-        with contextlib.suppress(Exception), self._timed():
+        with self.examining(), contextlib.suppress(Exception):
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
             watch = self._watch
@@ -284,7 +299,7 @@ class Examiner:
         step = self._watch.step
         if self.gave_up:
             return False
-        with self.errors_reported(), self._timed():
+        with self.examining():
             kept = [*self.states.held]
             verdict = divergence_since(self._watch.model, kept, step)
             self.report([verdict] if verdict else [])
@@ -310,7 +325,7 @@ class Examiner:
         Args:
             batch: As for `examine`, or `None`.
         """
-        with self.errors_reported(), self._timed():
+        with self.examining():
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
@@ -407,40 +422,20 @@ class Examiner:
             ]
             self._watch.log.heat(step, table, list(errors), AUDITED, ERRORS)
 
-    def give_up(self, reason, who: str = ""):
+    @property
+    def gave_up(self) -> bool:
+        """Returns whether a diagnosis failed, so that none follows."""
+        return self._watch.is_disabled(_DIAGNOSE)
+
+    def give_up(self, reason: Exception, who: str = ""):
         """Reports that diagnoses fail; training continues.
 
         Args:
             reason: The exception.
             who: String. The callback that asked, if it is another one.
         """
-        if self.gave_up:
-            return
-        self.gave_up = True
-        self._report_failure(reason, "diagnose this model", who)
-
-    def _report_failure(self, reason, what, who):
-        event = failure_event("diagnosis_failed", reason)
-        self._watch.log.event(self._watch.step, event)
-        warn_disabled(what, reason, who or self._watch.who)
-
-    @contextlib.contextmanager
-    def errors_reported(self, who: str = ""):
-        """Context in which an error ends diagnoses, not training.
-
-        Args:
-            who: String. The callback that asks, if it is another one.
-        """
-        try:
-            yield
-        except NotBuiltError as error:  # The first step has to build it.
-            if NotBuiltError not in self._reported:
-                self._reported.add(NotBuiltError)
-                what = "diagnose this model before its first step"
-                self._report_failure(error, what, who)
-        # An error in a diagnosis must not end training.
-        except Exception as error:
-            self.give_up(error, who)
+        if not self.gave_up:
+            self._watch.disable(_DIAGNOSE, reason, who, _FAILED)
 
 
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:

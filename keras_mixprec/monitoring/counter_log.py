@@ -11,8 +11,8 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.monitoring.counters import Glance, reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
-from keras_mixprec.monitoring.overhead import READINGS
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
+from keras_mixprec.monitoring.speed import READINGS
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
 from keras_mixprec.reporting.schema import SCALE, curve_tag
@@ -166,36 +166,21 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
     return "optimizer" if scaled and not used else None
 
 
-def remedy(model, lack: str) -> str:
-    """Returns what there is to do about it, one or two sentences.
-
-    Args:
-        model: A `keras.Model`.
-        lack: String, as `lack_of_scaling` returned it.
-    """
+def _remedy(model, lack):
+    """Returns what to do about a loss that is not scaled."""
     if lack == "apply":
         return (
-            "`train_step` never called `apply` of its loss scale optimizer: a "
-            "step that overflows is not counted as skipped, and the loss scale "
-            "stays. Pass the scaled gradients to `optimizer.apply`."
+            "Pass the scaled gradients to `optimizer.apply` in `train_step`. "
+            "Without that call no overflow is counted as a skipped step."
         )
-    what = "nothing scales"
+    call = f"all `loss = optimizer.{scaling_call()}` in `train_step`."
     if lack == "train_step":
-        what = "`train_step` does not scale"
-    start = (
-        f"Layers compute in float16 but {what} the loss: small gradients "
-        "become zero. "
-    )
-    own = f"call `loss = optimizer.{scaling_call()}` in `train_step`."
-    if lack == "train_step":
-        return start + own[:1].upper() + own[1:]
+        return f"C{call}"
+    wrapper = "keras_mixprec.LossScaleOptimizer"
     if has_own_step(model):
-        return (
-            f"{start}Wrap each optimizer in keras_mixprec.LossScaleOptimizer, "
-            f"and {own}"
-        )
+        return f"Wrap each optimizer in {wrapper}, and c{call}"
     return (
-        f"{start}Compile with keras_mixprec.LossScaleOptimizer, or call "
+        f"Compile with {wrapper}, or call "
         "keras_mixprec.ensure_loss_scaling(model)."
     )
 
@@ -233,8 +218,6 @@ class CounterLog:
             finite. If losses are not counted, their mean is looked at.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
-        lack: String. The part that does not scale the loss, as
-            `lack_of_scaling` returned it; `None` if the loss is scaled.
     """
 
     def __init__(self, watch):
@@ -247,7 +230,7 @@ class CounterLog:
         self._skips = Skips(watch.log)
         self._low_scales = LowScales(watch.log)
         self.loss = LossCurve(watch.model, watch.log)
-        self.lack, self._lacks_read = None, set()
+        self._lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
         self.due_at = 0
         self.seen = self._known = Glance()
@@ -333,10 +316,11 @@ class CounterLog:
 
     def _note_lack(self, lack):
         """Logs what does not scale the loss, if that is new."""
-        if lack not in (None, self.lack):
+        if lack not in (None, self._lack):
             event = {"kind": "no_loss_scaling", "by": lack}
-            self._log.event(self.step, event)
-        self.lack = lack
+            advice = _remedy(self._watch.model, lack)
+            self._log.event(self.step, event | {"advice": advice})
+        self._lack = lack
 
     def _is_idle(self):
         """Returns whether no optimizer in use was applied in any step."""

@@ -1,6 +1,7 @@
 """Settings of a run that decide on precision, for the log."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import keras
 
@@ -56,6 +57,10 @@ METRICS = {
 }
 
 
+# Arguments of the monitor that another run needs to be alike.
+_ARGUMENTS = "update_freq", "probe_every", "max_overhead"
+
+
 def settings_of(model: keras.Model) -> dict:
     """Returns what distinguishes one run from another in the HParams tab.
 
@@ -88,11 +93,12 @@ def settings_of(model: keras.Model) -> dict:
     return settings
 
 
-def log_begin(watch):
+def log_begin(watch, before_training: Sequence):
     """Logs that a `fit` begins, and the settings in force in it.
 
     Args:
         watch: The `Watch`.
+        before_training: Sequence of dicts, events to log after that.
     """
     log, model, step = watch.log, watch.model, watch.step
     settings, products = settings_of(model), matmul_precision.in_force()
@@ -105,7 +111,8 @@ def log_begin(watch):
         "matmul_precision": str(products),
         "settings": {
             **settings,
-            **watch.settings.logged(),
+            "log_dir": str(watch.settings.log_dir),
+            **{name: getattr(watch.settings, name) for name in _ARGUMENTS},
             "device": products.where,
         },
     }
@@ -118,7 +125,7 @@ def log_begin(watch):
     dtypes = {layer.compute_dtype for layer in layers}
     if layers and not rewrite and dtypes.isdisjoint(SIXTEEN_BITS):
         log.event(step, _no_16_bits(model, sorted(dtypes)))
-    for event in watch.settings.before_training:
+    for event in before_training:
         log.event(step, event)
 
 

@@ -52,7 +52,7 @@ class Progress:
         """Looks in between, at what cannot be right later."""
         watch, taken = self._watch, self._watch.taken
         self.due_at = watch.first_step + 8 * taken
-        lasting = watch.range_log.zeros.lasting()
+        lasting = watch.ranges.zeros.lasting()
         if lasting or taken >= _MANY_STEPS and not self._has_fallen():
             watch.synchronized_model()
             self._look_into_step(at_the_end=False)
@@ -164,7 +164,7 @@ class Progress:
         return bool(first - last > max(noise, _FALL * abs(first)))
 
     def _has_zeros(self):
-        last = self._watch.range_log.last
+        last = self._watch.ranges.last
         found = [r.parts for r in last.readings] if last else []
         named = "weight_gradient", "activation"
         return any(p[n].zero == 1 for p in found for n in named if n in p)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
+from keras_mixprec.formats import SIXTEEN_BITS, Format
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring.range_reading import LayerReading
 from keras_mixprec.monitoring.statistics import Statistics
@@ -149,33 +149,6 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     found = {name: value for name, value in found.items() if value is not None}
     bad = [column[f"{part}_nonfinite"] > 0 for part in _PARTS]
     return found | {"nonfinite_layers": float(np.any(bad, axis=0).sum())}
-
-
-def least_headroom(
-    readings: Sequence[LayerReading], dtypes: dict, part: str
-) -> tuple[str, float] | None:
-    """Returns the path and headroom of the layer that has least, or `None`.
-
-    Only layers in 16 bits count, each in its own format. The headroom is minus
-    infinity if a number is not finite.
-
-    Args:
-        readings: List of `LayerReading`.
-        dtypes: Dict from layer path to compute dtype.
-        part: String, as in `LayerReading.parts`.
-    """
-    found = [
-        (r.path, _bits_left(r.parts[part], get_format(dtype)))
-        for r in readings
-        if part in r.parts
-        and (r.parts[part].largest or r.parts[part].nonfinite)
-        and (dtype := _dtype(r.path, dtypes)) in SIXTEEN_BITS
-    ]
-    return min(found, key=lambda pair: pair[1], default=None)
-
-
-def _bits_left(found, limits):
-    return -np.inf if found.nonfinite else found.headroom_bits(limits)
 
 
 def _dtype(path, dtypes):

@@ -191,16 +191,6 @@ class Reading(NamedTuple):
         return sorted(c for c in corners.items() if c[0] > start.step)
 
 
-@dataclasses.dataclass
-class _New:
-    """The news since the last reading, as in `Reading`."""
-
-    points: list
-    gaps: list = dataclasses.field(default_factory=list)
-    new_steps: list = dataclasses.field(default_factory=list)
-    others: list = dataclasses.field(default_factory=list)
-
-
 class Counts(NamedTuple):
     """The counters of an optimizer, read at once.
 
@@ -244,23 +234,6 @@ class Counts(NamedTuple):
         return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
 
 
-class _Moment(NamedTuple):
-    """`Counts`, and the step of the log when they were read."""
-
-    step: int
-    counts: Counts
-
-
-def _at(number, before, now):
-    """Returns the step of the log of an attempted step.
-
-    An optimizer may step several times a batch, or not in each.
-    """
-    attempted = max(now.counts.attempted - before.counts.attempted, 1)
-    past = max(number - before.counts.attempted, 0)
-    return before.step + -(-past * (now.step - before.step) // attempted)
-
-
 class StepReader:
     """Reads the counters of one optimizer from time to time.
 
@@ -273,14 +246,17 @@ class StepReader:
 
     def __init__(self, optimizer, step: int, skipped: int, first: int):
         self.optimizer = optimizer
-        self._begin = Counts.of(optimizer)
+        self._begin = self._counts = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
         # This is added to the optimizer's count of skipped steps.
         self._skipped_earlier = skipped - self._begin.skipped
-        self._first = first
-        self._now = _Moment(step, self._begin)
-        self._new = _New([self._point()])
+        self._step, self._first = step, first
+        # Since the last reading, as in `Reading`.
+        self._points = [self._point()]
+        self._gaps: list = []
+        self._new_steps: list = []
+        self._others: list = []
 
     @property
     def first_scale(self) -> float:
@@ -309,20 +285,24 @@ class StepReader:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, now, new = self.optimizer, self._point(), self._new
-        if now not in (new.points[0], new.points[-1]):
-            new.points.append(now)
-        self._new = _New([now])
-        counts = self._now.counts
-        return Reading(
-            **vars(new),
-            skipped=now.skipped,
-            in_a_row=counts.in_a_row,
-            collapsed=counts.collapsed(optimizer.rule),
-            overflow_counts=optimizer.overflow_counts(),
-            gradient_norms=optimizer.gradient_norms(),
-            first=self._first,
+        optimizer, now, points = self.optimizer, self._point(), self._points
+        if now not in (points[0], points[-1]):
+            points.append(now)
+        reading = Reading(
+            points,
+            self._gaps,
+            now.skipped,
+            self._counts.in_a_row,
+            self._counts.collapsed(optimizer.rule),
+            self._new_steps,
+            self._others,
+            optimizer.overflow_counts(),
+            optimizer.gradient_norms(),
+            self._first,
         )
+        self._points = [now]
+        self._gaps, self._new_steps, self._others = [], [], []
+        return reading
 
     def set_scale(self, step: int, scale: float):
         """Sets the loss scale.
@@ -336,63 +316,69 @@ class StepReader:
         self._advance(step)
 
     def _point(self):
-        step, counts = self._now
+        counts = self._counts
         skipped = self._skipped_earlier + counts.skipped
-        return ScalePoint(step, counts.scale, skipped, counts.applied)
+        return ScalePoint(self._step, counts.scale, skipped, counts.applied)
 
     def _advance(self, step):
-        before, now = self._now, _Moment(step, Counts.of(self.optimizer))
-        self._now = now
+        before, start = self._counts, self._step
+        self._counts, self._step = Counts.of(self.optimizer), step
         attempted, skipped, _, changed, _ = (
-            b - a for a, b in zip(before.counts, now.counts, strict=True)
+            b - a for a, b in zip(before, self._counts, strict=True)
         )
+
+        def at(number):
+            """The step of the log of an attempted step.
+
+            An optimizer may step several times a batch, or not in each.
+            """
+            past = max(number - before.attempted, 0)
+            return start + -(-past * (step - start) // max(attempted, 1))
+
         if min(attempted, skipped, changed) < 0:  # A checkpoint was loaded.
             self._skipped_earlier -= skipped
-            self._new.gaps.append((before.step, step))
-        elif changed or now.counts.scale != before.counts.scale:
+            self._gaps.append((start, step))
+        elif changed or self._counts.scale != before.scale:
             changes = self.optimizer.history.read_changes(changed)
-            self._add_skipped(before, skipped, changes)
-            self._add_points(before, changes, len(changes) == changed)
+            self._add_skipped(at, before, skipped, changes)
+            known = self._add_points(at, before.scale, changes)
+            if not known or len(changes) < changed:
+                self._gaps.append((min(start + 1, step), step))
 
-    def _add_skipped(self, before, count, changes):
+    def _add_skipped(self, at, before, count, changes):
         """Adds the steps that are kept in full, and the others as a block."""
-        now, recent = self._now, self.optimizer.nonfinite_steps()
+        recent = self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
-        self._new.new_steps.extend(
-            step._replace(step=_at(step.step, before, now)) for step in recent
-        )
+        self._new_steps += [x._replace(step=at(x.step)) for x in recent]
         if others := count - len(recent):
-            first = before.counts.attempted + 1
-            last = recent[0].step - 1 if recent else now.counts.attempted
+            first = before.attempted + 1
+            last = recent[0].step - 1 if recent else self._counts.attempted
             numbers = [c.step for c in changes if c.was_skipped]
             if len(numbers) == count:
                 first, last = numbers[0], numbers[others - 1]
-            first, last = (_at(n, before, now) for n in (first, last))
-            self._new.others.append(Block(first, last, others))
+            self._others.append(Block(at(first), at(last), others))
 
-    def _add_points(self, before, changes, known):
-        """Adds the changes of the scale, and whether they are not all known.
+    def _add_points(self, at, scale, changes):
+        """Adds the changes of the scale; returns whether these are all.
 
-        They are not where a script has assigned to the scale's variable, or
-        more steps were skipped than an optimizer remembers.
+        They are not if a script has assigned to the scale's variable, or more
+        steps were skipped than an optimizer remembers.
         """
-        now, scale = self._now, before.counts.scale
+        if self._changes_left <= 0:
+            return False
+        known = True
 
         def add(number, skipped, scale):
             self._changes_left -= 1
-            at, applied = _at(number, before, now), number - skipped
-            skipped += self._skipped_earlier
-            self._new.points.append(ScalePoint(at, scale, skipped, applied))
+            applied, skipped = number - skipped, skipped + self._skipped_earlier
+            point = ScalePoint(at(number), scale, skipped, applied)
+            self._points.append(point)
 
-        if self._changes_left <= 0:
-            changes, known = [], False
-        for change in changes:
-            number, skipped, was_skipped, ran_with, after = change
+        for number, skipped, was_skipped, ran_with, after in changes:
             if ran_with != scale:
                 known = False
                 add(number - 1, skipped - was_skipped, ran_with)
             if not was_skipped or after != ran_with:
                 add(number, skipped, after)
             scale = after
-        if not known or scale != now.counts.scale:
-            self._new.gaps.append((min(before.step + 1, now.step), now.step))
+        return known and scale == self._counts.scale

@@ -12,7 +12,6 @@ from keras_mixprec.formats import (
     format_power,
     printable,
 )
-from keras_mixprec.monitoring.counter_log import remedy
 from keras_mixprec.policies.apply import left_in_float16
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
@@ -42,9 +41,6 @@ class TrainingSummary(NamedTuple):
             If there are several, the remarks are about the one that skipped
             most.
         folder: String. The folder of the log; empty if another worker has it.
-        unscaled_float16: String. A message if layers compute in float16 and the
-            loss is not scaled, or the optimizer was never applied; empty if all
-            is well.
         headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
             `"not_compared"` or `"not_measured"`. The report and the tab say
@@ -63,20 +59,17 @@ class TrainingSummary(NamedTuple):
             `apply_policy` keeps them in float32, and the reason; empty without
             such layers.
         to_do: String. Advice on the main finding; empty without one.
-        tells_data: Boolean, whether the sentence has the bad data.
     """
 
     dtypes: dict
     optimizers: dict
     folder: str
-    unscaled_float16: str
     headline: dict
     bad_data: str = ""
     nonfinite_losses: dict | None = None
     graph_rewrite: str = ""
     left_in_float16: str = ""
     to_do: str = ""
-    tells_data: bool = False
 
     def __str__(self):
         lines = [f"Mixed precision: {self.headline['text']}"]
@@ -85,15 +78,13 @@ class TrainingSummary(NamedTuple):
         # The sentence says it all of a run that needs nothing more.
         if self.headline["state"] not in _WELL:
             lines += self._figures()
-        if self.bad_data and not self.tells_data:
-            lines.append(self.bad_data)
         lines += filter(None, [self.left_in_float16])
         shown = [row for line in lines for row in _wrapped(line)]
         # A path is copied, so it stays whole.
         end = [f"Log: {self.folder}"] if self.folder else []
-        if to_do := self.to_do or self.unscaled_float16:
+        if self.to_do:
             room = max(_MOST_LINES - len(shown) - len(end), 1)
-            shown += _cut(f"What to do: {to_do}", room)
+            shown += _cut(f"What to do: {self.to_do}", room)
         return printable("\n".join([*shown, *end]))
 
     def _figures(self):
@@ -102,10 +93,14 @@ class TrainingSummary(NamedTuple):
         if any(o.skipped for o in self.optimizers.values()):
             for name, optimizer in self.optimizers.items():
                 of = f" of {name}" if name else ""
-                if optimizer.first_scale != optimizer.last_scale:
-                    said.append(f"loss scale{of} {optimizer.scales()}")
+                ends = optimizer.first_scale, optimizer.last_scale
+                if ends[0] != ends[1]:
+                    scales = " -> ".join(map(format_power, ends))
+                    said.append(f"loss scale{of} {scales}")
             worst = max(self.optimizers.values(), key=lambda o: o.skipped)
-            said += worst.remarks()
+            seen = {p: n for p, n in worst.overflow_counts.items() if n}
+            if seen:
+                said.append(f"gradients not finite in {_most_often(seen)}")
         if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
             said.append(f"loss {losses}")
         text = "; ".join(said)
@@ -147,31 +142,19 @@ class OptimizerSummary(NamedTuple):
     overflow_counts: dict
     nonfinite_counts: dict = {}
 
-    def scales(self) -> str:
-        """Returns the first and the last loss scale."""
-        first, last = map(format_power, (self.first_scale, self.last_scale))
-        return f"{first} -> {last}"
-
-    def remarks(self) -> list:
-        """Returns what else to print."""
-        seen = {p: n for p, n in self.overflow_counts.items() if n}
-        return [f"gradients not finite in {_most_often(seen)}"] if seen else []
-
 
 def _most_often(counts, shown=3):
     """The variables that overflowed most, which are a lead if they differ."""
     if len(counts) > shown and len({*counts.values()}) == 1:
-        times = next(iter(counts.values()))
-        return f"all {len(counts)} variables, in {_steps(times)} each"
-    first = Counter(counts).most_common(shown)
-    named = [f"{path} ({_steps(times)})" for path, times in first]
+        times = format_count(next(iter(counts.values())), "step")
+        return f"all {len(counts)} variables, in {times} each"
+    named = [
+        f"{path} ({format_count(times, 'step')})"
+        for path, times in Counter(counts).most_common(shown)
+    ]
     if more := len(counts) - len(named):
         named.append(f"{more:,} more")
     return f"{', '.join(named[:-1])} and {named[-1]}" if named[1:] else named[0]
-
-
-def _steps(count):
-    return format_count(count, "step")
 
 
 def summarize(watch) -> TrainingSummary:
@@ -198,14 +181,13 @@ def summarize(watch) -> TrainingSummary:
         )
         for name, w in used.items()
     }
-    lack = watch.counter_log.lack
     facts = Facts(
         events=watch.log.story,
         layers=rows,
         steps=watch.taken,
         skipped={name: o.skipped for name, o in optimizers.items()},
         in_a_row=_in_a_row(optimizers),
-        measured=watch.range_log.last is not None,
+        measured=watch.ranges.last is not None,
         fits=watch.log.fits + 1,
         first=watch.first_step + 1,
         examined=bool(watch.examiner.schedule.errors),
@@ -217,7 +199,6 @@ def summarize(watch) -> TrainingSummary:
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
         optimizers=optimizers,
         folder=watch.log.folder,
-        unscaled_float16=remedy(watch.model, lack) if lack else "",
         bad_data=str(watch.bad_data),
         nonfinite_losses=watch.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
@@ -232,14 +213,9 @@ def closing(facts: Facts) -> dict:
     Args:
         facts: `Facts`.
     """
-    finding = main_finding(facts)
-    found = what_next(finding, facts.events, facts.layers)
-    kinds = {event.get("verdict") for event in facts.events}
-    return {
-        "headline": headline(facts),
-        "to_do": found["text"] if found else "",
-        "tells_data": "bad_data" in kinds,
-    }
+    found = what_next(main_finding(facts), facts.events, facts.layers)
+    to_do = found["text"] if found else ""
+    return {"headline": headline(facts), "to_do": to_do}
 
 
 def end_events(summary: TrainingSummary) -> list[dict]:
