@@ -21,7 +21,8 @@ from reporting_readers import read_heat, read_tag
 from tuner_models import chain, tuner
 
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring import diagnoses, range_log, range_reading
+from keras_mixprec.monitoring import diagnoses, range_log
+from keras_mixprec.numerics import range_reading
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 

@@ -10,14 +10,16 @@ from keras_mixprec._files import check_local
 from keras_mixprec.backend import active
 from keras_mixprec.callbacks.session import CopiedCallback, Session
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.loggers.forwarded_log import ForwardedLog, check_loggers
 from keras_mixprec.monitoring.before_training import (
     check_before_training,
     events_before_training,
 )
-from keras_mixprec.reporting.run_log import NoLog, RunLog
+from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.reporting.run_log import NoLog
 
 if TYPE_CHECKING:
-    from keras_mixprec.monitoring.summary import TrainingSummary
+    from keras_mixprec.reporting.training_summary import TrainingSummary
 
 
 class MixPrecMonitor(CopiedCallback):
@@ -211,7 +213,7 @@ class MixPrecMonitor(CopiedCallback):
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self._before_training = check_before_training(lint, doctor)
-        self.loggers = _check_loggers(loggers)
+        self.loggers = check_loggers(loggers)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
@@ -249,7 +251,8 @@ class MixPrecMonitor(CopiedCallback):
 
     def _sum_up(self):
         # Imported here because it is only needed when `fit` ends.
-        from keras_mixprec.monitoring.summary import end_events, summarize
+        from keras_mixprec.monitoring.summary import summarize
+        from keras_mixprec.reporting.training_summary import end_events
 
         watch = self._session.watch
         self.summary = summarize(watch)
@@ -269,11 +272,7 @@ class MixPrecMonitor(CopiedCallback):
         # Workers that write to one folder would overwrite each other.
         if not active.processes().is_chief(self.model):
             return NoLog()
-        if not self.loggers:
-            return RunLog(self.log_dir)
-        from keras_mixprec.monitoring.forwarded_log import ForwardedLog
-
-        return ForwardedLog(self.log_dir, self.loggers)
+        return ForwardedLog(self.log_dir, self.loggers, warn_disabled)
 
     def on_test_end(self, logs: dict | None = None) -> None:
         """Reports what is wrong with an `evaluate` outside of `fit`."""
@@ -295,17 +294,8 @@ class MixPrecMonitor(CopiedCallback):
         self._is_chief, self._report_dir = log.writes, watch.log_dir
         session.leave(self)
         self._session = None
-        if self.loggers and log.writes:
+        if log.writes:
             log.finish(self.summary, lambda: self.report)
         if self.verbose and self.summary:
             print_message(str(self.summary))
         session.raise_if_failed()
-
-
-def _check_loggers(loggers):
-    if loggers == ():
-        return []
-    # Most runs have none.
-    from keras_mixprec.monitoring.forwarded_log import check_loggers
-
-    return check_loggers(loggers)

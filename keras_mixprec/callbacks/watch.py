@@ -28,10 +28,6 @@ from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.speed import READINGS, OverheadBudget, SpeedLog
 from keras_mixprec.monitoring.task import Task
 
-# How often to ask, between two readings, whether the budget allows one. It
-# takes 20 us to ask, which is 1% of a step of small layers on JAX.
-_RETRIES = 8
-
 
 class Watch:
     """Watches one model during one `fit`, for every callback in it.
@@ -122,40 +118,24 @@ class Watch:
 
     def _all_tasks(self) -> list[Task]:
         """Returns the tasks, in the order in which they run."""
-        counters, ranges, held = self.counter_log, self.ranges, self.held
+        ranges, held = self.ranges, self.held
         examiner, progress = self.examiner, self.progress
+
+        def at(owner, name="due_at"):
+            return partial(getattr, owner, name)
+
+        first_loss = at(examiner, "first_loss_due")
         deciding = self.tuning or self._diagnoses
         return [
-            Task(
-                "note the first loss",
-                examiner.note_first_loss,
-                lambda: examiner.first_loss_due,
-            ),
-            Task(
-                "read the counters",
-                self._read_if_due,
-                lambda: counters.due_at,
-            ),
-            Task("", self._agree, lambda: self._next_agreement),
+            Task("note the first loss", examiner.note_first_loss, first_loss),
+            Task("read the counters", self._read_if_due, at(self.counter_log)),
+            Task("", self._agree, at(self, "_next_agreement")),
             # Before a diagnosis, which may change dtypes.
-            Task(
-                "measure layers",
-                ranges.read,
-                lambda: ranges.due_at,
-                is_thinned=True,
-            ),
-            Task(
-                "keep good states",
-                examiner.keep_state,
-                lambda: examiner.states.due_at,
-            ),
-            Task(
-                "look whether the loss falls",
-                progress.look,
-                lambda: progress.due_at,
-            ),
+            Task("measure layers", ranges.read, at(ranges)),
+            Task("keep good states", examiner.keep_state, at(examiner.states)),
+            Task("look whether the loss falls", progress.look, at(progress)),
             *deciding.tasks(),
-            Task("wait for a batch that fails", held.check, lambda: held.due),
+            Task("wait for a batch that fails", held.check, at(held)),
         ]
 
     def start(self):
@@ -193,7 +173,7 @@ class Watch:
     def begin_epoch(self, epoch: int):
         """Begins to count the batches of an epoch."""
         self._begin_epoch()
-        self.counter_log.begin_epoch(self.step)
+        self.counter_log.loss.begin_epoch(self.step)
         self.bad_data.begin_epoch(self.step, epoch)
 
     def _begin_epoch(self):
@@ -220,15 +200,10 @@ class Watch:
             if task.due() <= step:
                 self.attempt(task.purpose, task.run, who=task.who)
         self.attempt("time steps", self.performance.clock.go_on, step)
-        # There is no need to ask in each step what the budget allows.
-        freq = self.settings.update_freq
-        retry = max(min(freq, self.settings.probe_every or freq) // _RETRIES, 1)
-        dates = []
-        for task in self._tasks:
-            soon = step + (retry if task.is_thinned else 1)
-            if task.purpose not in self._disabled:
-                dates.append(max(task.due(), soon))
-        self._idle_until = min(dates)
+        dates = (
+            t.due() for t in self._tasks if t.purpose not in self._disabled
+        )
+        self._idle_until = max(min(dates), step + 1)
 
     def attempt(
         self, task: str, work: Callable, *arguments, who: str = ""

@@ -15,6 +15,7 @@ Files:
 - `in_training.py`: the same in `fit`: divergence and predicted overflows too.
 - `course.py`: where training is, and whether it has diverged.
 - `call_examination.py`: the same of what `predict` does, without a loss.
+- `evaluation.py`: which batch of an evaluation is wrong, and why.
 - `search.py`: the search, and the order of its trials; `smallest_set.py`: the
   smallest set that is enough.
 - `run.py`: what the search asks of a run. `step_run.py`: a train step, and
@@ -41,6 +42,7 @@ Files:
 - `headroom.py`: how far layers are from overflowing at an audit.
 - `batch.py`, `failing_batch.py`: the rows of a batch that are taken; a batch
   that failed, with all that made it fail.
+- `bad_samples.py`: samples of the arrays given to `fit` that are not finite.
 - `culprit.py`, `verdict.py`, `advice.py`: the result of a search, its words,
   and what to do about it.
 - `thresholds.py`: every threshold, with its reason.

@@ -9,7 +9,7 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import skip_spikes
-from keras_mixprec.monitoring.range_reading import output_dtype
+from keras_mixprec.numerics.range_reading import output_dtype
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan

@@ -14,6 +14,7 @@ from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.bad_samples import bad_data_behind
 from keras_mixprec.diagnosis.verdict import (
     FOUND_BY,
     Verdict,
@@ -21,7 +22,6 @@ from keras_mixprec.diagnosis.verdict import (
 )
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import audit_schedule
-from keras_mixprec.monitoring.failing_batches import bad_data_behind
 from keras_mixprec.monitoring.kept_states import KeptStates
 from keras_mixprec.monitoring.speed import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError

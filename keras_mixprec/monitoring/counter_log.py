@@ -1,20 +1,21 @@
 """Reads the counters when due; logs skipped steps and the loss scale."""
 
 import contextlib
-import dataclasses
 from collections import defaultdict
 
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.rules import DynamicLossScale
 from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.monitoring.counters import Glance, reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.monitoring.speed import READINGS
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
+from keras_mixprec.reporting.low_scale import LowScales
 from keras_mixprec.reporting.schema import SCALE, curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
@@ -34,9 +35,9 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # Data of each optimizer that waits to be logged.
-        self._blocks: dict[str, Block] = {}
-        self._gaps: dict[str, tuple] = {}
+        # What waits to be logged: events by kind and optimizer, and the points
+        # of each optimizer.
+        self._events: dict[tuple, dict] = {}
         self._points: dict[str, list] = {}
         # True while nothing changes, so that the last point moves on.
         self._moves: dict[str, bool] = {}
@@ -51,7 +52,7 @@ class Skips:
         """
         self._log_steps(name, reading)
         self._add_points(name, reading.points)
-        waits = self._blocks or self._gaps or any(self._points.values())
+        waits = self._events or any(self._points.values())
         if waits and self._thinning.due():
             self.report_rest(reading.step)
 
@@ -64,15 +65,17 @@ class Skips:
         for name, points in self._points.items():
             if points:
                 self._log.rows(step, SCALE, points, optimizer=name)
-        for name, block in self._blocks.items():
-            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
-            self._log.event(step, event | dataclasses.asdict(block))
-        for name, (first, last) in self._gaps.items():
-            event = {"kind": "loss_scale_not_known", "optimizer": name}
-            steps = {"first_step": first, "last_step": last}
-            self._log.event(step, event | steps)
-        for waiting in (self._points, self._blocks, self._gaps):
-            waiting.clear()
+        for event in self._events.values():
+            self._log.event(step, event)
+        self._points.clear()
+        self._events.clear()
+
+    def _wait(self, kind, name, first, last, count=0):
+        start = {"kind": kind, "optimizer": name, "first_step": first}
+        event = self._events.setdefault((kind, name), start)
+        event["last_step"] = last
+        if count:
+            event["count"] = event.get("count", 0) + count
 
     def _log_steps(self, name, reading):
         step = reading.step
@@ -97,12 +100,11 @@ class Skips:
             self._log.text(step, tag, markdown_table(_rows(steps)))
         blocks = [*reading.others]
         if others := reading.new_steps[len(steps) :]:
-            block = Block(others[0].step, others[-1].step, len(others))
-            blocks.append(block)
+            blocks.append((others[0].step, others[-1].step, len(others)))
         for block in blocks:
-            self._blocks[name] = block.joined(self._blocks.get(name))
-        for first, last in reading.gaps:
-            self._gaps[name] = self._gaps.get(name, (first,))[0], last
+            self._wait("skipped_steps_not_kept", name, *block)
+        for gap in reading.gaps:
+            self._wait("loss_scale_not_known", name, *gap)
 
     def _add_points(self, name, points):
         rows = self._points.setdefault(name, [])
@@ -221,8 +223,6 @@ class CounterLog:
     """
 
     def __init__(self, watch):
-        from keras_mixprec.monitoring.low_scale import LowScales
-
         self._watch = watch
         self._counters, self._log = watch.counters, watch.log
         count = len(watch.model.trainable_variables)
@@ -337,10 +337,6 @@ class CounterLog:
 
     # The loss, which begins again with each epoch.
 
-    def begin_epoch(self, step: int):
-        """An epoch begins after this step."""
-        self.loss.begin_epoch(step)
-
     def read_loss(self) -> tuple | None:
         """Returns the sum of losses in this epoch, and their weights."""
         with self.synchronized():
@@ -383,7 +379,10 @@ class CounterLog:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
-            self._low_scales.read(name, reading, rules[name])
+            if isinstance(rule := rules[name], DynamicLossScale):
+                bad = {x.step for x in reading.new_steps if x.inputs}
+                growth = rule.growth_factor, rule.growth_interval
+                self._low_scales.read(name, reading.points, bad, *growth)
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.

@@ -18,7 +18,7 @@ from keras_mixprec.loss_scaling.rules import (
     FixedLossScale,
 )
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
-from keras_mixprec.monitoring.recorded_steps import StepReader
+from keras_mixprec.monitoring.recorded_steps import StepReader, scale_curves
 from keras_mixprec.reporting.schema import (
     NONFINITE_GRADIENTS_TAG,
     NONFINITE_LOSSES_TAG,
@@ -183,14 +183,11 @@ class Counters:
 
         Such an optimizer is left as it is, and counts no skipped steps.
         """
-        found = {}
+        curves: dict = {}
         for name, optimizer in self._subclasses().items():
             scale = float(active.step().read(optimizer.dynamic_scale))
-            found[curve_tag("mixprec/loss_scale", name)] = scale
-            if 0.0 < scale < math.inf:
-                tag = curve_tag("mixprec/log2_loss_scale", name)
-                found[tag] = math.log2(scale)
-        return found
+            curves |= scale_curves(scale, name)
+        return curves
 
     def _subclasses(self):
         wrapper = keras.optimizers.LossScaleOptimizer
@@ -223,10 +220,6 @@ class Counters:
         used = self.used().values()
         scales = [float(reader.optimizer.loss_scale) for reader in used]
         return math.log2(max(scales, default=1.0))
-
-    def all(self) -> list[StepReader]:
-        """Returns the `StepReader` of each loss scale optimizer."""
-        return list(self._readers.values())
 
     def collapsed(self) -> bool:
         """Returns whether any loss scale has collapsed, as of now."""

@@ -49,7 +49,7 @@ class HeldBatches:
         self._held: HeldBatch | None = None
 
     @property
-    def due(self) -> float:
+    def due_at(self) -> float:
         """The step from which on batches are held, infinite for never."""
         return 0 if self._waits else math.inf
 

@@ -5,7 +5,6 @@ numbers `s` runs with it. If the `s`th step is skipped (`at_step` of its event),
 it ran with the scale of step `s - 1` and changes the scale at step `s`.
 """
 
-import dataclasses
 import itertools
 import math
 from typing import NamedTuple
@@ -49,29 +48,19 @@ class ScalePoint(NamedTuple):
     applied: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Steps of a log that are not known one by one.
+def scale_curves(scale: float, name: str) -> dict:
+    """Returns the points of the curves of a loss scale, tag -> number.
 
-    Attributes:
-        first_step, last_step: Int. The first and the last they can be.
-        count: Int. How many of these they are.
+    Args:
+        scale: Float.
+        name: As for `Reading.curves`.
     """
-
-    first_step: int
-    last_step: int
-    count: int
-
-    def joined(self, earlier: "Block | None") -> "Block":
-        """Returns one block of this and an earlier one.
-
-        Args:
-            earlier: `Block`, or `None`.
-        """
-        if earlier is None:
-            return self
-        count = earlier.count + self.count
-        return Block(earlier.first_step, self.last_step, count)
+    # Keras' own optimizer may lower its scale to 0.
+    log2 = math.log2(scale) if scale else -math.inf
+    return {
+        curve_tag("mixprec/loss_scale", name): scale,
+        curve_tag("mixprec/log2_loss_scale", name): log2,
+    }
 
 
 class Reading(NamedTuple):
@@ -87,8 +76,9 @@ class Reading(NamedTuple):
             that is as low as it can be, or as any model needs.
         new_steps: List of the `NonfiniteStep`s since the last reading, with
             the log's numbers.
-        others: List of `Block`s of skipped steps since then that the optimizer
-            no longer remembers in full.
+        others: List of triples, skipped steps since then that the optimizer no
+            longer remembers in full: the first and the last that they can be,
+            and how many they are.
         overflow_counts: Dict path -> number of steps it overflowed in.
         gradient_norms: Dict path -> unscaled norm of the last step.
         first: Int. The first step that has no point in the log yet.
@@ -148,13 +138,8 @@ class Reading(NamedTuple):
                 one.
             by_variable: Boolean, whether to return the curves of each variable.
         """
-        curves = {
-            step: {
-                curve_tag("mixprec/loss_scale", name): scale,
-                curve_tag("mixprec/log2_loss_scale", name): math.log2(scale),
-            }
-            for step, scale in self._corners()
-        }
+        corners = self._corners()
+        curves = {step: scale_curves(scale, name) for step, scale in corners}
         norms = self.gradient_norms
         now = curves.setdefault(self.step, {})
         now[curve_tag(SKIPPED_TAG, name)] = self.skipped
@@ -356,7 +341,7 @@ class StepReader:
             numbers = [c.step for c in changes if c.was_skipped]
             if len(numbers) == count:
                 first, last = numbers[0], numbers[others - 1]
-            self._others.append(Block(at(first), at(last), others))
+            self._others.append((at(first), at(last), others))
 
     def _add_points(self, at, scale, changes):
         """Adds the changes of the scale; returns whether these are all.

@@ -29,6 +29,9 @@ Files:
   while.
 - `layer_replay.py`: one layer call again, in another dtype, and what its
   operations do.
+- `range_reading.py`: the ranges of every layer on one batch, and the share of
+  updates that are lost; `statistics.py`: the range of a tensor;
+  `attention_logits.py`: the logits of attention layers.
 - `evaluation.py`: a metric on held-back data, with layers in other dtypes.
 - `random_numbers.py`: the random numbers of a model as it is, for its float32
   reference.
