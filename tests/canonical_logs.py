@@ -263,7 +263,8 @@ class Fit:
     def report_low_scale(self):
         """Logs that the loss scale fell far, as far as it did."""
         bad = {place["step"] for place in self.bad_data.batches}
-        LowScales(self.log).read("", self._points, bad, 2.0, 2000)
+        points = [*self._points, self._points[-1]._replace(step=self.at)]
+        LowScales(self.log).read("", points, bad, 2.0, 2000)
 
     def end(self) -> TrainingSummary:
         """Logs the end; returns what the console shows of it."""
