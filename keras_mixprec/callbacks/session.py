@@ -94,22 +94,22 @@ class Session:
                 session.log.close()
             guard_of(model).stop()
             session = vars(model)[SESSION_ATTRIBUTE] = cls(model, params)
-        if open_log:
-            session._add_monitor(settings, open_log, before_training)
-        elif not session._members:
-            session.settings = settings
-        session._members.append(callback)
+        session._add(callback, settings, open_log, before_training)
         return session
 
-    def _add_monitor(self, monitor, open_log, before_training):
-        if self.has_monitor:
+    def _add(self, callback, settings, open_log, before_training):
+        if open_log and self.has_monitor:
             raise ValueError(
                 "A `fit` can have one `MixPrecMonitor` only. Received: two, "
                 f"with log_dir={self.settings.log_dir!r} and "
-                f"log_dir={monitor.log_dir!r}"
+                f"log_dir={settings.log_dir!r}"
             )
-        self.settings, self.log = monitor, open_log()
-        self.before_training = before_training
+        if open_log:
+            self.settings, self.log = settings, open_log()
+            self.before_training = before_training
+        elif not self._members:
+            self.settings = settings
+        self._members.append(callback)
 
     @property
     def has_monitor(self) -> bool:

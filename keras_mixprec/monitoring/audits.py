@@ -132,7 +132,7 @@ class Examiner:
         who: str = "",
         verbose: int = 0,
     ) -> Any:
-        """Diagnoses a batch, and follows what is found up.
+        """Diagnoses a batch, and passes the findings on.
 
         An error in it ends diagnoses, not training.
 
@@ -188,7 +188,7 @@ class Examiner:
                 watch.budget.add(DIAGNOSES, seconds, is_overhead)
 
     def examine(self, batch, who: str, rows=None, raised=False) -> tuple:
-        """Diagnoses a batch now, and reports what is wrong.
+        """Diagnoses a batch now, and reports its faults.
 
         Args:
             batch: As `train_step` takes it.
@@ -249,7 +249,7 @@ class Examiner:
         return finding._replace(verdict=located)
 
     def look_at_validation(self, values: dict):
-        """Reports what is wrong with a validation, and has it repaired.
+        """Reports the faults of a validation, and has them repaired.
 
         Args:
             values: Dict from metrics to numbers, as `validated` returns it.
@@ -386,7 +386,7 @@ class Examiner:
         return not known
 
     def _with_start(self, verdict):
-        """The verdict with the step since which what it names fails steps."""
+        """The verdict with the first of the failing steps up to now."""
         harms = verdict.kind == "divergence" or (
             verdict.layer and KINDS[verdict.kind].level == "bad"
         )
@@ -412,7 +412,7 @@ class Examiner:
         return [v for v in new if FOUND_BY not in v.numbers]
 
     def log_errors(self, errors: dict):
-        """Logs what a diagnosis measured, once for each step."""
+        """Logs the errors that a diagnosis measured, once for each step."""
         step = self._watch.step
         if errors and step > self._last_errors:
             self._last_errors = step
@@ -441,8 +441,8 @@ class Examiner:
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
     """Announces a diagnosis that begins, if it is expected to take long.
 
-    Returns a function of the verdicts, which says at the end what came of it.
-    `who` is empty to be silent.
+    Returns a function of the verdicts, which prints the result at the end. An
+    empty `who` prints nothing.
     """
     layers = len(walk_with_model(model)) - 1  # The model itself is in it.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE

@@ -22,7 +22,7 @@ _MOST = 32
 
 
 def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
-    """Returns both, or raises saying what is wrong.
+    """Returns both arguments if they have the right types.
 
     Args:
         lint: `Findings`, or `None`.
@@ -39,10 +39,10 @@ def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
 def events_before_training(
     lint: Any, doctor: Any, model: keras.Model
 ) -> list[dict]:
-    """Returns the events to log for what `lint` and `doctor` have found.
+    """Returns events for the findings of `lint` and `doctor`.
 
-    Not for what was repaired since: a layer is in float32 now, or the model was
-    compiled with loss scaling.
+    Findings that were repaired since are left out: the layer is in float32 now,
+    or the model was compiled with loss scaling.
 
     Args:
         lint: `Findings`, or `None`.

@@ -35,7 +35,7 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # What waits to be logged: events by kind and optimizer, and the points
+        # These wait to be logged: events by kind and optimizer, and the points
         # of each optimizer.
         self._events: dict[tuple, dict] = {}
         self._points: dict[str, list] = {}
@@ -43,7 +43,7 @@ class Skips:
         self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
-        """Logs what a reading found.
+        """Logs the skipped steps and the scales of a reading.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
@@ -57,7 +57,7 @@ class Skips:
             self.report_rest(reading.step)
 
     def report_rest(self, step: int):
-        """Logs what waits for it.
+        """Logs all data that wait.
 
         Args:
             step: Int.
@@ -144,7 +144,7 @@ def _with_kinds(path, kinds):
 
 
 def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
-    """Returns what does not scale the loss of a model with float16 layers.
+    """Returns the part that should scale the loss of float16 layers, but fails.
 
     Args:
         model: A compiled `keras.Model`.
@@ -169,7 +169,7 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
 
 
 def _remedy(model, lack):
-    """Returns what to do about a loss that is not scaled."""
+    """Returns the advice for a loss that is not scaled."""
     if lack == "apply":
         return (
             "Pass the scaled gradients to `optimizer.apply` in `train_step`. "
@@ -238,11 +238,11 @@ class CounterLog:
         self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
-        """Looks at what few numbers say, and reads all if that is new.
+        """Looks at a few numbers, and reads all counters if these have changed.
 
-        Without news as well if twice as many steps were taken as at the last
-        reading, or the budget allows it. So nothing is missed on a slow
-        machine, and `stop_after` is seen at the very step.
+        It also reads them if twice as many steps were taken as at the last
+        reading, or if the budget allows it. So a slow machine misses nothing,
+        and `stop_after` acts at the very step.
 
         Args:
             step: Int. Step of the log.
@@ -266,7 +266,7 @@ class CounterLog:
             self._plan(step)
 
     def look(self) -> Glance:
-        """Returns what few numbers say of the run."""
+        """Returns the few numbers that show whether there is news."""
         with self.synchronized():
             self.seen = self._counters.now(self.loss.read())
         return self.seen
@@ -297,8 +297,8 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # A scale that is put back counts for this step, so it is logged after
-        # that.
+        # A restored scale counts for this step, so the readings are logged
+        # after that.
         readings = watch.bad_data.put_scales_back(watch, readings)
         # Before the first step, and after.
         if (trained := watch.taken > 0) not in self._lacks_read:
@@ -315,7 +315,7 @@ class CounterLog:
         watch.bad_data.report(watch)
 
     def _note_lack(self, lack):
-        """Logs what does not scale the loss, if that is new."""
+        """Logs the part that fails to scale the loss, if that is new."""
         if lack not in (None, self._lack):
             event = {"kind": "no_loss_scaling", "by": lack}
             advice = _remedy(self._watch.model, lack)
@@ -362,7 +362,7 @@ class CounterLog:
         watch.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
-        """Logs what waits and what was counted in all."""
+        """Logs all data that wait, and the final counts."""
         if self._collapsed:
             self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
@@ -390,7 +390,7 @@ class CounterLog:
                 self._log.scalars(step, curves[step])
 
     def _classify(self, readings):
-        """Takes note of what the counters of all optimizers say of a run."""
+        """Draws conclusions from the counters of all optimizers."""
         watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
             watch.ranges.hurry()

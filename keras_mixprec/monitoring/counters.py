@@ -26,7 +26,8 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# How far below a loss scale its new floor is, as the first one is below 1.
+# A new floor is this fraction of the loss scale. 2**-14 is also the default
+# floor for a scale of 1.
 _ROOM_TO_FALL = 2.0**-14
 
 
@@ -134,10 +135,10 @@ class Counters:
         return None if only is None else only.since_start().attempted
 
     def now(self, sums: tuple | None) -> "Glance":
-        """Returns what few numbers say of the run, as of now.
+        """Returns the few numbers of a `Glance`, as of now.
 
         Args:
-            sums: What `LossCurve.read` returned.
+            sums: Tuple or `None`, from `LossCurve.read`.
         """
         counts = [reader.since_start() for reader in self.used().values()]
         losses = self.nonfinite_losses()
@@ -170,7 +171,7 @@ class Counters:
         return self._since_start(curve_tag(NONFINITE_GRADIENTS_TAG, name))
 
     def nonfinite_curves(self) -> dict:
-        """Returns tag -> count in the whole log, of what was not finite."""
+        """Returns tag -> count of non-finite losses and gradients so far."""
         curves = {
             f"{tag}/{kind}": count + self._earlier.get(f"{tag}/{kind}", 0)
             for tag in self._by_kind
@@ -179,9 +180,9 @@ class Counters:
         return {tag: count for tag, count in curves.items() if count > 0}
 
     def scales_of_subclasses(self) -> dict:
-        """Returns tag -> loss scale, of what is derived from Keras' optimizer.
+        """Returns tag -> loss scale for user subclasses of Keras' optimizer.
 
-        Such an optimizer is left as it is, and counts no skipped steps.
+        They stay in the model, and count no skipped steps.
         """
         curves: dict = {}
         for name, optimizer in self._subclasses().items():
@@ -231,7 +232,7 @@ class Counters:
     def raise_scales(
         self, bits: float, step: int, beyond_first: bool = False
     ) -> bool:
-        """Raises loss scales that are below what is needed now.
+        """Raises loss scales that are lower than the model needs.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.

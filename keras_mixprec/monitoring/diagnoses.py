@@ -38,7 +38,7 @@ class Diagnoses:
         self._has_waited = False
 
     def tasks(self) -> list[Task]:
-        """Returns what is done in `fit`."""
+        """Returns the tasks of a `fit`."""
         log = self._watch.counter_log
         return [
             Task(

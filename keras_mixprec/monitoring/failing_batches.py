@@ -44,10 +44,10 @@ class BadData:
         self._epochs.append((step, epoch))
 
     def put_scales_back(self, watch, readings: dict) -> dict:
-        """Takes note of what was read and undoes what bad data did.
+        """Notes bad batches, and restores loss scales that they lowered.
 
-        They say nothing of the scale that gradients need. Not within the step,
-        which follows its update rule to the letter.
+        Bad data do not show which scale the gradients need. The compiled step
+        lowers the scale all the same, because it follows its update rule.
 
         Args:
             watch: The `Watch`.
@@ -112,7 +112,7 @@ class BadData:
         return dataclasses.replace(verdict, step=at, **numbers)
 
     def events(self) -> list:
-        """Returns what there is to log at the end: which batches they were."""
+        """Returns the event that names the bad batches at the end."""
         if not self.count:
             return []
         event = {"kind": "bad_batches", "count": self.count}
@@ -152,7 +152,7 @@ class BadData:
 
 
 def _numbers(model, place, numbers):
-    """The numbers of a verdict about bad data, and what follows from them."""
+    """The fields of a verdict about bad data."""
     own = numbers_of_samples(model)
     if own:  # Rows of a batch say less.
         numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}

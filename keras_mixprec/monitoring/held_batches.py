@@ -12,7 +12,7 @@ from keras_mixprec.numerics.calls import seed_states
 
 
 class HeldBatch(NamedTuple):
-    """A batch, and what else it takes to repeat its step.
+    """A batch, and the state that repeating its step needs.
 
     Attributes:
         batch: As `train_step` takes it, `None` if only other workers have one.
@@ -85,7 +85,7 @@ class HeldBatches:
         return True
 
     def stop(self, then: Callable):
-        """Waits no longer for what was to be given to a function."""
+        """Ends the wait of a function."""
         self._waits = [wait for wait in self._waits if wait.then != then]
 
     def check(self):

@@ -21,7 +21,7 @@ _ARGUMENTS = "update_freq", "probe_every", "max_overhead"
 
 
 def settings_of(model: keras.Model) -> dict:
-    """Returns what distinguishes one run from another in the HParams tab.
+    """Returns the settings that distinguish runs in the HParams tab.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -117,7 +117,7 @@ def _no_16_bits(model, dtypes):
 
 
 def log_end(log, step: int):
-    """Logs what TensorFlow's graph rewrite has converted, if it is on.
+    """Logs the operations that TensorFlow's graph rewrite has converted.
 
     Args:
         log: The `RunLog`.

@@ -12,8 +12,8 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.reporting.flat_loss import flat_loss, last_change
 from keras_mixprec.reporting.headline import STUCK
 
-# Nothing is reported in fewer steps than the first. After the second, a loss
-# that has not fallen is looked into before the end.
+# Runs of fewer steps than the first are too short for a report. From the second
+# on, a loss that has not fallen is examined before the run ends.
 _LEAST_STEPS, _MANY_STEPS = 30, 500
 
 # A loss that has fallen by less than this share of itself may have a reason.
@@ -49,7 +49,7 @@ class Progress:
         watch.on_next_batch(begin)
 
     def look(self):
-        """Looks in between, at what cannot be right later."""
+        """Looks between the steps, for faults that do not pass."""
         watch, taken = self._watch, self._watch.taken
         self.due_at = watch.first_step + 8 * taken
         lasting = watch.ranges.zeros.lasting()

@@ -1,4 +1,4 @@
-"""When the ranges of layers are read, and what is logged of them."""
+"""Reads the ranges of layers when they are due, and logs them."""
 
 import functools
 import itertools

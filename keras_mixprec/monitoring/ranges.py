@@ -131,7 +131,7 @@ class ZeroGradients:
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
-    """Returns what the worst layer's numbers are, by name.
+    """Returns the worst layer's numbers, by name.
 
     Args:
         table: Array, as `metrics_table` returns it.
@@ -140,7 +140,7 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     Returns:
         Dict with the smallest headroom, the largest share of subnormal
         gradients and of lost updates, the largest logit, and how many layers
-        had non-finite numbers; without what was measured of no layer.
+        had non-finite numbers. A number that no layer has is left out.
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}

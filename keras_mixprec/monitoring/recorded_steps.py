@@ -1,4 +1,4 @@
-"""Reading what an optimizer recorded since the last reading.
+"""Reading the steps that an optimizer has recorded since the last reading.
 
 A scale at step `s` of a log is in use after `s` batches. The batch that Keras
 numbers `s` runs with it. If the `s`th step is skipped (`at_step` of its event),
@@ -131,7 +131,7 @@ class Reading(NamedTuple):
         return self._replace(points=points, collapsed=again.collapsed)
 
     def curves(self, name: str = "", by_variable: bool = True) -> dict:
-        """Returns what to draw, step -> tag -> number.
+        """Returns the curves to draw, step -> tag -> number.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
@@ -264,7 +264,7 @@ class StepReader:
         }
 
     def read(self, step: int) -> Reading:
-        """Returns what there is to report, and what is new since the last.
+        """Returns the state of the counters, and the news since the last call.
 
         Args:
             step: Int. Step of the log.

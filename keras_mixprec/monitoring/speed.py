@@ -37,10 +37,10 @@ READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 class OverheadBudget:
     """Counts the seconds of `fit` that are not training.
 
-    It thins only what repeats: readings of the counters, and of ranges between
-    those that are needed. It does not decide what is found, so a busy machine
-    finds no less. Diagnoses are counted in steps, see `audit_schedule.py` and
-    `tuning/trigger.py`, and readings come whenever there is news, see
+    It thins only work that repeats: readings of the counters without news, and
+    extra readings of ranges. It decides on no finding, so a busy machine finds
+    as much. Diagnoses are due after a number of steps, see `audit_schedule.py`
+    and `tuning/trigger.py`, and counters are read whenever there is news, see
     `CounterLog.read_if_due`.
 
     Args:
@@ -54,8 +54,8 @@ class OverheadBudget:
         once: Float. Seconds of work that happens once, so it is not overhead.
         before: Float. Seconds of what came before the second call, as the
             diagnosis before the first step.
-        special: Int. How often something else than counters was read: steps
-            that are not like others.
+        special: Int. How often there was work other than reading counters.
+            Steps beside it take longer than others.
     """
 
     def __init__(self, max_overhead: float):

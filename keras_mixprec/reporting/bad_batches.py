@@ -31,7 +31,7 @@ def bad_batches(batches: list, count: int, all_known: bool) -> str:
 
 
 def format_places(batches: list, count: int) -> str:
-    """Formats which batches of which epochs, consecutive ones as a stretch.
+    """Names batches by epoch. Consecutive batches are named as a stretch.
 
     Args:
         batches: List of dicts, with the `"epoch"` and `"batch"` of each.
