@@ -23,6 +23,7 @@ from keras_mixprec.monitoring.failures import (
     warn_disabled,
 )
 from keras_mixprec.monitoring.held_batches import HeldBatches, keep_failing
+from keras_mixprec.monitoring.metric_values import MetricValues
 from keras_mixprec.monitoring.progress import Progress
 from keras_mixprec.monitoring.range_log import RangeLog
 from keras_mixprec.monitoring.speed import READINGS, OverheadBudget, SpeedLog
@@ -68,9 +69,6 @@ class Watch:
     """
 
     def __init__(self, session):
-        # Importing the package does not load this.
-        from keras_mixprec.monitoring.metric_values import MetricValues
-
         self._session = session
         self.model, self.settings = session.model, session.settings
         self.log = session.log
@@ -292,19 +290,19 @@ class Watch:
             steps: Int. Steps of the epoch, `None` if that is not known.
             logs: Dict, as Keras hands it to `on_epoch_end`.
         """
-        attempt = self.attempt
+        attempt, examiner = self.attempt, self.examiner
         attempted = None if steps else self.counters.attempted()
         self.performance.clock.end_epoch(bool(steps))
         self._count.end_epoch(steps, attempted)
         step = self.step
         # The sums of the next epoch begin at 0.
-        if self.examiner.first_loss_due <= step:
-            attempt("note the first loss", self.examiner.note_first_loss)
+        if examiner.first_loss_due <= step:
+            attempt("note the first loss", examiner.note_first_loss)
         attempt("look at metrics", self._metrics.read, self.model, step, logs)
         # Epochs of few steps are read at fewer and fewer of their ends.
         gap = min(self.taken // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
-        attempt("look at the validation", self._look_at_validation, logs)
+        attempt("look at the validation", examiner.look_at_validation, logs)
         attempt("log the loss", self.counter_log.end_epoch, step, logs)
         started = _clock.now()
         if self.counter_log.step == step:
@@ -312,12 +310,6 @@ class Watch:
             self._idle_until = 0  # Tasks may be due earlier now.
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
-
-    def _look_at_validation(self, logs):
-        from keras_mixprec.monitoring.metric_values import validated
-
-        if values := validated(logs):
-            self.examiner.look_at_validation(values)
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""

@@ -23,6 +23,7 @@ from keras_mixprec.diagnosis.verdict import (
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import audit_schedule
 from keras_mixprec.monitoring.kept_states import KeptStates
+from keras_mixprec.monitoring.metric_values import validated
 from keras_mixprec.monitoring.speed import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
@@ -248,12 +249,14 @@ class Examiner:
         located = self._watch.bad_data.located(self._watch, verdict, at)
         return finding._replace(verdict=located)
 
-    def look_at_validation(self, values: dict):
+    def look_at_validation(self, logs: dict | None):
         """Reports the faults of a validation, and has them repaired.
 
         Args:
-            values: Dict from metrics to numbers, as `validated` returns it.
+            logs: Dict, as Keras hands it to `on_epoch_end`.
         """
+        if not (values := validated(logs)):
+            return
         # Imported here because a run without validation does not need the
         # diagnosis.
         from keras_mixprec.diagnosis.examination import Examination
