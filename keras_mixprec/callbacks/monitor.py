@@ -148,9 +148,9 @@ class MixPrecMonitor(CopiedCallback):
             the model is not checked, since that takes seconds.
         doctor: The result of `keras_mixprec.doctor()`. Its findings are logged
             and shown in the same way. Defaults to `None`.
-        loggers: List of those who get curves, events and the report as well:
-            `WandbLogger()`, `MLflowLogger()` or what else has the methods of
-            `Logger`, all of `keras_mixprec.loggers`. Defaults to `()`.
+        loggers: List of loggers that also get curves, events and the report:
+            `WandbLogger()`, `MLflowLogger()` or any object with the methods of
+            `Logger`, all from `keras_mixprec.loggers`. Defaults to `()`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -159,10 +159,10 @@ class MixPrecMonitor(CopiedCallback):
             has `save(path)` and `replay(model)`, and is loaded by
             `keras_mixprec.diagnosis.failing_batch.FailingBatch.load(path)`.
 
-        report: The `MixPrecReport` of all that is in `log_dir`, of the first
-            worker if there are several, `None` before the first `fit`. A
-            notebook shows it as the page of the tab; it has
-            `save_html(path)`.
+        report: The `MixPrecReport` of all runs in `log_dir`, `None` before the
+            first `fit`. If there are several workers, it is the first worker's.
+            A notebook shows the report as the page of the tab. Its
+            `save_html(path)` saves that page.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -275,7 +275,7 @@ class MixPrecMonitor(CopiedCallback):
         return ForwardedLog(self.log_dir, self.loggers, warn_disabled)
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Reports what is wrong with an `evaluate` outside of `fit`."""
+        """Reports the faults of an `evaluate` outside of `fit`."""
         super().on_test_end(logs)
         if self._session is None:
             from keras_mixprec.monitoring.validation import watch_evaluation

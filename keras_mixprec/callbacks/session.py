@@ -32,7 +32,7 @@ class Settings:
 
 
 class Session:
-    """The callbacks of one `fit`, so that together they cost once.
+    """The callbacks of one `fit`, which share readings and diagnoses.
 
     The first callback that joined passes the events of `fit` on.
 
@@ -44,8 +44,8 @@ class Session:
         log: The `RunLog`.
         verdicts: List of the `Verdict`s of this `fit`, each fault once.
         failing_batches: List of the `FailingBatch`es of this `fit`.
-        make_tuning: Function from the `Watch` to what repairs the model, `None`
-            without a tuner.
+        make_tuning: Function from the `Watch` to the `Tuning`, `None` without a
+            tuner.
         watch: The `Watch`, `None` before the model is built.
     """
 
@@ -117,7 +117,7 @@ class Session:
         return self.settings.log_dir is not None
 
     def add_tuner(self, make_tuning: Callable):
-        """Lets a tuner repair what is found.
+        """Lets a tuner repair the model.
 
         Args:
             make_tuning: Function that takes the `Watch` and returns a `Tuning`.
@@ -161,7 +161,7 @@ class Session:
         # On JAX, `callback.model` brings them up to date.
         return self._members[0].model
 
-    # What `fit` calls.
+    # The hooks of `fit`.
 
     def begin_epoch(self, callback, epoch: int):
         """Begins to watch, or to count the batches of another epoch."""
@@ -205,7 +205,7 @@ class Session:
             self.watch.budget.go_on()
 
     def end_epoch(self, callback, logs: dict | None):
-        """Reads the counters at the end of an epoch, and what it reports."""
+        """Reads the counters and the logs at the end of an epoch."""
         if self.watch and callback is self._members[0]:
             self.watch.end_epoch(self._steps, logs)
             self.raise_if_failed()
@@ -223,10 +223,10 @@ class Session:
             self.watch.finish()
 
     def raise_if_failed(self):
-        """Raises what was asked for, after our own callbacks have ended.
+        """Ends `fit` with an exception if the monitor or the tuner wants that.
 
-        The callbacks of others do not end: `BackupAndRestore` would delete its
-        backup.
+        Only our own callbacks end before. If all callbacks ended,
+        `BackupAndRestore` would delete its backup.
         """
         if reason := self.watch.take_failure():
             for callback in [*self._members]:
@@ -256,7 +256,7 @@ class CopiedCallback(keras.callbacks.Callback):
         self._session.begin_batch(self, batch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Keeps the loss of the epoch; a validation is no time of training."""
+        """Keeps the loss of the epoch, and stops the clock of training."""
         if self._session:
             self._session.begin_validation(self)
 
@@ -274,9 +274,9 @@ class CopiedCallback(keras.callbacks.Callback):
         self._session = None
 
     def leave_out(self, seconds: float) -> None:
-        """Takes note of a pause in `fit`, which is no time of training.
+        """Leaves a pause in `fit` out of the time of training.
 
-        The overhead budget is a share of the time of training.
+        The overhead budget is a share of that time.
         """
         self._session.watch.budget.add(READINGS, seconds, is_overhead=False)
 

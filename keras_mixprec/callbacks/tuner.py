@@ -284,7 +284,7 @@ class PrecisionTuner(CopiedCallback):
             skip_nonfinite_steps(model)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Writes the plan and says what came out."""
+        """Writes the plan, and prints the result of the run."""
         session = self._session
         session.finish()
         self.has_validated = True
@@ -305,7 +305,7 @@ class PrecisionTuner(CopiedCallback):
         session.raise_if_failed()
 
     def _start_from(self, plan, state):
-        """Follows what fits of the plan; names and returns what does not."""
+        """Follows the plan; names and returns the layers that do not fit it."""
         repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)

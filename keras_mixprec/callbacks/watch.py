@@ -33,9 +33,8 @@ from keras_mixprec.monitoring.task import Task
 class Watch:
     """Watches one model during one `fit`, for every callback in it.
 
-    All work except training is a `Task`. Before a step, the tasks run whose
-    step has come, in the order of the list. Then none is asked until the step
-    of the next one.
+    All work except training is a `Task`. Before a step, the tasks that are due
+    run in the order of the list. Until the next task is due, no task is asked.
 
     Args:
         session: The `Session`.
@@ -44,11 +43,11 @@ class Watch:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
         settings, log, verdicts, failing_batches: As in the session.
-        who: String. The callback that speaks.
+        who: String. The callback that messages name.
         first_step: Int. The step that this `fit` begins with.
         several_workers: Boolean, whether several workers train the model
             together.
-        budget: `OverheadBudget`, what all of this costs.
+        budget: `OverheadBudget` of all tasks.
         examiner: `Examiner`, which diagnoses batches.
         held: `HeldBatches`, which waits for batches that fail.
         ranges: `RangeLog`, which reads the ranges of all layers.
@@ -62,10 +61,9 @@ class Watch:
         log_dir: String. The folder that the first worker logs to, as far as
             known.
         first_batch: The first batch, once it was seen.
-        is_before_step: Boolean, whether a step has begun, and what is done now
-            comes before it. On JAX that step has taken the variables with it.
-        failure: String. Why `fit` is to end with an exception, `None` if it is
-            not.
+        is_before_step: Boolean, whether a step has begun, and work runs before
+            its update. On JAX the variables hold no values then.
+        failure: String, the reason to end `fit` with an exception, or `None`.
     """
 
     def __init__(self, session):
@@ -137,7 +135,7 @@ class Watch:
         ]
 
     def start(self):
-        """Logs what there is to log before the first step."""
+        """Logs settings and layers, and prepares the tasks."""
         model, attempt = self.synchronized_model(), self.attempt
         self._function.explain_errors(partial(explain_error, self))
         # Imported here because it is only needed when `fit` begins.
@@ -252,7 +250,7 @@ class Watch:
         the train function.
 
         Returns:
-            What `waits_for` takes.
+            The argument of `waits_for`.
         """
         visit = partial(self._visit, work)
         self._function.before_next(visit)
@@ -284,7 +282,7 @@ class Watch:
             pass
 
     def end_epoch(self, steps: int | None, logs: dict | None):
-        """Reads the counters at the end of an epoch, and what it reports.
+        """Reads the counters and the logs at the end of an epoch.
 
         Args:
             steps: Int. Steps of the epoch, `None` if that is not known.
@@ -338,10 +336,10 @@ class Watch:
         what = "plan audits of the next `fit`"
         attempt(what, leave, self.model, self.taken)
 
-    # What tasks do.
+    # The work of tasks.
 
     def repair(self, examination, batch, step: int, raised: bool = False):
-        """Lets the tuner repair what a diagnosis has found, if there is one.
+        """Lets the tuner, if there is one, repair the findings of a diagnosis.
 
         Args:
             examination: `Examination`.
@@ -353,7 +351,7 @@ class Watch:
             self.tuning.repair(examination, batch, step, raised)
 
     def log_layers(self):
-        """Logs what the layers compute in, if that has changed."""
+        """Logs the dtypes of the layers, if these have changed."""
         self.layers.write(self.step)
 
     def _read_counters(self):
@@ -372,9 +370,9 @@ class Watch:
             self._stop(reason)
 
     def _agree(self):
-        """Does what all workers must do at one step, if all are for it.
+        """Stops all workers at the same step, and shares verdicts.
 
-        If one worker stops while others go on, the others hang.
+        If one worker stops alone, the others wait for it forever.
         """
         self._next_agreement = self.step + self._agree_every
         reason = self.counter_log.reason_to_stop
@@ -386,7 +384,7 @@ class Watch:
             self._stop(reason or "another worker cannot go on")
 
     def share_verdicts(self):
-        """Reports what other workers have found; every worker must call it."""
+        """Reports the verdicts of other workers; every worker must call it."""
         own = {
             "log_dir": self.settings.log_dir if self.log.writes else None,
             "verdicts": [v.to_dict() for v in self.examiner.unshared()],

@@ -77,10 +77,10 @@ _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 def watch_optimizers(model) -> dict:
     """Returns each `LossScaleOptimizer` of a model, by attribute name.
 
-    Keras' own is exchanged for one that shares its state. A user's subclass of
-    it is left alone, and not returned. The metrics of a model that computes in
-    16 bits are guarded against the batches that are skipped, until
-    its guard is stopped.
+    Ours replaces Keras' own, and shares its state. A user's subclass of Keras'
+    optimizer stays in the model, and is not returned. If the model computes in
+    16 bits, its metrics are guarded against skipped batches until the guard is
+    stopped.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is

@@ -348,16 +348,24 @@ class Examiner:
 
     # Reporting.
 
-    def note_collapse(self, loss_scale: float, in_a_row: int):
-        """Notes that the loss scale is at its floor and does not help.
+    def note_collapse(self, reading):
+        """Notes whether the loss scale is at its floor and does not help.
 
-        It is reported by `report_rest`: a diagnosis may find the cause.
+        `report_rest` reports a collapse, unless a diagnosis finds the cause.
+
+        Args:
+            reading: `Reading` of a scale that has collapsed, or `None`.
         """
-        kind = "scale_collapsed"
-        numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
-        self._collapse = Verdict(
-            kind, step=self._watch.step, numbers=numbers, advice=advice(kind)
-        )
+        kind, self._collapse = "scale_collapsed", None
+        if reading:
+            scale, in_a_row = reading.loss_scale, reading.in_a_row
+            numbers = {"loss_scale": scale, "skipped_in_a_row": in_a_row}
+            self._collapse = Verdict(
+                kind,
+                step=self._watch.step,
+                numbers=numbers,
+                advice=advice(kind),
+            )
 
     def report_rest(self):
         """Reports a collapse that no diagnosis has found the cause of."""

@@ -234,7 +234,7 @@ class CounterLog:
         self._losses, self.step = 0, None
         self.due_at = 0
         self.seen = self._known = Glance()
-        self.trouble = self._collapsed = False
+        self.trouble = False
         self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
@@ -363,8 +363,7 @@ class CounterLog:
 
     def close(self):
         """Logs all data that wait, and the final counts."""
-        if self._collapsed:
-            self._watch.examiner.report_rest()
+        self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
         if self._is_idle():
             self._note_lack("apply")
@@ -394,12 +393,8 @@ class CounterLog:
         watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
             watch.ranges.hurry()
-        for reading in found:
-            if reading.collapsed:
-                watch.examiner.note_collapse(
-                    reading.loss_scale, reading.in_a_row
-                )
-        self._collapsed = any(reading.collapsed for reading in found)
+        collapsed = [reading for reading in found if reading.collapsed]
+        watch.examiner.note_collapse(collapsed[-1] if collapsed else None)
         self.trouble = any(reading.is_trouble for reading in found)
         verdicts = watch.verdicts
         most = watch.settings.stop_after
