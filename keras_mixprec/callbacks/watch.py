@@ -276,11 +276,6 @@ class Watch:
         self.attempt("log the loss", self.counter_log.hold_loss)
         self.budget.pause()
 
-    def wait(self):
-        """Waits for all steps so far."""
-        with self.counter_log.synchronized():
-            pass
-
     def end_epoch(self, steps: int | None, logs: dict | None):
         """Reads the counters and the logs at the end of an epoch.
 

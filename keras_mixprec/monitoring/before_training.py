@@ -8,14 +8,9 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# The level in the tab of each severity. Findings that only cost time are left
-# out.
-_LEVELS = {
-    "high": "bad",
-    "medium": "warning",
-    "error": "bad",
-    "warning": "warning",
-}
+# Severities whose level in the tab is bad. Findings that only cost time are left
+# out, and the rest are warnings.
+_BAD = "high", "error"
 
 # A model may have a finding for each layer. The first are the most severe.
 _MOST = 32
@@ -82,7 +77,7 @@ def _event(finding, severity, message, advice, where):
     return {
         "kind": "before_training",
         "finding": finding,
-        "level": _LEVELS[severity],
+        "level": "bad" if severity in _BAD else "warning",
         "message": message,
         "advice": advice,
     } | where

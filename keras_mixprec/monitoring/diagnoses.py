@@ -56,7 +56,7 @@ class Diagnoses:
     def finish(self):
         """Diagnoses an earlier batch if no next one came after a reason to."""
         watch = self._watch
-        batch, kept = watch.ranges.take_batch(), self._examiner.states.held
+        batch, kept = watch.ranges.batch, self._examiner.states.held
         if batch is None and kept:
             batch = kept[-1].batch
         if batch is not None and (

@@ -117,11 +117,6 @@ class RangeLog:
             event = {"steps": self._steps, "seconds": round(self._seconds, 3)}
             self._log.event(step, {"kind": "ranges_measured"} | event)
 
-    def take_batch(self) -> Any:
-        """Returns `batch`, and lets go of it."""
-        batch, self.batch = self.batch, None
-        return batch
-
     def _hold(self, batch):
         self.samples = _count_samples(batch)
         if not self._off:

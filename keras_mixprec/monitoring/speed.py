@@ -284,7 +284,8 @@ class SpeedLog:
 
     def __init__(self, watch):
         self._watch = watch
-        self.clock = StepClock(watch.model, watch.budget, watch.wait)
+        look = watch.counter_log.look
+        self.clock = StepClock(watch.model, watch.budget, look)
         self._thinning = Thinning(_ROWS)
         self._peak_before = active.memory().peak_bytes() or 0
 
