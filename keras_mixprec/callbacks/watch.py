@@ -179,7 +179,8 @@ class Watch:
     def begin_batch(self, batch: int, shows_progress: bool):
         """Runs the tasks whose step has come."""
         self._guard.keep()
-        in_progress_bar(shows_progress)
+        if shows_progress:
+            in_progress_bar(True)
         self._count.begin_batch(batch)
         step = self._count.step
         self.attempt("time steps", self.performance.clock.stamp, step)

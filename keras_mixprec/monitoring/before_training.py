@@ -8,8 +8,8 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# Severities whose level in the tab is bad. Findings that only cost time are left
-# out, and the rest are warnings.
+# Findings of these severities harm training. The tab shows the others as
+# warnings, and leaves out findings that only cost time.
 _BAD = "high", "error"
 
 # A model may have a finding for each layer. The first are the most severe.
