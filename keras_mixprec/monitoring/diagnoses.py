@@ -62,7 +62,7 @@ class Diagnoses:
         if batch is not None and (
             self._visit
             or self._has_new_reason()
-            or watch.progress.wants_comparison(watch.layers.dtypes.values())
+            or watch.progress.wants_comparison()
         ):
             self._examine(batch)
 

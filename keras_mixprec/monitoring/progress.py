@@ -1,7 +1,6 @@
 """Looks whether a run learns, and whether its task can be learnt."""
 
 import math
-from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -81,12 +80,8 @@ class Progress:
             return False
         return examiner.find_divergence()
 
-    def flat_loss(self, dtypes: Collection) -> str:
-        """Returns that the loss did not fall, as `flat_loss` of a log does.
-
-        Args:
-            dtypes: What layers compute in.
-        """
+    def flat_loss(self) -> str:
+        """Returns a sentence if the loss did not fall, as the report does."""
         watch = self._watch
         used = watch.counters.used().values()
         skipped = max((x.since_start().skipped for x in used), default=0)
@@ -95,19 +90,17 @@ class Progress:
         points = watch.counter_log.loss.points
         course = {"steps": [step for step, _ in points]}
         course["values"] = [loss for _, loss in points]
+        dtypes = watch.layers.dtypes.values()
         layers = [{"compute_dtype": dtype} for dtype in dtypes]
         compared = bool(watch.examiner.schedule.errors)
         return flat_loss(course, watch.log.story, layers, compared)
 
-    def wants_comparison(self, dtypes: Collection) -> bool:
-        """Returns whether 16 bits may be why the loss does not fall.
-
-        Args:
-            dtypes: What layers compute in.
-        """
-        watch, narrow = self._watch, {*SIXTEEN_BITS}.intersection(dtypes)
-        known = watch.tuning or watch.examiner.schedule.errors
-        return bool(narrow and not known and self.flat_loss(narrow))
+    def wants_comparison(self) -> bool:
+        """Returns whether 16 bits may be why the loss does not fall."""
+        watch = self._watch
+        wide = {*SIXTEEN_BITS}.isdisjoint(watch.layers.dtypes.values())
+        known = wide or watch.tuning or watch.examiner.schedule.errors
+        return not known and bool(self.flat_loss())
 
     def _look_into_step(self, at_the_end=True):
         # Imported here because a run that learns does not need the diagnosis.

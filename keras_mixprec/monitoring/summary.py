@@ -47,9 +47,7 @@ def summarize(watch) -> TrainingSummary:
         fits=watch.log.fits + 1,
         first=watch.first_step + 1,
         examined=bool(watch.examiner.schedule.errors),
-        flat_loss=watch.progress.flat_loss(
-            [row["compute_dtype"] for row in rows]
-        ),
+        flat_loss=watch.progress.flat_loss(),
     )
     return TrainingSummary(
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
