@@ -74,7 +74,7 @@ def write(log_dir, steps, count, seed=0):
                 )
             if step % PROBE == 0:
                 log.heat(step, heat + random.normal(), layers, PROBED)
-            # As `RangeReader` does: first, last, and after doublings.
+            # As `RangeLog` does: first, last, and after doublings.
             ends = step % epoch == 0 and step >= 2 * counted
             if step == 1 or ends or step == steps:
                 counted = step

@@ -105,7 +105,7 @@ class _Run:
 
         from benchmarks.models import BATCH, compiled
         from keras_mixprec.diagnosis import in_training as examiner
-        from keras_mixprec.monitoring.range_schedule import RangeReader
+        from keras_mixprec.monitoring.range_log import RangeLog
 
         self._clock = clock
         self._readings = 0.0
@@ -129,8 +129,8 @@ class _Run:
         self._last = self._clock()
         examine = examiner.examine
         examiner.examine = self._timed_diagnosis(examine)
-        read = RangeReader._read
-        RangeReader._read = self._timed_reading(read)
+        read = RangeLog._read
+        RangeLog._read = self._timed_reading(read)
         try:
             model.fit(
                 x,
@@ -143,7 +143,7 @@ class _Run:
             )
         finally:
             examiner.examine = examine
-            RangeReader._read = read
+            RangeLog._read = read
         self._stamp()
 
     @property

@@ -272,13 +272,6 @@ def evaluated_batches(model: keras.Model):
     return iter(found.data_adapter.get_numpy_iterator()) if found else iter(())
 
 
-def watch_batches(model: keras.Model, watch):
-    """Lets `watch` wrap the batches of each later epoch of `fit`."""
-    if found := _epochs_in("fit", model):
-        calls, known = type(found)._enumerate_iterator, weakref.ref(found)
-        found._enumerate_iterator = lambda: watch(calls(known()))
-
-
 def _epochs_in(method, model):
     """The batches in a local variable of the running `fit` or `evaluate`."""
     frame: types.FrameType | None = sys._getframe(2)

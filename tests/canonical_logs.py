@@ -7,7 +7,6 @@ The fixture `canonical` in `conftest.py` writes all of them, once per session.
 import contextlib
 import math
 import os
-import types
 from collections import Counter
 from typing import NamedTuple
 
@@ -16,22 +15,21 @@ from keras_mixprec._patched import patched
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.loss_scaling.rules import DynamicLossScale
 from keras_mixprec.metrics import AUDITED, PROBED
 from keras_mixprec.monitoring.failing_batches import BadData
-from keras_mixprec.monitoring.low_scale import LowScales
 from keras_mixprec.monitoring.recorded_steps import ScalePoint
-from keras_mixprec.monitoring.summary import (
-    OptimizerSummary,
-    TrainingSummary,
-    closing,
-)
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.event_file import event_file_paths
 from keras_mixprec.reporting.facts import Facts
+from keras_mixprec.reporting.low_scale import LowScales
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import Row
+from keras_mixprec.reporting.training_summary import (
+    OptimizerSummary,
+    TrainingSummary,
+    closing,
+)
 
 SECONDS = 0.01
 BATCH = 8
@@ -264,17 +262,9 @@ class Fit:
 
     def report_low_scale(self):
         """Logs that the loss scale fell far, as far as it did."""
-        skips = [
-            types.SimpleNamespace(step=place["step"], inputs=place["rows"])
-            for place in self.bad_data.batches
-        ]
-        reading = types.SimpleNamespace(
-            points=self._points,
-            new_steps=skips,
-            loss_scale=self.scales[""],
-            step=self.at,
-        )
-        LowScales(self.log).read("", reading, DynamicLossScale())
+        bad = {place["step"] for place in self.bad_data.batches}
+        points = [*self._points, self._points[-1]._replace(step=self.at)]
+        LowScales(self.log).read("", points, bad, 2.0, 2000)
 
     def end(self) -> TrainingSummary:
         """Logs the end; returns what the console shows of it."""
@@ -305,7 +295,6 @@ class Fit:
             dtypes=dict(dtypes),
             optimizers={name: self._optimizer(name) for name in self.scales},
             folder="",
-            unscaled_float16="",
             bad_data=str(self.bad_data),
             nonfinite_losses=dict(self._losses),
             **closing(facts),

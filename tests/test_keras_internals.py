@@ -1,7 +1,6 @@
 """All private names of Keras that the package needs are in one place."""
 
 import ast
-import importlib
 import io
 import logging
 import pathlib
@@ -84,7 +83,6 @@ def examples():
     for optimizer in (sgd, window):
         optimizer.build(model.trainable_variables)
     adapter = keras_internals.ArrayDataAdapter(np.ones((2, 2)))
-    epochs = importlib.import_module("keras.src.trainers.epoch_iterator")
     model_has = "_compile_config _compile_loss _loss_tracker _symbolic_build"
     softmax = keras.activations.softmax(keras.ops.ones((1, 2)))
     found = [
@@ -111,7 +109,6 @@ def examples():
         (keras.callbacks.Callback(), "_model"),
         (keras_internals.KerasSaveable, "_obj_type"),
         (adapter, "_inputs"),
-        (epochs.EpochIterator, "_enumerate_iterator"),
     ]
     of_backend = {
         "jax": (model, ON_JAX),

@@ -339,10 +339,10 @@ def test_a_wrong_argument_is_refused_where_it_is_given(name, value, error):
 
 PARTS = {
     "read the counters": "monitoring.counters.Counters.nonfinite_curves",
-    "time steps": "monitoring.step_clock.StepClock.go_on",
+    "time steps": "monitoring.speed.StepClock.go_on",
     "log layers": "callbacks.watch.LayerLog.write",
     "look at metrics": "monitoring.metric_values.MetricValues.read",
-    "measure layers": "monitoring.range_schedule.RangeReader.finish",
+    "measure layers": "monitoring.range_log.RangeLog.finish",
     "sum up this run": "monitoring.summary.summarize",
     "tune this model": "tuning.controller.Tuning._look",
 }

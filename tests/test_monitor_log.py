@@ -34,7 +34,7 @@ import keras_mixprec as kmp
 from keras_mixprec.loggers import MLflowLogger, WandbLogger
 from keras_mixprec.loss_scaling.history import NonfiniteStep
 from keras_mixprec.monitoring.counter_log import Skips
-from keras_mixprec.monitoring.recorded_steps import Block, Reading, ScalePoint
+from keras_mixprec.monitoring.recorded_steps import Reading, ScalePoint
 from keras_mixprec.reporting.run_log import RunLog
 
 pytestmark = one_backend
@@ -177,7 +177,7 @@ def failing(look):
         for step in range(last - 31, last + 1)
     ]
     points = [ScalePoint(step, 0.5, step, 0) for step in (first, last)]
-    others = [Block(first + 1, last - 32, LOOK - 32)]
+    others = [(first + 1, last - 32, LOOK - 32)]
     return Reading(points, [], last, last, True, steps, others, {}, {}, 0)
 
 

@@ -1,7 +1,5 @@
 """The logged loss scale equals the optimizer's after each step."""
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 import pytest
@@ -28,10 +26,10 @@ from zoo.gan import Gan
 
 import keras_mixprec as kmp
 from keras_mixprec.loss_scaling.rules import PRESETS
-from keras_mixprec.monitoring.low_scale import LowScales
-from keras_mixprec.monitoring.recorded_steps import Reading, ScalePoint
+from keras_mixprec.monitoring.recorded_steps import ScalePoint
 from keras_mixprec.reporting.facts import Facts
 from keras_mixprec.reporting.headline import headline, main_finding
+from keras_mixprec.reporting.low_scale import LowScales
 
 pytestmark = one_backend
 
@@ -120,28 +118,21 @@ class Log:
         self.events.append(event | {"step": step})
 
 
-def reading(points, new):
-    return Reading(points, [], 0, 0, False, new, [], {}, {}, 0)
-
-
 def follow(finite, growth_interval=2000, every=1, bad=()):
     """The events of a rule over steps, each finite or not."""
     rule = kmp.DynamicLossScale(growth_interval=growth_interval)
     log, state = Log(), rule.initial_state()
     low = LowScales(log)
-    skipped, points, new = 0, [ScalePoint(0, float(state.scale), 0, 0)], []
+    skipped, points = 0, [ScalePoint(0, float(state.scale), 0, 0)]
     for step, is_finite in enumerate(finite, start=1):
         state = rule.next_state(state, is_finite)
         skipped += not is_finite
-        if not is_finite:
-            inputs = {"x": 0} if step in bad else {}
-            new.append(SimpleNamespace(step=step, inputs=inputs))
         point = ScalePoint(step, float(state.scale), skipped, step - skipped)
         if point.scale != points[-1].scale or step % every == 0:
             points.append(point)
         if step % every == 0:
-            low.read("", reading(points, new), rule)
-            points, new = [point], []
+            low.read("", points, {*bad}, rule.growth_factor, growth_interval)
+            points = [point]
     return log.events
 
 

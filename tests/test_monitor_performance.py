@@ -16,8 +16,7 @@ from monitor_models import (
     watched,
 )
 
-from keras_mixprec.monitoring.overhead import OverheadBudget
-from keras_mixprec.monitoring.step_clock import StepClock
+from keras_mixprec.monitoring.speed import OverheadBudget, StepClock
 from keras_mixprec.reporting.performance import is_of_training, speed_values
 from keras_mixprec.reporting.schema import Row
 
@@ -116,9 +115,9 @@ def test_readings_of_ranges_are_no_steps(tmp_path, clock):
 
 @pytest.fixture
 def steps_clock(clock):
-    budget, samples = SimpleNamespace(special=0), SimpleNamespace(total=0)
+    budget = SimpleNamespace(special=0)
     model = SimpleNamespace(train_function="f")
-    return StepClock(model, budget, samples, lambda: None)
+    return StepClock(model, budget, lambda: None)
 
 
 def stretch_of(steps_clock, clock, behind, steps=21):
@@ -134,12 +133,12 @@ def stretch_of(steps_clock, clock, behind, steps=21):
 
 
 def test_what_the_host_enqueues_is_not_taken_for_a_step(steps_clock, clock):
-    stretch, durations = stretch_of(steps_clock, clock, behind=True)
-    assert stretch.seconds / stretch.steps == near(0.01)
-    assert stretch.steps == 20  # The first compiles.
+    steps, seconds, durations = stretch_of(steps_clock, clock, behind=True)
+    assert seconds / steps == near(0.01)
+    assert steps == 20  # The first compiles.
     assert durations == []
     assert steps_clock.behind
-    _, durations = stretch_of(steps_clock, clock, behind=False)
+    *_, durations = stretch_of(steps_clock, clock, behind=False)
     assert durations == near([0.001] * 21)  # Now they are seen.
 
 

@@ -21,7 +21,8 @@ from reporting_readers import read_heat, read_tag
 from tuner_models import chain, tuner
 
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring import diagnoses, range_reading, range_schedule
+from keras_mixprec.monitoring import diagnoses, range_log
+from keras_mixprec.numerics import range_reading
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles
 
@@ -120,7 +121,7 @@ def test_the_first_and_the_last_are_read_on_any_machine(
 def test_readings_in_between_take_a_share_of_the_time(
     tmp_path, monkeypatch, clock
 ):
-    read = range_schedule.read_ranges
+    read = range_log.read_ranges
 
     def reading(*arguments):
         clock.wait(1.0)
@@ -129,7 +130,7 @@ def test_readings_in_between_take_a_share_of_the_time(
     def step(batch, logs=None):
         clock.wait(1.0)
 
-    monkeypatch.setattr(range_schedule, "read_ranges", reading)
+    monkeypatch.setattr(range_log, "read_ranges", reading)
     steps = keras.callbacks.LambdaCallback(on_train_batch_begin=step)
     options = {"batch_size": 2, "epochs": 2}
     run = measured(tmp_path / "usual", data(128), None, steps, **options)

@@ -43,7 +43,7 @@ from scale_use_models import gradients_of
 
 import keras_mixprec as kmp
 from keras_mixprec.guards.train_function import TrainFunction
-from keras_mixprec.monitoring import range_reading
+from keras_mixprec.numerics import range_reading
 
 pytestmark = one_backend
 

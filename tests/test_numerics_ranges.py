@@ -9,8 +9,8 @@ from optimizer_models import BACKEND, numbers, rarely
 from tuner_models import Squares
 
 import keras_mixprec as kmp
-from keras_mixprec.monitoring.range_reading import read_ranges
 from keras_mixprec.numerics.layer_replay import cause_of_nonfinite
+from keras_mixprec.numerics.range_reading import read_ranges
 from keras_mixprec.policies.layers import walk
 
 sgd = keras.optimizers.SGD

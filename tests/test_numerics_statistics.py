@@ -7,7 +7,7 @@ from keras import ops
 from monitor_models import only_jax
 
 from keras_mixprec.formats import get_format
-from keras_mixprec.monitoring.statistics import (
+from keras_mixprec.numerics.statistics import (
     Statistics,
     measure,
     statistics_of,

@@ -48,9 +48,9 @@ MAY_IMPORT = {
     "guards": f"loss_scaling,policies,{BASE}",
     "inference": WATCHING.replace("guards,", ""),
     "analysis": f"callbacks,{WATCHING.replace('guards,', '')}",
-    "monitoring": f"loggers,{WATCHING}",
+    "monitoring": WATCHING,
     "tuning": f"monitoring,{WATCHING}",
-    "callbacks": f"monitoring,tuning,{WATCHING}",
+    "callbacks": f"loggers,monitoring,tuning,{WATCHING}",
     "cli": "analysis,callbacks,devices,inference,loss_scaling,policies,"
     "reporting,tensorboard_plugin",
     "__main__": "cli",

@@ -10,8 +10,8 @@ from keras_mixprec import metrics, verdict_kinds
 from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.formats import get_format
 from keras_mixprec.monitoring import ranges
-from keras_mixprec.monitoring.range_reading import LayerReading
-from keras_mixprec.monitoring.statistics import statistics_of
+from keras_mixprec.numerics.range_reading import LayerReading
+from keras_mixprec.numerics.statistics import statistics_of
 from keras_mixprec.reporting import summaries
 from keras_mixprec.reporting.facts import is_repaired
 from keras_mixprec.reporting.run_log import RunLog

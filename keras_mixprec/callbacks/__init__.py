@@ -20,7 +20,6 @@ Files:
 
 - `monitor.py`: `MixPrecMonitor`.
 - `tuner.py`: `PrecisionTuner`.
-- `settings.py`: the options of a session, and the hooks of both callbacks.
-- `session.py`: which callbacks are in a `fit`, and how it ends.
+- `session.py`: which callbacks are in a `fit`, their hooks, and how it ends.
 - `watch.py`: the tasks of a `fit`, and everything that they share.
 """

@@ -8,17 +8,18 @@ from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec._files import check_local
 from keras_mixprec.backend import active
-from keras_mixprec.callbacks.session import Session
-from keras_mixprec.callbacks.settings import CopiedCallback, Settings
+from keras_mixprec.callbacks.session import CopiedCallback, Session
 from keras_mixprec.diagnosis.verdict import Verdict
+from keras_mixprec.loggers.forwarded_log import ForwardedLog, check_loggers
 from keras_mixprec.monitoring.before_training import (
     check_before_training,
     events_before_training,
 )
-from keras_mixprec.reporting.run_log import NoLog, RunLog
+from keras_mixprec.monitoring.failures import warn_disabled
+from keras_mixprec.reporting.run_log import NoLog
 
 if TYPE_CHECKING:
-    from keras_mixprec.monitoring.summary import TrainingSummary
+    from keras_mixprec.reporting.training_summary import TrainingSummary
 
 
 class MixPrecMonitor(CopiedCallback):
@@ -147,9 +148,9 @@ class MixPrecMonitor(CopiedCallback):
             the model is not checked, since that takes seconds.
         doctor: The result of `keras_mixprec.doctor()`. Its findings are logged
             and shown in the same way. Defaults to `None`.
-        loggers: List of those who get curves, events and the report as well:
-            `WandbLogger()`, `MLflowLogger()` or what else has the methods of
-            `Logger`, all of `keras_mixprec.loggers`. Defaults to `()`.
+        loggers: List of loggers that also get curves, events and the report:
+            `WandbLogger()`, `MLflowLogger()` or any object with the methods of
+            `Logger`, all from `keras_mixprec.loggers`. Defaults to `()`.
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
@@ -158,10 +159,10 @@ class MixPrecMonitor(CopiedCallback):
             has `save(path)` and `replay(model)`, and is loaded by
             `keras_mixprec.diagnosis.failing_batch.FailingBatch.load(path)`.
 
-        report: The `MixPrecReport` of all that is in `log_dir`, of the first
-            worker if there are several, `None` before the first `fit`. A
-            notebook shows it as the page of the tab; it has
-            `save_html(path)`.
+        report: The `MixPrecReport` of all runs in `log_dir`, `None` before the
+            first `fit`. If there are several workers, it is the first worker's.
+            A notebook shows the report as the page of the tab. Its
+            `save_html(path)` saves that page.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -212,7 +213,7 @@ class MixPrecMonitor(CopiedCallback):
         self.on_stop = check_choice("on_stop", on_stop, ("stop", "raise"))
         self.verbose = check_integer("verbose", verbose, high=1)
         self._before_training = check_before_training(lint, doctor)
-        self.loggers = _check_loggers(loggers)
+        self.loggers = check_loggers(loggers)
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
@@ -242,31 +243,16 @@ class MixPrecMonitor(CopiedCallback):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Opens the log."""
         self.summary = None
-        self._session = Session.join(
-            self,
-            Settings(
-                log_dir=self.log_dir,
-                open_log=self._open_log,
-                update_freq=self.update_freq,
-                probe_every=self.probe_every,
-                max_overhead=self.max_overhead,
-                keep_failing_batches=self.keep_failing_batches,
-                stop_after=self.stop_after,
-                on_stop=self.on_stop,
-                verbose=self.verbose,
-                summary=bool(self.verbose),
-                before_training=events_before_training(
-                    *self._before_training, self.model
-                ),
-            ),
-        )
+        events = events_before_training(*self._before_training, self.model)
+        self._session = Session.join(self, self, self._open_log, events)
         self._has_logged = True
         self.verdicts = self._session.verdicts
         self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
         # Imported here because it is only needed when `fit` ends.
-        from keras_mixprec.monitoring.summary import end_events, summarize
+        from keras_mixprec.monitoring.summary import summarize
+        from keras_mixprec.reporting.training_summary import end_events
 
         watch = self._session.watch
         self.summary = summarize(watch)
@@ -286,14 +272,10 @@ class MixPrecMonitor(CopiedCallback):
         # Workers that write to one folder would overwrite each other.
         if active.processes().rank(self.model) != 0:
             return NoLog()
-        if not self.loggers:
-            return RunLog(self.log_dir)
-        from keras_mixprec.monitoring.forwarded_log import ForwardedLog
-
-        return ForwardedLog(self.log_dir, self.loggers)
+        return ForwardedLog(self.log_dir, self.loggers, warn_disabled)
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Reports what is wrong with an `evaluate` outside of `fit`."""
+        """Reports the faults of an `evaluate` outside of `fit`."""
         super().on_test_end(logs)
         if self._session is None:
             from keras_mixprec.monitoring.validation import watch_evaluation
@@ -312,17 +294,8 @@ class MixPrecMonitor(CopiedCallback):
         self._is_chief, self._report_dir = log.writes, watch.log_dir
         session.leave(self)
         self._session = None
-        if self.loggers and log.writes:
+        if log.writes:
             log.finish(self.summary, lambda: self.report)
         if self.verbose and self.summary:
             print_message(str(self.summary))
         session.raise_if_failed()
-
-
-def _check_loggers(loggers):
-    if loggers == ():
-        return []
-    # Most runs have none.
-    from keras_mixprec.monitoring.forwarded_log import check_loggers
-
-    return check_loggers(loggers)

@@ -1,38 +1,59 @@
 """The callbacks of one `fit`, which share one `Watch`."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import keras
 
 from keras_mixprec._fit_end import SESSION_ATTRIBUTE
 from keras_mixprec.backend.common import any_worker
-from keras_mixprec.callbacks.settings import Settings
 from keras_mixprec.callbacks.watch import Watch
 from keras_mixprec.monitoring.attach import guard_of
 from keras_mixprec.monitoring.failures import note_end
+from keras_mixprec.monitoring.speed import READINGS
+from keras_mixprec.reporting.run_log import NoLog
+
+
+class Settings:
+    """The options of a session without a `MixPrecMonitor`, which has them too.
+
+    Args:
+        verbose: `0` or `1`.
+    """
+
+    log_dir = stop_after = None
+    update_freq, probe_every, max_overhead = 50, 0, 0.02
+    keep_failing_batches = 0
+    on_stop = "stop"
+
+    def __init__(self, verbose: int = 1):
+        self.verbose = verbose
 
 
 class Session:
-    """The callbacks of one `fit`, so that together they cost once.
+    """The callbacks of one `fit`, which share readings and diagnoses.
 
     The first callback that joined passes the events of `fit` on.
 
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        settings: `Settings` of the monitor, or else of the tuner.
+        settings: The `MixPrecMonitor`, or else the `Settings` of the tuner.
+        before_training: Sequence of dicts, events logged as training starts.
         log: The `RunLog`.
         verdicts: List of the `Verdict`s of this `fit`, each fault once.
         failing_batches: List of the `FailingBatch`es of this `fit`.
-        make_tuning: Function from the `Watch` to what repairs the model, `None`
-            without a tuner.
+        make_tuning: Function from the `Watch` to the `Tuning`, `None` without a
+            tuner.
         watch: The `Watch`, `None` before the model is built.
     """
 
     def __init__(self, model, params):
         self.model = model
-        self.settings = Settings()
-        self.log = self.settings.open_log()
+        self.settings: Any = Settings()
+        self.log: Any = NoLog()
+        self.before_training: Sequence = ()
         self.verdicts: list = []
         self.failing_batches: list = []
         self.make_tuning: Callable | None = None
@@ -43,12 +64,21 @@ class Session:
         self._has_waited = self._has_finished = False
 
     @classmethod
-    def join(cls, callback, settings: Settings) -> "Session":
+    def join(
+        cls,
+        callback,
+        settings: Any,
+        open_log: Callable | None = None,
+        before_training: Sequence = (),
+    ) -> "Session":
         """Returns the session of a callback's model.
 
         Args:
             callback: A `CopiedCallback`, in its `on_train_begin`.
-            settings: `Settings`.
+            settings: `Settings`, or a `MixPrecMonitor`.
+            open_log: Function that returns the `RunLog` of a monitor. Defaults
+                to `None`, for a tuner, whose settings give way to a monitor's.
+            before_training: As the attribute.
         """
         model, params = callback.model, callback.params
         session = vars(model).get(SESSION_ATTRIBUTE)
@@ -64,24 +94,30 @@ class Session:
                 session.log.close()
             guard_of(model).stop()
             session = vars(model)[SESSION_ATTRIBUTE] = cls(model, params)
-        session._add(callback, settings)
+        session._add(callback, settings, open_log, before_training)
         return session
 
-    def _add(self, callback, settings):
-        known = self.settings.log_dir
-        if settings.log_dir is None:
-            self.settings = self.settings if self._members else settings
-        elif known is not None:
+    def _add(self, callback, settings, open_log, before_training):
+        if open_log and self.has_monitor:
             raise ValueError(
                 "A `fit` can have one `MixPrecMonitor` only. Received: two, "
-                f"with log_dir={known!r} and log_dir={settings.log_dir!r}"
+                f"with log_dir={self.settings.log_dir!r} and "
+                f"log_dir={settings.log_dir!r}"
             )
-        else:
-            self.settings, self.log = settings, settings.open_log()
+        if open_log:
+            self.settings, self.log = settings, open_log()
+            self.before_training = before_training
+        elif not self._members:
+            self.settings = settings
         self._members.append(callback)
 
+    @property
+    def has_monitor(self) -> bool:
+        """Returns whether one of the callbacks is a `MixPrecMonitor`."""
+        return self.settings.log_dir is not None
+
     def add_tuner(self, make_tuning: Callable):
-        """Lets a tuner repair what is found.
+        """Lets a tuner repair the model.
 
         Args:
             make_tuning: Function that takes the `Watch` and returns a `Tuning`.
@@ -125,7 +161,7 @@ class Session:
         # On JAX, `callback.model` brings them up to date.
         return self._members[0].model
 
-    # What `fit` calls.
+    # The hooks of `fit`.
 
     def begin_epoch(self, callback, epoch: int):
         """Begins to watch, or to count the batches of another epoch."""
@@ -140,7 +176,7 @@ class Session:
             self._has_waited = True
             return
         # After the first batch, Keras may show a progress bar.
-        verbose = (self._params or {}).get("verbose")
+        verbose = self._params and self._params.get("verbose")
         self.watch.begin_batch(batch, batch > 0 and verbose in (1, "auto"))
         if self.watch.failure:
             self.raise_if_failed()
@@ -169,7 +205,7 @@ class Session:
             self.watch.budget.go_on()
 
     def end_epoch(self, callback, logs: dict | None):
-        """Reads the counters at the end of an epoch, and what it reports."""
+        """Reads the counters and the logs at the end of an epoch."""
         if self.watch and callback is self._members[0]:
             self.watch.end_epoch(self._steps, logs)
             self.raise_if_failed()
@@ -187,12 +223,63 @@ class Session:
             self.watch.finish()
 
     def raise_if_failed(self):
-        """Raises what was asked for, after our own callbacks have ended.
+        """Ends `fit` with an exception if the monitor or the tuner wants that.
 
-        The callbacks of others do not end: `BackupAndRestore` would delete its
-        backup.
+        Only our own callbacks end before. If all callbacks ended,
+        `BackupAndRestore` would delete its backup.
         """
         if reason := self.watch.take_failure():
             for callback in [*self._members]:
                 callback.on_train_end()
             raise FloatingPointError(reason)
+
+
+class CopiedCallback(keras.callbacks.Callback):
+    """A callback that is copied without the model and the `fit` it is in.
+
+    Its arguments and the results of a `fit` are copied.
+    """
+
+    _session: Any = None
+    _OF_ONE_FIT = ("_model", "_session", "_repairs")
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Begins to watch the model, or to count the batches of an epoch."""
+        self._session.begin_epoch(self, epoch)
+
+    # `on_train_batch_end` would make Keras fetch the logs of every step from
+    # the device before it starts the next one.
+    def on_train_batch_begin(
+        self, batch: int, logs: dict | None = None
+    ) -> None:
+        """Runs the tasks whose step has come."""
+        self._session.begin_batch(self, batch)
+
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        """Keeps the loss of the epoch, and stops the clock of training."""
+        if self._session:
+            self._session.begin_validation(self)
+
+    def on_test_end(self, logs: dict | None = None) -> None:
+        """Training goes on."""
+        if self._session:
+            self._session.end_validation()
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Reads the counters at the end of the epoch."""
+        self._session.end_epoch(self, logs)
+
+    def abandoned(self) -> None:
+        """An exception has ended `fit`."""
+        self._session = None
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves a pause in `fit` out of the time of training.
+
+        The overhead budget is a share of that time.
+        """
+        self._session.watch.budget.add(READINGS, seconds, is_overhead=False)
+
+    def __getstate__(self):
+        state = dict(vars(self))
+        return state | {n: None for n in self._OF_ONE_FIT if n in state}

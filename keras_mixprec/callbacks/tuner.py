@@ -9,8 +9,11 @@ from typing import Any
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
-from keras_mixprec.callbacks.session import Session
-from keras_mixprec.callbacks.settings import CopiedCallback, Settings
+from keras_mixprec.callbacks.session import (
+    CopiedCallback,
+    Session,
+    Settings,
+)
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
@@ -281,7 +284,7 @@ class PrecisionTuner(CopiedCallback):
             skip_nonfinite_steps(model)
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Writes the plan and says what came out."""
+        """Writes the plan, and prints the result of the run."""
         session = self._session
         session.finish()
         self.has_validated = True
@@ -290,7 +293,8 @@ class PrecisionTuner(CopiedCallback):
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
         news = wide or session.watch.tuning.records.has_news
-        if self.verbose and news and not session.settings.summary:
+        is_told = session.has_monitor and session.settings.verbose
+        if self.verbose and news and not is_told:
             # Imported here because it is only needed when `fit` ends.
             from keras_mixprec.monitoring.summary import summarize
 
@@ -301,7 +305,7 @@ class PrecisionTuner(CopiedCallback):
         session.raise_if_failed()
 
     def _start_from(self, plan, state):
-        """Follows what fits of the plan; names and returns what does not."""
+        """Follows the plan; names and returns the layers that do not fit it."""
         repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)

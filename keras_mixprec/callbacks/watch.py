@@ -23,23 +23,18 @@ from keras_mixprec.monitoring.failures import (
     warn_disabled,
 )
 from keras_mixprec.monitoring.held_batches import HeldBatches, keep_failing
-from keras_mixprec.monitoring.overhead import READINGS, OverheadBudget
+from keras_mixprec.monitoring.metric_values import MetricValues
 from keras_mixprec.monitoring.progress import Progress
 from keras_mixprec.monitoring.range_log import RangeLog
-from keras_mixprec.monitoring.range_schedule import RangeReader
+from keras_mixprec.monitoring.speed import READINGS, OverheadBudget, SpeedLog
 from keras_mixprec.monitoring.task import Task
-
-# How often to ask, between two readings, whether the budget allows one. It
-# takes 20 us to ask, which is 1% of a step of small layers on JAX.
-_RETRIES = 8
 
 
 class Watch:
     """Watches one model during one `fit`, for every callback in it.
 
-    All work except training is a `Task`. Before a step, the tasks run whose
-    step has come, in the order of the list. Then none is asked until the step
-    of the next one.
+    All work except training is a `Task`. Before a step, the tasks that are due
+    run in the order of the list. Until the next task is due, no task is asked.
 
     Args:
         session: The `Session`.
@@ -48,36 +43,30 @@ class Watch:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
         settings, log, verdicts, failing_batches: As in the session.
-        who: String. The callback that speaks.
+        who: String. The callback that messages name.
         first_step: Int. The step that this `fit` begins with.
         several_workers: Boolean, whether several workers train the model
             together.
-        budget: `OverheadBudget`, what all of this costs.
+        budget: `OverheadBudget` of all tasks.
         examiner: `Examiner`, which diagnoses batches.
         held: `HeldBatches`, which waits for batches that fail.
-        ranges: `RangeReader`, which reads the ranges of all layers.
-        range_log: `RangeLog`, which logs them.
+        ranges: `RangeLog`, which reads the ranges of all layers.
         bad_data: `BadData`.
         layers: `LayerLog`.
         counters: `Counters` of the model.
         counter_log: `CounterLog` of them.
-        performance: `PerformanceLog`.
+        performance: `SpeedLog`.
         progress: `Progress`, whether the model learns.
         tuning: The tuner's `Tuning`, `None` without a tuner.
         log_dir: String. The folder that the first worker logs to, as far as
             known.
         first_batch: The first batch, once it was seen.
-        is_before_step: Boolean, whether a step has begun, and what is done now
-            comes before it. On JAX that step has taken the variables with it.
-        failure: String. Why `fit` is to end with an exception, `None` if it is
-            not.
+        is_before_step: Boolean, whether a step has begun, and work runs before
+            its update. On JAX the variables hold no values then.
+        failure: String, the reason to end `fit` with an exception, or `None`.
     """
 
     def __init__(self, session):
-        # Importing the package does not load these.
-        from keras_mixprec.monitoring.metric_values import MetricValues
-        from keras_mixprec.monitoring.performance import PerformanceLog
-
         self._session = session
         self.model, self.settings = session.model, session.settings
         self.log = session.log
@@ -86,9 +75,8 @@ class Watch:
         model, log, settings = self.model, self.log, self.settings
         model.make_train_function()  # `train_on_batch` does it too late.
         self.log_dir = settings.log_dir
-        # Only a monitor has a log.
-        has_monitor = settings.log_dir is not None
-        self.who = "MixPrecMonitor" if has_monitor else "PrecisionTuner"
+        monitor, tuner = "MixPrecMonitor", "PrecisionTuner"
+        self.who = monitor if session.has_monitor else tuner
         # The last thing that an earlier `fit` logged is after this step.
         first_step = self.first_step = max(log.next_step - 1, 0)
         self.several_workers = active.processes().workers(model) > 1
@@ -96,18 +84,19 @@ class Watch:
         self.is_before_step = False
         self.failure: str | None = None
         self._has_stopped = False
-        self._given_up: set[str] = set()
+        self._disabled: set[str] = set()
         self._idle_until: float = first_step
         agrees = settings.probe_every or settings.stop_after is not None
+        freq = settings.update_freq
+        self._agree_every = min(freq, settings.stop_after or freq)
         self._next_agreement = math.inf
         if self.several_workers and agrees:
-            self._next_agreement = first_step + settings.agree_every
+            self._next_agreement = first_step + self._agree_every
         steps_per_call = getattr(model, "steps_per_execution", 1)
         self._count = StepCount(first_step, steps_per_call)
         self._function = TrainFunction.of(model)
         self.budget = OverheadBudget(settings.max_overhead)
-        self.range_log = RangeLog(log, settings.verbose)
-        self.ranges = RangeReader(self)
+        self.ranges = RangeLog(self)
         self.bad_data = BadData()
         self.examiner = Examiner(self)
         self.held = HeldBatches(self)
@@ -115,7 +104,7 @@ class Watch:
         self.counters = Counters(self.synchronized_model(), log, first_step)
         self._guard = guard_of(model)
         self.counter_log = CounterLog(self)
-        self.performance = PerformanceLog(self)
+        self.performance = SpeedLog(self)
         self._metrics = MetricValues(log)
         self.progress = Progress(self)
         self._diagnoses = Diagnoses(self)
@@ -125,50 +114,35 @@ class Watch:
 
     def _all_tasks(self) -> list[Task]:
         """Returns the tasks, in the order in which they run."""
-        counters, ranges, held = self.counter_log, self.ranges, self.held
+        ranges, held = self.ranges, self.held
         examiner, progress = self.examiner, self.progress
+
+        def at(owner, name="due_at"):
+            return partial(getattr, owner, name)
+
+        first_loss = at(examiner, "first_loss_due")
         deciding = self.tuning or self._diagnoses
         return [
-            Task(
-                "note the first loss",
-                examiner.note_first_loss,
-                lambda: examiner.first_loss_due,
-            ),
-            Task(
-                "read the counters",
-                self._read_if_due,
-                lambda: counters.due_at,
-            ),
-            Task("", self._agree, lambda: self._next_agreement),
+            Task("note the first loss", examiner.note_first_loss, first_loss),
+            Task("read the counters", self._read_if_due, at(self.counter_log)),
+            Task("", self._agree, at(self, "_next_agreement")),
             # Before a diagnosis, which may change dtypes.
-            Task(
-                "measure layers",
-                ranges.read,
-                lambda: ranges.due_at,
-                is_thinned=True,
-            ),
-            Task(
-                "keep good states",
-                examiner.keep_state,
-                lambda: examiner.states.due_at,
-            ),
-            Task(
-                "look whether the loss falls",
-                progress.look,
-                lambda: progress.due_at,
-            ),
+            Task("measure layers", ranges.read, at(ranges)),
+            Task("keep good states", examiner.keep_state, at(examiner.states)),
+            Task("look whether the loss falls", progress.look, at(progress)),
             *deciding.tasks(),
-            Task("wait for a batch that fails", held.check, lambda: held.due),
+            Task("wait for a batch that fails", held.check, at(held)),
         ]
 
     def start(self):
-        """Logs what there is to log before the first step."""
+        """Logs settings and layers, and prepares the tasks."""
         model, attempt = self.synchronized_model(), self.attempt
         self._function.explain_errors(partial(explain_error, self))
         # Imported here because it is only needed when `fit` begins.
         from keras_mixprec.monitoring.precision_settings import log_begin
 
-        attempt("log settings", log_begin, self)
+        before = self._session.before_training
+        attempt("log settings", log_begin, self, before)
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, model)
@@ -195,7 +169,7 @@ class Watch:
     def begin_epoch(self, epoch: int):
         """Begins to count the batches of an epoch."""
         self._begin_epoch()
-        self.counter_log.begin_epoch(self.step)
+        self.counter_log.loss.begin_epoch(self.step)
         self.bad_data.begin_epoch(self.step, epoch)
 
     def _begin_epoch(self):
@@ -205,7 +179,8 @@ class Watch:
     def begin_batch(self, batch: int, shows_progress: bool):
         """Runs the tasks whose step has come."""
         self._guard.keep()
-        in_progress_bar(shows_progress)
+        if shows_progress:
+            in_progress_bar(True)
         self._count.begin_batch(batch)
         step = self._count.step
         self.attempt("time steps", self.performance.clock.stamp, step)
@@ -222,15 +197,10 @@ class Watch:
             if task.due() <= step:
                 self.attempt(task.purpose, task.run, who=task.who)
         self.attempt("time steps", self.performance.clock.go_on, step)
-        # There is no need to ask in each step what the budget allows.
-        freq = self.settings.update_freq
-        retry = max(min(freq, self.settings.probe_every or freq) // _RETRIES, 1)
-        dates = []
-        for task in self._tasks:
-            soon = step + (retry if task.is_thinned else 1)
-            if task.purpose not in self._given_up:
-                dates.append(max(task.due(), soon))
-        self._idle_until = min(dates)
+        dates = (
+            t.due() for t in self._tasks if t.purpose not in self._disabled
+        )
+        self._idle_until = max(min(dates), step + 1)
 
     def attempt(
         self, task: str, work: Callable, *arguments, who: str = ""
@@ -248,17 +218,31 @@ class Watch:
         """
         if not task:
             return work(*arguments)
-        if task in self._given_up:
+        if task in self._disabled:
             return None
         try:
             return work(*arguments)
         # An error in a task must not end training.
         except Exception as error:
-            self._given_up.add(task)
-            event = failure_event("task_failed", error, task=task)
-            self.log.event(self.step, event)
-            warn_disabled(task, error, who or self.who)
+            self.disable(task, error, who)
         return None
+
+    def disable(self, task: str, error, who: str, kind: str = "task_failed"):
+        """Leaves a part of the work out from now on, with one warning.
+
+        Args:
+            task: As for `attempt`.
+            error: Exception, the reason.
+            who: As for `attempt`.
+            kind: String, the kind of the event.
+        """
+        self._disabled.add(task)
+        self.log.event(self.step, failure_event(kind, error, task=task))
+        warn_disabled(task, error, who or self.who)
+
+    def is_disabled(self, task: str) -> bool:
+        """Returns whether a part of the work has failed."""
+        return task in self._disabled
 
     def on_next_batch(self, work: Callable) -> Callable:
         """Calls `work(batch)` before the model trains on its next batch.
@@ -267,7 +251,7 @@ class Watch:
         the train function.
 
         Returns:
-            What `waits_for` takes.
+            The argument of `waits_for`.
         """
         visit = partial(self._visit, work)
         self._function.before_next(visit)
@@ -278,7 +262,8 @@ class Watch:
             self.first_batch = batch
         self._idle_until = 0  # Tasks may be due earlier now.
         self.is_before_step = True
-        with self.examiner.errors_reported():
+        # The time is counted by the work itself.
+        with self.examiner.examining(is_overhead=None):
             work(batch)
         self.is_before_step = False
 
@@ -292,31 +277,26 @@ class Watch:
         self.attempt("log the loss", self.counter_log.hold_loss)
         self.budget.pause()
 
-    def wait(self):
-        """Waits for all steps so far."""
-        with self.counter_log.synchronized():
-            pass
-
     def end_epoch(self, steps: int | None, logs: dict | None):
-        """Reads the counters at the end of an epoch, and what it reports.
+        """Reads the counters and the logs at the end of an epoch.
 
         Args:
             steps: Int. Steps of the epoch, `None` if that is not known.
             logs: Dict, as Keras hands it to `on_epoch_end`.
         """
-        attempt = self.attempt
+        attempt, examiner = self.attempt, self.examiner
         attempted = None if steps else self.counters.attempted()
         self.performance.clock.end_epoch(bool(steps))
         self._count.end_epoch(steps, attempted)
         step = self.step
         # The sums of the next epoch begin at 0.
-        if self.examiner.first_loss_due <= step:
-            attempt("note the first loss", self.examiner.note_first_loss)
+        if examiner.first_loss_due <= step:
+            attempt("note the first loss", examiner.note_first_loss)
         attempt("look at metrics", self._metrics.read, self.model, step, logs)
         # Epochs of few steps are read at fewer and fewer of their ends.
         gap = min(self.taken // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
-        attempt("look at the validation", self._look_at_validation, logs)
+        attempt("look at the validation", examiner.look_at_validation, logs)
         attempt("log the loss", self.counter_log.end_epoch, step, logs)
         started = _clock.now()
         if self.counter_log.step == step:
@@ -324,12 +304,6 @@ class Watch:
             self._idle_until = 0  # Tasks may be due earlier now.
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
-
-    def _look_at_validation(self, logs):
-        from keras_mixprec.monitoring.metric_values import validated
-
-        if values := validated(logs):
-            self.examiner.look_at_validation(values)
 
     def finish(self):
         """Reads the counters once more; `fit` has ended."""
@@ -358,10 +332,10 @@ class Watch:
         what = "plan audits of the next `fit`"
         attempt(what, leave, self.model, self.taken)
 
-    # What tasks do.
+    # The work of tasks.
 
     def repair(self, examination, batch, step: int, raised: bool = False):
-        """Lets the tuner repair what a diagnosis has found, if there is one.
+        """Lets the tuner, if there is one, repair the findings of a diagnosis.
 
         Args:
             examination: `Examination`.
@@ -373,7 +347,7 @@ class Watch:
             self.tuning.repair(examination, batch, step, raised)
 
     def log_layers(self):
-        """Logs what the layers compute in, if that has changed."""
+        """Logs the dtypes of the layers, if these have changed."""
         self.layers.write(self.step)
 
     def _read_counters(self):
@@ -392,11 +366,11 @@ class Watch:
             self._stop(reason)
 
     def _agree(self):
-        """Does what all workers must do at one step, if all are for it.
+        """Stops all workers at the same step, and shares verdicts.
 
-        If one worker stops while others go on, the others hang.
+        If one worker stops alone, the others wait for it forever.
         """
-        self._next_agreement = self.step + self.settings.agree_every
+        self._next_agreement = self.step + self._agree_every
         reason = self.counter_log.reason_to_stop
         flags = [reason is not None, self.examiner.has_news]
         cannot_recover, news = any_worker(self.model, flags)
@@ -406,7 +380,7 @@ class Watch:
             self._stop(reason or "another worker cannot go on")
 
     def share_verdicts(self):
-        """Reports what other workers have found; every worker must call it."""
+        """Reports the verdicts of other workers; every worker must call it."""
         own = {
             "log_dir": self.settings.log_dir if self.log.writes else None,
             "verdicts": [v.to_dict() for v in self.examiner.unshared()],

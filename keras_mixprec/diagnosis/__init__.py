@@ -16,6 +16,7 @@ Files:
 - `in_training.py`: the examination in `fit`, which also finds divergence and
   foresees overflows.
 - `causes.py`: whether training has diverged, and why.
+- `evaluation.py`: which batch of an evaluation is wrong, and why.
 - `criterion.py`: how far a run is from float32, and whether that counts.
 - `search.py`: the search for the smallest set, in any kind of run.
 - `step_search.py`: a train step as such a run, its loss scale, and the
@@ -30,6 +31,7 @@ Files:
 - `task.py`, `standstill.py`: why a model cannot learn, or does not.
 - `batch.py`, `failing_batch.py`: the rows that are examined; a batch that
   failed, with all that made it fail.
+- `bad_samples.py`: which samples given to `fit` are not finite.
 - `culprit.py`, `verdict.py`, `advice.py`: a layer at fault, and what is said.
 - `thresholds.py`: every threshold, with its reason.
 """

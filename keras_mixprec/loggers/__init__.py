@@ -1,7 +1,7 @@
 """Loggers for `MixPrecMonitor(loggers=[...])`, which pass its figures on.
 
 The constructor of a logger imports its client library. Any object with the four
-methods of `Logger` is a logger.
+methods of `Logger` is a logger. `forwarded_log.py` passes the log on to them.
 """
 
 from keras_mixprec.loggers.logger import Logger as Logger

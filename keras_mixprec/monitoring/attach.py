@@ -9,7 +9,7 @@ from keras_mixprec.guards.metric_guard import MetricGuard
 from keras_mixprec.loss_scaling.ensure import adopt, can_adopt
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import skip_spikes
-from keras_mixprec.monitoring.range_reading import output_dtype
+from keras_mixprec.numerics.range_reading import output_dtype
 from keras_mixprec.policies.graph import neighbours
 from keras_mixprec.policies.layers import walk, walk_with_model
 from keras_mixprec.policies.plan import PrecisionPlan
@@ -77,10 +77,10 @@ _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 def watch_optimizers(model) -> dict:
     """Returns each `LossScaleOptimizer` of a model, by attribute name.
 
-    Keras' own is exchanged for one that shares its state. A user's subclass of
-    it is left alone, and not returned. The metrics of a model that computes in
-    16 bits are guarded against the batches that are skipped, until
-    its guard is stopped.
+    Ours replaces Keras' own, and shares its state. A user's subclass of Keras'
+    optimizer stays in the model, and is not returned. If the model computes in
+    16 bits, its metrics are guarded against skipped batches until the guard is
+    stopped.
 
     Args:
         model: A compiled `keras.Model`. The name of its only optimizer is

@@ -11,19 +11,19 @@ from keras_mixprec.diagnosis.causes import Course
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.monitoring.forecasts import AuditForecast
 
-# A model is audited before its first step and after these many, and then after
-# four times as many each time: what fails without a sign is rarely new.
-# Activations grow the fastest at first, and a T5 whose norms overflow by its
-# 16th step trains for nothing until that is found.
+# A model is audited before its first step, after these numbers of steps, and
+# then each time the number has grown fourfold. Activations grow fastest at
+# first: a T5 whose norms overflow by step 16 trains for nothing until an audit
+# finds the fault. Later faults that skip no step are rare.
 _AUDITS = 16, 48
 _AUDITS_GROW = 4
 
-# Audits that are brought forward: eight halve the steps to an overflow down to
-# a 256th of them.
+# How many audits may be brought forward. Each halves the steps that are left to
+# an overflow, so eight come within a 256th of them.
 _HURRIES = 8
 
-# Weights that are compared to see if somebody else has set them: a few small
-# ones, since all of them take as long as a step.
+# The number of weights that are compared, and the most elements of each, to see
+# whether somebody has set them. Comparing all weights takes as long as a step.
 _COMPARED, _ELEMENTS = 8, 2**14
 
 _SCHEDULES = weakref.WeakKeyDictionary()
@@ -31,10 +31,10 @@ _SCHEDULES = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass
 class AuditSchedule:
-    """Says when a model is audited, and knows what the last audit found.
+    """Says when a model is audited, and keeps the result of the last audit.
 
-    It lasts as long as the model stays what it is: until it is compiled again,
-    or layers get other dtypes, or weights other values, between two `fit`s.
+    A schedule lasts over several `fit`s. It ends if, between two of them, the
+    model is compiled again, or its dtypes or weights are set.
 
     Attributes:
         steps: Int. Steps taken under it, up to the last `fit`.
@@ -178,7 +178,7 @@ class AuditSchedule:
         self._identity = _identity(model)
 
     def belongs_to(self, model) -> bool:
-        """Returns whether the model is still what it was when a `fit` ended."""
+        """Returns whether nobody has changed the model since its last `fit`."""
         return self.all_repaired and self._identity == _identity(model)
 
 

@@ -14,6 +14,7 @@ from keras_mixprec import _clock
 from keras_mixprec._console import print_message
 from keras_mixprec.backend import active
 from keras_mixprec.diagnosis.advice import advice
+from keras_mixprec.diagnosis.bad_samples import bad_data_behind
 from keras_mixprec.diagnosis.verdict import (
     FOUND_BY,
     Verdict,
@@ -21,14 +22,16 @@ from keras_mixprec.diagnosis.verdict import (
 )
 from keras_mixprec.metrics import AUDITED
 from keras_mixprec.monitoring.audit_schedule import audit_schedule
-from keras_mixprec.monitoring.failing_batches import bad_data_behind
-from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.kept_states import KeptStates
-from keras_mixprec.monitoring.overhead import DIAGNOSES
+from keras_mixprec.monitoring.metric_values import validated
+from keras_mixprec.monitoring.speed import DIAGNOSES
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
+
+# The purpose of diagnoses, and the kind of the event if one fails.
+_DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
 # The end of the names of the columns in `AUDITED`, after the direction.
 _ERROR = "_error_against_float32"
@@ -57,7 +60,6 @@ class Examiner:
             after a fault that no precision repairs.
         has_found: Boolean, whether anything but a collapsed loss scale has been
             reported since the last repair.
-        gave_up: Boolean, whether a diagnosis failed, so that none follows.
     """
 
     def __init__(self, watch):
@@ -66,7 +68,7 @@ class Examiner:
         self.states = KeptStates()
         self.first_loss_due: float = watch.first_step + 1
         self.paused_until = 0
-        self.has_found = self.gave_up = False
+        self.has_found = False
         self._examined_at = self._last_errors = -1
         self._last_kinds: set[str] = set()
         self._reported: set = set()
@@ -117,7 +119,7 @@ class Examiner:
     @property
     def has_new_zeros(self) -> bool:
         """Returns whether zero gradients have not been diagnosed yet."""
-        zeros = self._watch.range_log.zeros.lasting()
+        zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
 
     # Diagnosing.
@@ -131,7 +133,7 @@ class Examiner:
         who: str = "",
         verbose: int = 0,
     ) -> Any:
-        """Diagnoses a batch, and follows what is found up.
+        """Diagnoses a batch, and passes the findings on.
 
         An error in it ends diagnoses, not training.
 
@@ -148,32 +150,46 @@ class Examiner:
         Returns:
             The result of `follow_up`, `None` if anything fails.
         """
-        watch = self._watch
+        watch, started = self._watch, _clock.now()
         step, who = watch.step, who or watch.who
         speaker = who if verbose or watch.settings.verbose else ""
         self._last_kinds = set()
-        with self.errors_reported(who), self._timed(is_overhead) as took:
+        with self.examining(who, is_overhead):
             try:
                 found = self.examine(batch, speaker, rows)
                 return follow_up(*found, step)
             finally:
-                self.schedule.took(took())
+                self.schedule.took(_clock.now() - started)
                 if not self._last_kinds.isdisjoint(LOST):
                     self.paused_until = step + _PAUSE
         return None
 
     @contextlib.contextmanager
-    def _timed(self, is_overhead=False):
-        """Context of a diagnosis; yields a function that returns its time."""
-        started = _clock.now()
+    def examining(self, who: str = "", is_overhead: bool | None = False):
+        """Context in which an error ends diagnoses, not training.
+
+        Args:
+            who: String. The callback that asks, if it is another one.
+            is_overhead: Boolean, whether the time counts as overhead, or `None`
+                if it is counted elsewhere. Defaults to `False`.
+        """
+        watch, started = self._watch, _clock.now()
         try:
-            yield lambda: _clock.now() - started
+            yield
+        except NotBuiltError as error:  # The first step has to build it.
+            if NotBuiltError not in self._reported:
+                self._reported.add(NotBuiltError)
+                what = "diagnose this model before its first step"
+                watch.disable(what, error, who, _FAILED)
+        except Exception as error:
+            self.give_up(error, who)
         finally:
-            seconds = _clock.now() - started
-            self._watch.budget.add(DIAGNOSES, seconds, is_overhead)
+            if is_overhead is not None:
+                seconds = _clock.now() - started
+                watch.budget.add(DIAGNOSES, seconds, is_overhead)
 
     def examine(self, batch, who: str, rows=None, raised=False) -> tuple:
-        """Diagnoses a batch now, and reports what is wrong.
+        """Diagnoses a batch now, and reports its faults.
 
         Args:
             batch: As `train_step` takes it.
@@ -233,12 +249,14 @@ class Examiner:
         located = self._watch.bad_data.located(self._watch, verdict, at)
         return finding._replace(verdict=located)
 
-    def look_at_validation(self, values: dict):
-        """Reports what is wrong with a validation, and has it repaired.
+    def look_at_validation(self, logs: dict | None):
+        """Reports the faults of a validation, and has them repaired.
 
         Args:
-            values: Dict from metrics to numbers, as `validated` returns it.
+            logs: Dict, as Keras hands it to `on_epoch_end`.
         """
+        if not (values := validated(logs)):
+            return
         # Imported here because a run without validation does not need the
         # diagnosis.
         from keras_mixprec.diagnosis.examination import Examination
@@ -249,7 +267,7 @@ class Examiner:
         step, model = watch.step, watch.synchronized_model()
         if self._validation is None:
             self._validation = ValidationWatch()
-        with self.errors_reported():
+        with self.examining(is_overhead=None):
             findings, events, batch = self._validation.read(
                 model,
                 step,
@@ -271,7 +289,7 @@ class Examiner:
             batch: As for `examine`.
         """
         # If it fails, so will the step itself, or the first diagnosis.
-        with contextlib.suppress(Exception), self._timed():
+        with self.examining(), contextlib.suppress(Exception):
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
             watch = self._watch
@@ -284,7 +302,7 @@ class Examiner:
         step = self._watch.step
         if self.gave_up:
             return False
-        with self.errors_reported(), self._timed():
+        with self.examining():
             kept = [*self.states.held]
             verdict = divergence_since(self._watch.model, kept, step)
             self.report([verdict] if verdict else [])
@@ -310,7 +328,7 @@ class Examiner:
         Args:
             batch: As for `examine`, or `None`.
         """
-        with self.errors_reported(), self._timed():
+        with self.examining():
             if batch is not None:
                 from keras_mixprec.diagnosis.batch import loss_in_float32
 
@@ -330,16 +348,24 @@ class Examiner:
 
     # Reporting.
 
-    def note_collapse(self, loss_scale: float, in_a_row: int):
-        """Notes that the loss scale is at its floor and does not help.
+    def note_collapse(self, reading):
+        """Notes whether the loss scale is at its floor and does not help.
 
-        It is reported by `report_rest`: a diagnosis may find the cause.
+        `report_rest` reports a collapse, unless a diagnosis finds the cause.
+
+        Args:
+            reading: `Reading` of a scale that has collapsed, or `None`.
         """
-        kind = "scale_collapsed"
-        numbers = {"loss_scale": loss_scale, "skipped_in_a_row": in_a_row}
-        self._collapse = Verdict(
-            kind, step=self._watch.step, numbers=numbers, advice=advice(kind)
-        )
+        kind, self._collapse = "scale_collapsed", None
+        if reading:
+            scale, in_a_row = reading.loss_scale, reading.in_a_row
+            numbers = {"loss_scale": scale, "skipped_in_a_row": in_a_row}
+            self._collapse = Verdict(
+                kind,
+                step=self._watch.step,
+                numbers=numbers,
+                advice=advice(kind),
+            )
 
     def report_rest(self):
         """Reports a collapse that no diagnosis has found the cause of."""
@@ -371,7 +397,7 @@ class Examiner:
         return not known
 
     def _with_start(self, verdict):
-        """The verdict with the step since which what it names fails steps."""
+        """The verdict with the first of the failing steps up to now."""
         harms = verdict.kind == "divergence" or (
             verdict.layer and KINDS[verdict.kind].level == "bad"
         )
@@ -397,7 +423,7 @@ class Examiner:
         return [v for v in new if FOUND_BY not in v.numbers]
 
     def log_errors(self, errors: dict):
-        """Logs what a diagnosis measured, once for each step."""
+        """Logs the errors that a diagnosis measured, once for each step."""
         step = self._watch.step
         if errors and step > self._last_errors:
             self._last_errors = step
@@ -407,47 +433,27 @@ class Examiner:
             ]
             self._watch.log.heat(step, table, list(errors), AUDITED, ERRORS)
 
-    def give_up(self, reason, who: str = ""):
+    @property
+    def gave_up(self) -> bool:
+        """Returns whether a diagnosis failed, so that none follows."""
+        return self._watch.is_disabled(_DIAGNOSE)
+
+    def give_up(self, reason: Exception, who: str = ""):
         """Reports that diagnoses fail; training continues.
 
         Args:
             reason: The exception.
             who: String. The callback that asked, if it is another one.
         """
-        if self.gave_up:
-            return
-        self.gave_up = True
-        self._report_failure(reason, "diagnose this model", who)
-
-    def _report_failure(self, reason, what, who):
-        event = failure_event("diagnosis_failed", reason)
-        self._watch.log.event(self._watch.step, event)
-        warn_disabled(what, reason, who or self._watch.who)
-
-    @contextlib.contextmanager
-    def errors_reported(self, who: str = ""):
-        """Context in which an error ends diagnoses, not training.
-
-        Args:
-            who: String. The callback that asks, if it is another one.
-        """
-        try:
-            yield
-        except NotBuiltError as error:  # The first step has to build it.
-            if NotBuiltError not in self._reported:
-                self._reported.add(NotBuiltError)
-                what = "diagnose this model before its first step"
-                self._report_failure(error, what, who)
-        # An error in a diagnosis must not end training.
-        except Exception as error:
-            self.give_up(error, who)
+        if not self.gave_up:
+            self._watch.disable(_DIAGNOSE, reason, who, _FAILED)
 
 
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
     """Announces a diagnosis that begins, if it is expected to take long.
 
-    Returns a function of the verdicts, which says at the end what came of it.
-    `who` is empty to be silent.
+    Returns a function of the verdicts, which prints the result at the end. An
+    empty `who` prints nothing.
     """
     layers = len(walk_with_model(model)) - 1  # The model itself is in it.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE

@@ -8,21 +8,16 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# The level in the tab of each severity. Findings that only cost time are left
-# out.
-_LEVELS = {
-    "high": "bad",
-    "medium": "warning",
-    "error": "bad",
-    "warning": "warning",
-}
+# Findings of these severities harm training. The tab shows the others as
+# warnings, and leaves out findings that only cost time.
+_BAD = "high", "error"
 
 # A model may have a finding for each layer. The first are the most severe.
 _MOST = 32
 
 
 def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
-    """Returns both, or raises saying what is wrong.
+    """Returns both arguments if they have the right types.
 
     Args:
         lint: `Findings`, or `None`.
@@ -39,10 +34,10 @@ def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
 def events_before_training(
     lint: Any, doctor: Any, model: keras.Model
 ) -> list[dict]:
-    """Returns the events to log for what `lint` and `doctor` have found.
+    """Returns events for the findings of `lint` and `doctor`.
 
-    Not for what was repaired since: a layer is in float32 now, or the model was
-    compiled with loss scaling.
+    Findings that were repaired since are left out: the layer is in float32 now,
+    or the model was compiled with loss scaling.
 
     Args:
         lint: `Findings`, or `None`.
@@ -82,7 +77,7 @@ def _event(finding, severity, message, advice, where):
     return {
         "kind": "before_training",
         "finding": finding,
-        "level": _LEVELS[severity],
+        "level": "bad" if severity in _BAD else "warning",
         "message": message,
         "advice": advice,
     } | where

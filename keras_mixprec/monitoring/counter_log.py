@@ -1,20 +1,21 @@
 """Reads the counters when due; logs skipped steps and the loss scale."""
 
 import contextlib
-import dataclasses
 from collections import defaultdict
 
 from keras_mixprec import _clock
 from keras_mixprec.formats import format_power
 from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mixprec.loss_scaling.rules import DynamicLossScale
 from keras_mixprec.loss_scaling.stages import scaling_call
 from keras_mixprec.monitoring.counters import Glance, reason_to_stop
 from keras_mixprec.monitoring.loss_curve import LossCurve
-from keras_mixprec.monitoring.overhead import READINGS
-from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS, Block
+from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
+from keras_mixprec.monitoring.speed import READINGS
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.layer_tables import Thinning, rows_for
+from keras_mixprec.reporting.low_scale import LowScales
 from keras_mixprec.reporting.schema import SCALE, curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
@@ -34,15 +35,15 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # Data of each optimizer that waits to be logged.
-        self._blocks: dict[str, Block] = {}
-        self._gaps: dict[str, tuple] = {}
+        # These wait to be logged: events by kind and optimizer, and the points
+        # of each optimizer.
+        self._events: dict[tuple, dict] = {}
         self._points: dict[str, list] = {}
         # True while nothing changes, so that the last point moves on.
         self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
-        """Logs what a reading found.
+        """Logs the skipped steps and the scales of a reading.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
@@ -51,12 +52,12 @@ class Skips:
         """
         self._log_steps(name, reading)
         self._add_points(name, reading.points)
-        waits = self._blocks or self._gaps or any(self._points.values())
+        waits = self._events or any(self._points.values())
         if waits and self._thinning.due():
             self.report_rest(reading.step)
 
     def report_rest(self, step: int):
-        """Logs what waits for it.
+        """Logs all data that wait.
 
         Args:
             step: Int.
@@ -64,15 +65,17 @@ class Skips:
         for name, points in self._points.items():
             if points:
                 self._log.rows(step, SCALE, points, optimizer=name)
-        for name, block in self._blocks.items():
-            event = {"kind": "skipped_steps_not_kept", "optimizer": name}
-            self._log.event(step, event | dataclasses.asdict(block))
-        for name, (first, last) in self._gaps.items():
-            event = {"kind": "loss_scale_not_known", "optimizer": name}
-            steps = {"first_step": first, "last_step": last}
-            self._log.event(step, event | steps)
-        for waiting in (self._points, self._blocks, self._gaps):
-            waiting.clear()
+        for event in self._events.values():
+            self._log.event(step, event)
+        self._points.clear()
+        self._events.clear()
+
+    def _wait(self, kind, name, first, last, count=0):
+        start = {"kind": kind, "optimizer": name, "first_step": first}
+        event = self._events.setdefault((kind, name), start)
+        event["last_step"] = last
+        if count:
+            event["count"] = event.get("count", 0) + count
 
     def _log_steps(self, name, reading):
         step = reading.step
@@ -97,12 +100,11 @@ class Skips:
             self._log.text(step, tag, markdown_table(_rows(steps)))
         blocks = [*reading.others]
         if others := reading.new_steps[len(steps) :]:
-            block = Block(others[0].step, others[-1].step, len(others))
-            blocks.append(block)
+            blocks.append((others[0].step, others[-1].step, len(others)))
         for block in blocks:
-            self._blocks[name] = block.joined(self._blocks.get(name))
-        for first, last in reading.gaps:
-            self._gaps[name] = self._gaps.get(name, (first,))[0], last
+            self._wait("skipped_steps_not_kept", name, *block)
+        for gap in reading.gaps:
+            self._wait("loss_scale_not_known", name, *gap)
 
     def _add_points(self, name, points):
         rows = self._points.setdefault(name, [])
@@ -142,7 +144,7 @@ def _with_kinds(path, kinds):
 
 
 def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
-    """Returns what does not scale the loss of a model with float16 layers.
+    """Returns the part that should scale the loss of float16 layers, but fails.
 
     Args:
         model: A compiled `keras.Model`.
@@ -166,36 +168,21 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
     return "optimizer" if scaled and not used else None
 
 
-def remedy(model, lack: str) -> str:
-    """Returns what there is to do about it, one or two sentences.
-
-    Args:
-        model: A `keras.Model`.
-        lack: String, as `lack_of_scaling` returned it.
-    """
+def _remedy(model, lack):
+    """Returns the advice for a loss that is not scaled."""
     if lack == "apply":
         return (
-            "`train_step` never called `apply` of its loss scale optimizer: a "
-            "step that overflows is not counted as skipped, and the loss scale "
-            "stays. Pass the scaled gradients to `optimizer.apply`."
+            "Pass the scaled gradients to `optimizer.apply` in `train_step`. "
+            "Without that call no overflow is counted as a skipped step."
         )
-    what = "nothing scales"
+    call = f"all `loss = optimizer.{scaling_call()}` in `train_step`."
     if lack == "train_step":
-        what = "`train_step` does not scale"
-    start = (
-        f"Layers compute in float16 but {what} the loss: small gradients "
-        "become zero. "
-    )
-    own = f"call `loss = optimizer.{scaling_call()}` in `train_step`."
-    if lack == "train_step":
-        return start + own[:1].upper() + own[1:]
+        return f"C{call}"
+    wrapper = "keras_mixprec.LossScaleOptimizer"
     if has_own_step(model):
-        return (
-            f"{start}Wrap each optimizer in keras_mixprec.LossScaleOptimizer, "
-            f"and {own}"
-        )
+        return f"Wrap each optimizer in {wrapper}, and c{call}"
     return (
-        f"{start}Compile with keras_mixprec.LossScaleOptimizer, or call "
+        f"Compile with {wrapper}, or call "
         "keras_mixprec.ensure_loss_scaling(model)."
     )
 
@@ -233,13 +220,9 @@ class CounterLog:
             finite. If losses are not counted, their mean is looked at.
         reason_to_stop: String. Why training cannot go on, `None` if it can.
         loss: `LossCurve`.
-        lack: String. The part that does not scale the loss, as
-            `lack_of_scaling` returned it; `None` if the loss is scaled.
     """
 
     def __init__(self, watch):
-        from keras_mixprec.monitoring.low_scale import LowScales
-
         self._watch = watch
         self._counters, self._log = watch.counters, watch.log
         count = len(watch.model.trainable_variables)
@@ -247,19 +230,19 @@ class CounterLog:
         self._skips = Skips(watch.log)
         self._low_scales = LowScales(watch.log)
         self.loss = LossCurve(watch.model, watch.log)
-        self.lack, self._lacks_read = None, set()
+        self._lack, self._lacks_read = None, set()
         self._losses, self.step = 0, None
         self.due_at = 0
         self.seen = self._known = Glance()
-        self.trouble = self._collapsed = False
+        self.trouble = False
         self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
-        """Looks at what few numbers say, and reads all if that is new.
+        """Looks at a few numbers, and reads all counters if these have changed.
 
-        Without news as well if twice as many steps were taken as at the last
-        reading, or the budget allows it. So nothing is missed on a slow
-        machine, and `stop_after` is seen at the very step.
+        It also reads them if twice as many steps were taken as at the last
+        reading, or if the budget allows it. So a slow machine misses nothing,
+        and `stop_after` acts at the very step.
 
         Args:
             step: Int. Step of the log.
@@ -283,7 +266,7 @@ class CounterLog:
             self._plan(step)
 
     def look(self) -> Glance:
-        """Returns what few numbers say of the run."""
+        """Returns the few numbers that show whether there is news."""
         with self.synchronized():
             self.seen = self._counters.now(self.loss.read())
         return self.seen
@@ -314,8 +297,8 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # A scale that is put back counts for this step, so it is logged after
-        # that.
+        # A restored scale counts for this step, so the readings are logged
+        # after that.
         readings = watch.bad_data.put_scales_back(watch, readings)
         # Before the first step, and after.
         if (trained := watch.taken > 0) not in self._lacks_read:
@@ -332,11 +315,12 @@ class CounterLog:
         watch.bad_data.report(watch)
 
     def _note_lack(self, lack):
-        """Logs what does not scale the loss, if that is new."""
-        if lack not in (None, self.lack):
+        """Logs the part that fails to scale the loss, if that is new."""
+        if lack not in (None, self._lack):
             event = {"kind": "no_loss_scaling", "by": lack}
-            self._log.event(self.step, event)
-        self.lack = lack
+            advice = _remedy(self._watch.model, lack)
+            self._log.event(self.step, event | {"advice": advice})
+        self._lack = lack
 
     def _is_idle(self):
         """Returns whether no optimizer in use was applied in any step."""
@@ -352,10 +336,6 @@ class CounterLog:
         return self._losses - before
 
     # The loss, which begins again with each epoch.
-
-    def begin_epoch(self, step: int):
-        """An epoch begins after this step."""
-        self.loss.begin_epoch(step)
 
     def read_loss(self) -> tuple | None:
         """Returns the sum of losses in this epoch, and their weights."""
@@ -382,9 +362,8 @@ class CounterLog:
         watch.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
-        """Logs what waits and what was counted in all."""
-        if self._collapsed:
-            self._watch.examiner.report_rest()
+        """Logs all data that wait, and the final counts."""
+        self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
         if self._is_idle():
             self._note_lack("apply")
@@ -399,7 +378,10 @@ class CounterLog:
             for step, values in reading.curves(name, by_variable).items():
                 curves[step] |= values
             self._skips.report(name, reading)
-            self._low_scales.read(name, reading, rules[name])
+            if isinstance(rule := rules[name], DynamicLossScale):
+                bad = {x.step for x in reading.new_steps if x.inputs}
+                growth = rule.growth_factor, rule.growth_interval
+                self._low_scales.read(name, reading.points, bad, *growth)
         curves[self.step] |= counted
         for step in sorted(curves):
             # An earlier `fit` may have ended where this one begins.
@@ -407,16 +389,12 @@ class CounterLog:
                 self._log.scalars(step, curves[step])
 
     def _classify(self, readings):
-        """Takes note of what the counters of all optimizers say of a run."""
+        """Draws conclusions from the counters of all optimizers."""
         watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
             watch.ranges.hurry()
-        for reading in found:
-            if reading.collapsed:
-                watch.examiner.note_collapse(
-                    reading.loss_scale, reading.in_a_row
-                )
-        self._collapsed = any(reading.collapsed for reading in found)
+        collapsed = [reading for reading in found if reading.collapsed]
+        watch.examiner.note_collapse(collapsed[-1] if collapsed else None)
         self.trouble = any(reading.is_trouble for reading in found)
         verdicts = watch.verdicts
         most = watch.settings.stop_after

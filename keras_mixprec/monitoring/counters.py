@@ -18,7 +18,7 @@ from keras_mixprec.loss_scaling.rules import (
     FixedLossScale,
 )
 from keras_mixprec.monitoring.attach import guard_of, watch_optimizers
-from keras_mixprec.monitoring.recorded_steps import StepReader
+from keras_mixprec.monitoring.recorded_steps import StepReader, scale_curves
 from keras_mixprec.reporting.schema import (
     NONFINITE_GRADIENTS_TAG,
     NONFINITE_LOSSES_TAG,
@@ -26,7 +26,8 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# How far below a loss scale its new floor is, as the first one is below 1.
+# A new floor is this fraction of the loss scale. 2**-14 is also the default
+# floor for a scale of 1.
 _ROOM_TO_FALL = 2.0**-14
 
 
@@ -134,10 +135,10 @@ class Counters:
         return None if only is None else only.since_start().attempted
 
     def now(self, sums: tuple | None) -> "Glance":
-        """Returns what few numbers say of the run, as of now.
+        """Returns the few numbers of a `Glance`, as of now.
 
         Args:
-            sums: What `LossCurve.read` returned.
+            sums: Tuple or `None`, from `LossCurve.read`.
         """
         counts = [reader.since_start() for reader in self.used().values()]
         losses = self.nonfinite_losses()
@@ -170,7 +171,7 @@ class Counters:
         return self._since_start(curve_tag(NONFINITE_GRADIENTS_TAG, name))
 
     def nonfinite_curves(self) -> dict:
-        """Returns tag -> count in the whole log, of what was not finite."""
+        """Returns tag -> count of non-finite losses and gradients so far."""
         curves = {
             f"{tag}/{kind}": count + self._earlier.get(f"{tag}/{kind}", 0)
             for tag in self._by_kind
@@ -179,18 +180,15 @@ class Counters:
         return {tag: count for tag, count in curves.items() if count > 0}
 
     def scales_of_subclasses(self) -> dict:
-        """Returns tag -> loss scale, of what is derived from Keras' optimizer.
+        """Returns tag -> loss scale for user subclasses of Keras' optimizer.
 
-        Such an optimizer is left as it is, and counts no skipped steps.
+        They stay in the model, and count no skipped steps.
         """
-        found = {}
+        curves: dict = {}
         for name, optimizer in self._subclasses().items():
             scale = float(active.step().read(optimizer.dynamic_scale))
-            found[curve_tag("mixprec/loss_scale", name)] = scale
-            if 0.0 < scale < math.inf:
-                tag = curve_tag("mixprec/log2_loss_scale", name)
-                found[tag] = math.log2(scale)
-        return found
+            curves |= scale_curves(scale, name)
+        return curves
 
     def _subclasses(self):
         wrapper = keras.optimizers.LossScaleOptimizer
@@ -224,10 +222,6 @@ class Counters:
         scales = [float(reader.optimizer.loss_scale) for reader in used]
         return math.log2(max(scales, default=1.0))
 
-    def all(self) -> list[StepReader]:
-        """Returns the `StepReader` of each loss scale optimizer."""
-        return list(self._readers.values())
-
     def collapsed(self) -> bool:
         """Returns whether any loss scale has collapsed, as of now."""
         return any(
@@ -238,7 +232,7 @@ class Counters:
     def raise_scales(
         self, bits: float, step: int, beyond_first: bool = False
     ) -> bool:
-        """Raises loss scales that are below what is needed now.
+        """Raises loss scales that are lower than the model needs.
 
         Args:
             bits: Float. The scale that suits the model, as a power of two.

@@ -38,7 +38,7 @@ class Diagnoses:
         self._has_waited = False
 
     def tasks(self) -> list[Task]:
-        """Returns what is done in `fit`."""
+        """Returns the tasks of a `fit`."""
         log = self._watch.counter_log
         return [
             Task(
@@ -56,13 +56,13 @@ class Diagnoses:
     def finish(self):
         """Diagnoses an earlier batch if no next one came after a reason to."""
         watch = self._watch
-        batch, kept = watch.ranges.take_batch(), self._examiner.states.held
+        batch, kept = watch.ranges.batch, self._examiner.states.held
         if batch is None and kept:
             batch = kept[-1].batch
         if batch is not None and (
             self._visit
             or self._has_new_reason()
-            or watch.progress.wants_comparison(watch.layers.dtypes.values())
+            or watch.progress.wants_comparison()
         ):
             self._examine(batch)
 

@@ -67,11 +67,11 @@ def failure_event(kind: str, reason, **fields) -> dict:
 
 
 def explain_error(watch, error: Exception, batch) -> bool:
-    """Says with an exception what was wrong in the step that raised it.
+    """Adds verdicts about a step to the exception that it raised.
 
     Args:
         watch: The `Watch`.
-        error: What the step raised.
+        error: The exception.
         batch: The batch of that step, as `train_step` takes it.
 
     Returns:
@@ -117,13 +117,13 @@ def note_end(log, step: int, error: BaseException):
 
 
 def _repaired(watch, batch, verdicts):
-    """Adds what is wrong with a step that has raised; whether it is mended."""
+    """Adds the verdicts of a step that raised; returns whether it can go on."""
     model, step = watch.model, watch.step
     who = "MixPrecMonitor" * watch.settings.verbose
     found = watch.examiner.examine(batch, who, raised=True)
     verdicts += [finding.verdict for finding in found[0].findings]
-    # Other workers wait for the gradients of this step, and it is not known
-    # what a `train_step` of the user's own has done by now.
+    # Other workers wait for the gradients of this step. A custom `train_step`
+    # may have updated something before it raised.
     alone = not (watch.several_workers or has_own_step(model))
     updated = watch.counters.attempted() != watch.taken
     if not watch.tuning or not alone or updated:

@@ -12,7 +12,7 @@ from keras_mixprec.numerics.calls import seed_states
 
 
 class HeldBatch(NamedTuple):
-    """A batch, and what else it takes to repeat its step.
+    """A batch, and the state that repeating its step needs.
 
     Attributes:
         batch: As `train_step` takes it, `None` if only other workers have one.
@@ -49,7 +49,7 @@ class HeldBatches:
         self._held: HeldBatch | None = None
 
     @property
-    def due(self) -> float:
+    def due_at(self) -> float:
         """The step from which on batches are held, infinite for never."""
         return 0 if self._waits else math.inf
 
@@ -85,7 +85,7 @@ class HeldBatches:
         return True
 
     def stop(self, then: Callable):
-        """Waits no longer for what was to be given to a function."""
+        """Ends the wait of a function."""
         self._waits = [wait for wait in self._waits if wait.then != then]
 
     def check(self):

@@ -92,7 +92,7 @@ class KeptStates:
         return self.held[-1]
 
     def wait(self, step: int):
-        """Keeps none before so many steps more."""
+        """Keeps no state before the next 64 steps are over."""
         self.due_at = step + _EVERY
 
     def keep(self, model, step: int, batch):

@@ -63,7 +63,7 @@ class LossCurve:
         self._from = step
 
     def hold(self):
-        """Keeps what the variables hold, until the next epoch begins.
+        """Keeps the values of the variables until the next epoch begins.
 
         The validation of an epoch uses the same variables.
         """
@@ -83,7 +83,7 @@ class LossCurve:
 
         Args:
             step: Int. Step of the log.
-            sums: What `read` returned.
+            sums: Tuple or `None`, from `read`.
             nonfinite: Int. Losses so far that were not finite.
         """
         if sums is None or not self._thinning.due():

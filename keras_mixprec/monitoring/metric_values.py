@@ -27,7 +27,7 @@ class MetricValues:
         self._told: set = set()
 
     def read(self, model: keras.Model, step: int, logs: Mapping | None) -> None:
-        """Looks at what an epoch reports.
+        """Looks at the metrics that an epoch reports.
 
         Args:
             model: A `keras.Model`.

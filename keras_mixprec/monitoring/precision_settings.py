@@ -1,6 +1,7 @@
 """Settings of a run that decide on precision, for the log."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import keras
 
@@ -13,51 +14,14 @@ from keras_mixprec.policies.names import is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
-from keras_mixprec.reporting.schema import RANGES, SPEED
+from keras_mixprec.reporting.dashboards import CHARTS, METRICS, SETTINGS
 
-# The charts of the Custom Scalars tab, with tags as regular expressions.
-CHARTS = {
-    "Mixed precision": {
-        "loss scale (log2)": [r"mixprec/log2_loss_scale.*"],
-        "skipped steps": [r"mixprec/skipped_steps.*"],
-        "least headroom (bits)": [rf"{RANGES}/\w+_headroom_bits"],
-        "shares lost in 16 bits": [
-            rf"{RANGES}/gradient_subnormal",
-            rf"{RANGES}/weight_gradient_below",
-            rf"{RANGES}/lost_updates",
-        ],
-        "layers with infinities or NaNs": [rf"{RANGES}/nonfinite_layers"],
-        "step time (s)": [rf"{SPEED}/step_time.*"],
-        "samples a second": [rf"{SPEED}/samples_per_second"],
-        "shares of the time": [rf"{SPEED}/(input|overhead)_share"],
-        "gradient norm": [r"mixprec/gradient_norm(/\w+)?$"],
-    }
-}
-
-# The settings that distinguish runs in the HParams tab, and the metrics in its
-# table. Without a list it shows every curve.
-SETTINGS = {
-    "policy": str,
-    "optimizer": str,
-    "learning_rate": float,
-    "loss_scale": str,
-    "first_loss_scale": float,
-    "matmul_precision": str,
-}
-METRICS = {
-    "mixprec/loss_scale": "loss scale",
-    "mixprec/skipped_steps": "skipped steps",
-    f"{RANGES}/activation_headroom_bits": "headroom of activations (bits)",
-    f"{RANGES}/gradient_headroom_bits": "headroom of gradients (bits)",
-    f"{RANGES}/lost_updates": "lost updates",
-    f"{SPEED}/step_time_median": "step time (s)",
-    f"{SPEED}/samples_per_second": "samples a second",
-    f"{SPEED}/peak_memory": "peak memory (bytes)",
-}
+# Arguments of the monitor that another run needs to be alike.
+_ARGUMENTS = "update_freq", "probe_every", "max_overhead"
 
 
 def settings_of(model: keras.Model) -> dict:
-    """Returns what distinguishes one run from another in the HParams tab.
+    """Returns the settings that distinguish runs in the HParams tab.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -88,11 +52,12 @@ def settings_of(model: keras.Model) -> dict:
     return settings
 
 
-def log_begin(watch):
+def log_begin(watch, before_training: Sequence):
     """Logs that a `fit` begins, and the settings in force in it.
 
     Args:
         watch: The `Watch`.
+        before_training: Sequence of dicts, events to log after that.
     """
     log, model, step = watch.log, watch.model, watch.step
     settings, products = settings_of(model), matmul_precision.in_force()
@@ -105,7 +70,8 @@ def log_begin(watch):
         "matmul_precision": str(products),
         "settings": {
             **settings,
-            **watch.settings.logged(),
+            "log_dir": str(watch.settings.log_dir),
+            **{name: getattr(watch.settings, name) for name in _ARGUMENTS},
             "device": products.where,
         },
     }
@@ -118,7 +84,7 @@ def log_begin(watch):
     dtypes = {layer.compute_dtype for layer in layers}
     if layers and not rewrite and dtypes.isdisjoint(SIXTEEN_BITS):
         log.event(step, _no_16_bits(model, sorted(dtypes)))
-    for event in watch.settings.before_training:
+    for event in before_training:
         log.event(step, event)
 
 
@@ -151,7 +117,7 @@ def _no_16_bits(model, dtypes):
 
 
 def log_end(log, step: int):
-    """Logs what TensorFlow's graph rewrite has converted, if it is on.
+    """Logs the operations that TensorFlow's graph rewrite has converted.
 
     Args:
         log: The `RunLog`.

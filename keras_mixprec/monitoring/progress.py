@@ -1,7 +1,6 @@
 """Looks whether a run learns, and whether its task can be learnt."""
 
 import math
-from collections.abc import Collection
 
 import keras
 import numpy as np
@@ -12,8 +11,8 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.reporting.flat_loss import flat_loss, last_change
 from keras_mixprec.reporting.headline import STUCK
 
-# Nothing is reported in fewer steps than the first. After the second, a loss
-# that has not fallen is looked into before the end.
+# Runs of fewer steps than the first are too short for a report. From the second
+# on, a loss that has not fallen is examined before the run ends.
 _LEAST_STEPS, _MANY_STEPS = 30, 500
 
 # A loss that has fallen by less than this share of itself may have a reason.
@@ -49,10 +48,10 @@ class Progress:
         watch.on_next_batch(begin)
 
     def look(self):
-        """Looks in between, at what cannot be right later."""
+        """Looks between the steps, for faults that do not pass."""
         watch, taken = self._watch, self._watch.taken
         self.due_at = watch.first_step + 8 * taken
-        lasting = watch.range_log.zeros.lasting()
+        lasting = watch.ranges.zeros.lasting()
         if lasting or taken >= _MANY_STEPS and not self._has_fallen():
             watch.synchronized_model()
             self._look_into_step(at_the_end=False)
@@ -81,12 +80,8 @@ class Progress:
             return False
         return examiner.find_divergence()
 
-    def flat_loss(self, dtypes: Collection) -> str:
-        """Returns that the loss did not fall, as `flat_loss` of a log does.
-
-        Args:
-            dtypes: What layers compute in.
-        """
+    def flat_loss(self) -> str:
+        """Returns a sentence if the loss did not fall, as the report does."""
         watch = self._watch
         used = watch.counters.used().values()
         skipped = max((x.since_start().skipped for x in used), default=0)
@@ -95,19 +90,17 @@ class Progress:
         points = watch.counter_log.loss.points
         course = {"steps": [step for step, _ in points]}
         course["values"] = [loss for _, loss in points]
+        dtypes = watch.layers.dtypes.values()
         layers = [{"compute_dtype": dtype} for dtype in dtypes]
         compared = bool(watch.examiner.schedule.errors)
         return flat_loss(course, watch.log.story, layers, compared)
 
-    def wants_comparison(self, dtypes: Collection) -> bool:
-        """Returns whether 16 bits may be why the loss does not fall.
-
-        Args:
-            dtypes: What layers compute in.
-        """
-        watch, narrow = self._watch, {*SIXTEEN_BITS}.intersection(dtypes)
-        known = watch.tuning or watch.examiner.schedule.errors
-        return bool(narrow and not known and self.flat_loss(narrow))
+    def wants_comparison(self) -> bool:
+        """Returns whether 16 bits may be why the loss does not fall."""
+        watch = self._watch
+        wide = {*SIXTEEN_BITS}.isdisjoint(watch.layers.dtypes.values())
+        known = wide or watch.tuning or watch.examiner.schedule.errors
+        return not known and bool(self.flat_loss())
 
     def _look_into_step(self, at_the_end=True):
         # Imported here because a run that learns does not need the diagnosis.
@@ -164,7 +157,7 @@ class Progress:
         return bool(first - last > max(noise, _FALL * abs(first)))
 
     def _has_zeros(self):
-        last = self._watch.range_log.last
+        last = self._watch.ranges.last
         found = [r.parts for r in last.readings] if last else []
         named = "weight_gradient", "activation"
         return any(p[n].zero == 1 for p in found for n in named if n in p)

@@ -1,49 +1,164 @@
-"""Logs the ranges of layers, and warns of overflows to come."""
+"""Reads the ranges of layers when they are due, and logs them."""
 
+import functools
+import itertools
+import math
 from collections import defaultdict
+from typing import Any
+
+from keras import tree
 
 from keras_mixprec._console import print_message
+from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.monitoring import ranges
 from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.monitoring.forecasts import Trend
-from keras_mixprec.monitoring.range_reading import Ranges
+from keras_mixprec.monitoring.speed import PROBES
+from keras_mixprec.numerics.arrays import detached
+from keras_mixprec.numerics.range_reading import (
+    Ranges,
+    accumulation_steps,
+    read_ranges,
+)
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
+
+# How often to ask, between two readings, whether the budget allows one. It
+# takes 20 us to ask, which is 1% of a step of small layers on JAX.
+_RETRIES = 8
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 
 
 class RangeLog:
-    """Logs what is measured of layers.
+    """Reads and logs the ranges of all layers on some of the batches of a run.
+
+    It always reads them after the first step, after the last, and whenever
+    eight times as many were taken, so a run that dies leaves recent ranges.
+    Between these it reads every so often, and after the loss scale grew or a
+    step was skipped, as far as the overhead budget allows. Histograms are
+    logged whenever twice as many steps were taken.
 
     Args:
-        log: The `RunLog`.
-        verbose: `0` or `1`, whether to print a warning of an overflow to come.
+        watch: The `Watch`.
 
     Attributes:
+        due_at: The step of the next reading, infinite for never.
+        samples: Int. Samples in the first batch, `0` before it.
+        batch: The last batch that was read without infinities or NaNs. It
+            begins with the batch of the first step, and is `None` before.
         last: The last `Ranges`, `None` before.
-        last_step: Int. How many steps were taken before it, -1 before.
-        zeros: `ZeroGradients` of what was measured.
+        zeros: `ZeroGradients` of the readings.
     """
 
-    def __init__(self, log, verbose):
+    def __init__(self, watch):
+        self.due_at: float = math.inf
+        self.samples = 0
+        self.batch: Any = None
         self.last: Ranges | None = None
-        self.last_step = -1
         self.zeros = ranges.ZeroGradients()
-        self._log = log
-        self._verbose = verbose
+        self._watch, self._log = watch, watch.log
+        self._off = _reason_for_none(watch.settings)
+        self._needed = 0
+        self._steps: list[int] = []
+        self._seconds = self._cost = 0.0
+        self._last_histograms = 0
+        self._failed: Exception | None = None
+        self._is_withheld = False
         self._reported = set()
         self._trends = defaultdict(Trend)
 
-    def write(self, measured: Ranges, step: int, histograms: bool):
-        """Writes what was measured.
+    def start(self):
+        """Holds the first batch."""
+        if self._off:
+            self._withhold(self._off)
+        else:
+            self.due_at = self._watch.first_step + 1
+        self._watch.on_next_batch(self._hold)
 
-        Args:
-            measured: `Ranges`.
-            step: Int. How many steps were taken before.
-            histograms: Boolean, whether to write the histograms of exponents.
-        """
-        self.last, self.last_step = measured, step
+    def hurry(self):
+        """Reads as soon as the budget allows: something has changed."""
+        self.due_at = math.inf if self._off else 0
+
+    def read(self):
+        """Reads ranges on the next batch, if it may."""
+        watch = self._watch
+        is_extra = watch.taken < self._needed
+        if is_extra and watch.budget.left(PROBES) <= self._cost:
+            every = watch.settings.update_freq, watch.settings.probe_every
+            self.due_at = watch.step + max(min(every) // _RETRIES, 1)
+            return
+        self._needed = 8 * watch.taken
+        interval = _interval(watch.settings.probe_every, watch.model)
+        needed = watch.first_step + self._needed
+        self.due_at = min(watch.step + interval, needed)
+        watch.on_next_batch(functools.partial(self._read, is_extra))
+
+    def finish(self):
+        """Reads once more if steps were taken since."""
+        if not self._off:
+            self._finish()
+        # Report the failure only now. If a training step raises the same error,
+        # it is diagnosed instead.
+        if self._failed is not None:
+            self._withhold(_reason(self._failed))
+            warn_disabled("measure layers beside training", self._failed)
+
+    def _finish(self):
+        watch, step = self._watch, self._watch.step
+        if step == watch.first_step:
+            self._withhold("no step was taken.")
+        elif self.batch is None:
+            self._withhold("there is no batch to measure on.")
+        elif step not in self._steps:
+            self._last_histograms = 0
+            self._read(False, self.batch)
+        if self._steps:
+            event = {"steps": self._steps, "seconds": round(self._seconds, 3)}
+            self._log.event(step, {"kind": "ranges_measured"} | event)
+
+    def _hold(self, batch):
+        self.samples = _count_samples(batch)
+        if not self._off:
+            self.batch = tree.map_structure(detached, batch)
+
+    def _read(self, is_extra, batch):
+        """Reads ranges on a batch, `None` if only other workers have one."""
+        watch = self._watch
+        if batch is None or not self._log.writes:  # Which another worker has.
+            return
+        started = watch.budget.now()
+        try:
+            measured = read_ranges(watch.model, batch)
+            self._write(measured)
+        # An error in a measurement must not end training.
+        except Exception as error:
+            # After one failure the model may have been repaired.
+            if self._failed is not None:
+                self._off, self.due_at = _reason(error), math.inf
+                self.batch = None
+                self._withhold(self._off)
+            self._failed = error
+        else:
+            self._failed = None
+            self._steps.append(watch.step)
+            # The last reading shall not be one of bad data.
+            if measured.is_finite:
+                self.batch = tree.map_structure(detached, batch)
+        self._cost = watch.budget.now() - started
+        self._seconds += self._cost
+        watch.budget.add(PROBES, self._cost, is_extra)
+
+    def _withhold(self, reason):
+        step = self._watch.step
+        if not self._is_withheld:
+            self._is_withheld = True
+            message = f"Ranges of layers withheld at step {step}: {reason}"
+            event = {"kind": "ranges_withheld", "message": message}
+            self._log.event(step, event)
+
+    def _write(self, measured):
+        self.last, step = measured, self._watch.step
         readings = measured.readings
         table = ranges.metrics_table(readings, measured.limits)
         paths = [reading.path for reading in readings]
@@ -55,9 +170,15 @@ class RangeLog:
         for path, row, is_narrow in zip(paths, table, narrow, strict=True):
             if is_narrow:
                 self._log_trend(path, float(row[_ACTIVATION]), step)
-        if histograms:
+        if self._watch.taken >= 2 * self._last_histograms:
+            self._last_histograms = self._watch.taken
             self._write_histograms(readings, step)
-        self._warn_of(measured.failures, step)
+        for path, reason in measured.failures.items():
+            if path not in self._reported:
+                self._reported.add(path)
+                event = failure_event("probe_failed", reason, layer=path)
+                self._log.event(step, event)
+                warn_disabled(f"measure {path!r}", reason)
 
     def _write_histograms(self, readings, step):
         found = [
@@ -81,7 +202,7 @@ class RangeLog:
             "overflows_in_steps": round(left),
         }
         self._log.event(step, event)
-        if self._verbose:
+        if self._watch.settings.verbose:
             print_message(
                 f"The activations of {path!r} have {bits:.1f} bits left "
                 f"below the maximum of {self.last.limits.name}. If they keep "
@@ -89,10 +210,41 @@ class RangeLog:
                 "steps."
             )
 
-    def _warn_of(self, failures, step):
-        for path, reason in failures.items():
-            if path not in self._reported:
-                self._reported.add(path)
-                event = failure_event("probe_failed", reason, layer=path)
-                self._log.event(step, event)
-                warn_disabled(f"measure {path!r}", reason)
+
+def _reason(error):
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def _reason_for_none(settings):
+    if not settings.probe_every:
+        return "`probe_every=0`. With the default of 100 they are measured."
+    if not settings.max_overhead:
+        return "`max_overhead=0`. With the default of 0.02 they are measured."
+    return None
+
+
+def _interval(every, model):
+    """Steps from one reading to the next, at least `every`.
+
+    If gradients are accumulated over several steps, only the last of them
+    updates. Readings meet each of them in turn.
+    """
+    optimizers = optimizers_of(model).values()
+    windows = math.prod(map(accumulation_steps, optimizers))
+    steps = itertools.count(every)
+    return next(n for n in steps if math.gcd(n, windows) == 1)
+
+
+def _count_samples(batch):
+    """Returns the samples in a batch, 0 if that is not known.
+
+    It counts the rows of the inputs if all inputs have as many. Inputs of a
+    graph have a row for each node and each edge, its targets one for each
+    graph.
+    """
+    for part in batch if isinstance(batch, (list, tuple)) else (batch,):
+        shapes = (getattr(x, "shape", ()) for x in tree.flatten(part))
+        rows = {shape[0] for shape in shapes if len(shape)}
+        if len(rows) == 1:
+            return rows.pop()
+    return 0

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_mixprec.formats import SIXTEEN_BITS, Format, get_format
+from keras_mixprec.formats import SIXTEEN_BITS, Format
 from keras_mixprec.metrics import PROBED
-from keras_mixprec.monitoring.range_reading import LayerReading
-from keras_mixprec.monitoring.statistics import Statistics
+from keras_mixprec.numerics.range_reading import LayerReading
+from keras_mixprec.numerics.statistics import Statistics
 
 # A column of `PROBED` is named after the part and one of these.
 _MEASURES = {
@@ -19,6 +19,16 @@ _MEASURES = {
     "largest": lambda s, limits: np.where(s.nonfinite, np.inf, s.largest),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
+# Columns whose worst number is drawn as a curve.
+_WORST = (
+    "activation_headroom_bits",
+    "gradient_headroom_bits",
+    "weight_headroom_bits",
+    "gradient_subnormal",
+    "weight_gradient_below",
+    "lost_updates",
+    "attention_logits_largest",
+)
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
 
 # This many readings in a row, over this many steps, make gradients of zero
@@ -121,7 +131,7 @@ class ZeroGradients:
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
-    """Returns what the worst layer's numbers are, by name.
+    """Returns the worst layer's numbers, by name.
 
     Args:
         table: Array, as `metrics_table` returns it.
@@ -130,64 +140,22 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     Returns:
         Dict with the smallest headroom, the largest share of subnormal
         gradients and of lost updates, the largest logit, and how many layers
-        had non-finite numbers; without what was measured of no layer.
+        had non-finite numbers. A number that no layer has is left out.
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
     for name in ("lost_updates", "attention_logits_largest"):
         own[name] = column[name]  # These two matter in any dtype.
-    worst = {
-        "activation_headroom_bits": _finite_min,
-        "gradient_headroom_bits": _finite_min,
-        "weight_headroom_bits": _finite_min,
-        "gradient_subnormal": _finite_max,
-        "weight_gradient_below": _finite_max,
-        "lost_updates": _finite_max,
-        "attention_logits_largest": _finite_max,
-    }
-    found = {name: pick(own[name]) for name, pick in worst.items()}
-    found = {name: value for name, value in found.items() if value is not None}
+    found = {}
+    for name in _WORST:
+        values = own[name][np.isfinite(own[name])]
+        if values.size:
+            pick = np.min if PROBED[name] == "min" else np.max
+            found[name] = float(pick(values))
     bad = [column[f"{part}_nonfinite"] > 0 for part in _PARTS]
     return found | {"nonfinite_layers": float(np.any(bad, axis=0).sum())}
-
-
-def least_headroom(
-    readings: Sequence[LayerReading], dtypes: dict, part: str
-) -> tuple[str, float] | None:
-    """Returns the path and headroom of the layer that has least, or `None`.
-
-    Only layers in 16 bits count, each in its own format. The headroom is minus
-    infinity if a number is not finite.
-
-    Args:
-        readings: List of `LayerReading`.
-        dtypes: Dict from layer path to compute dtype.
-        part: String, as in `LayerReading.parts`.
-    """
-    found = [
-        (r.path, _bits_left(r.parts[part], get_format(dtype)))
-        for r in readings
-        if part in r.parts
-        and (r.parts[part].largest or r.parts[part].nonfinite)
-        and (dtype := _dtype(r.path, dtypes)) in SIXTEEN_BITS
-    ]
-    return min(found, key=lambda pair: pair[1], default=None)
-
-
-def _bits_left(found, limits):
-    return -np.inf if found.nonfinite else found.headroom_bits(limits)
 
 
 def _dtype(path, dtypes):
     # The path of a second call ends with "#1".
     return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])
-
-
-def _finite_min(values):
-    values = values[np.isfinite(values)]
-    return float(values.min()) if values.size else None
-
-
-def _finite_max(values):
-    values = values[np.isfinite(values)]
-    return float(values.max()) if values.size else None

@@ -1,11 +1,10 @@
-"""Reading what an optimizer recorded since the last reading.
+"""Reading the steps that an optimizer has recorded since the last reading.
 
 A scale at step `s` of a log is in use after `s` batches. The batch that Keras
 numbers `s` runs with it. If the `s`th step is skipped (`at_step` of its event),
 it ran with the scale of step `s - 1` and changes the scale at step `s`.
 """
 
-import dataclasses
 import itertools
 import math
 from typing import NamedTuple
@@ -49,29 +48,19 @@ class ScalePoint(NamedTuple):
     applied: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Steps of a log that are not known one by one.
+def scale_curves(scale: float, name: str) -> dict:
+    """Returns the points of the curves of a loss scale, tag -> number.
 
-    Attributes:
-        first_step, last_step: Int. The first and the last they can be.
-        count: Int. How many of these they are.
+    Args:
+        scale: Float.
+        name: As for `Reading.curves`.
     """
-
-    first_step: int
-    last_step: int
-    count: int
-
-    def joined(self, earlier: "Block | None") -> "Block":
-        """Returns one block of this and an earlier one.
-
-        Args:
-            earlier: `Block`, or `None`.
-        """
-        if earlier is None:
-            return self
-        count = earlier.count + self.count
-        return Block(earlier.first_step, self.last_step, count)
+    # Keras' own optimizer may lower its scale to 0.
+    log2 = math.log2(scale) if scale else -math.inf
+    return {
+        curve_tag("mixprec/loss_scale", name): scale,
+        curve_tag("mixprec/log2_loss_scale", name): log2,
+    }
 
 
 class Reading(NamedTuple):
@@ -87,8 +76,9 @@ class Reading(NamedTuple):
             that is as low as it can be, or as any model needs.
         new_steps: List of the `NonfiniteStep`s since the last reading, with
             the log's numbers.
-        others: List of `Block`s of skipped steps since then that the optimizer
-            no longer remembers in full.
+        others: List of triples, skipped steps since then that the optimizer no
+            longer remembers in full: the first and the last that they can be,
+            and how many they are.
         overflow_counts: Dict path -> number of steps it overflowed in.
         gradient_norms: Dict path -> unscaled norm of the last step.
         first: Int. The first step that has no point in the log yet.
@@ -141,20 +131,15 @@ class Reading(NamedTuple):
         return self._replace(points=points, collapsed=again.collapsed)
 
     def curves(self, name: str = "", by_variable: bool = True) -> dict:
-        """Returns what to draw, step -> tag -> number.
+        """Returns the curves to draw, step -> tag -> number.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
                 one.
             by_variable: Boolean, whether to return the curves of each variable.
         """
-        curves = {
-            step: {
-                curve_tag("mixprec/loss_scale", name): scale,
-                curve_tag("mixprec/log2_loss_scale", name): math.log2(scale),
-            }
-            for step, scale in self._corners()
-        }
+        corners = self._corners()
+        curves = {step: scale_curves(scale, name) for step, scale in corners}
         norms = self.gradient_norms
         now = curves.setdefault(self.step, {})
         now[curve_tag(SKIPPED_TAG, name)] = self.skipped
@@ -189,16 +174,6 @@ class Reading(NamedTuple):
                 corners.setdefault(point.step - 1, scale)
             corners[point.step] = scale = point.scale
         return sorted(c for c in corners.items() if c[0] > start.step)
-
-
-@dataclasses.dataclass
-class _New:
-    """The news since the last reading, as in `Reading`."""
-
-    points: list
-    gaps: list = dataclasses.field(default_factory=list)
-    new_steps: list = dataclasses.field(default_factory=list)
-    others: list = dataclasses.field(default_factory=list)
 
 
 class Counts(NamedTuple):
@@ -244,23 +219,6 @@ class Counts(NamedTuple):
         return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
 
 
-class _Moment(NamedTuple):
-    """`Counts`, and the step of the log when they were read."""
-
-    step: int
-    counts: Counts
-
-
-def _at(number, before, now):
-    """Returns the step of the log of an attempted step.
-
-    An optimizer may step several times a batch, or not in each.
-    """
-    attempted = max(now.counts.attempted - before.counts.attempted, 1)
-    past = max(number - before.counts.attempted, 0)
-    return before.step + -(-past * (now.step - before.step) // attempted)
-
-
 class StepReader:
     """Reads the counters of one optimizer from time to time.
 
@@ -273,14 +231,17 @@ class StepReader:
 
     def __init__(self, optimizer, step: int, skipped: int, first: int):
         self.optimizer = optimizer
-        self._begin = Counts.of(optimizer)
+        self._begin = self._counts = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
         # This is added to the optimizer's count of skipped steps.
         self._skipped_earlier = skipped - self._begin.skipped
-        self._first = first
-        self._now = _Moment(step, self._begin)
-        self._new = _New([self._point()])
+        self._step, self._first = step, first
+        # Since the last reading, as in `Reading`.
+        self._points = [self._point()]
+        self._gaps: list = []
+        self._new_steps: list = []
+        self._others: list = []
 
     @property
     def first_scale(self) -> float:
@@ -303,26 +264,30 @@ class StepReader:
         }
 
     def read(self, step: int) -> Reading:
-        """Returns what there is to report, and what is new since the last.
+        """Returns the state of the counters, and the news since the last call.
 
         Args:
             step: Int. Step of the log.
         """
         self._advance(step)
-        optimizer, now, new = self.optimizer, self._point(), self._new
-        if now not in (new.points[0], new.points[-1]):
-            new.points.append(now)
-        self._new = _New([now])
-        counts = self._now.counts
-        return Reading(
-            **vars(new),
-            skipped=now.skipped,
-            in_a_row=counts.in_a_row,
-            collapsed=counts.collapsed(optimizer.rule),
-            overflow_counts=optimizer.overflow_counts(),
-            gradient_norms=optimizer.gradient_norms(),
-            first=self._first,
+        optimizer, now, points = self.optimizer, self._point(), self._points
+        if now not in (points[0], points[-1]):
+            points.append(now)
+        reading = Reading(
+            points,
+            self._gaps,
+            now.skipped,
+            self._counts.in_a_row,
+            self._counts.collapsed(optimizer.rule),
+            self._new_steps,
+            self._others,
+            optimizer.overflow_counts(),
+            optimizer.gradient_norms(),
+            self._first,
         )
+        self._points = [now]
+        self._gaps, self._new_steps, self._others = [], [], []
+        return reading
 
     def set_scale(self, step: int, scale: float):
         """Sets the loss scale.
@@ -336,63 +301,69 @@ class StepReader:
         self._advance(step)
 
     def _point(self):
-        step, counts = self._now
+        counts = self._counts
         skipped = self._skipped_earlier + counts.skipped
-        return ScalePoint(step, counts.scale, skipped, counts.applied)
+        return ScalePoint(self._step, counts.scale, skipped, counts.applied)
 
     def _advance(self, step):
-        before, now = self._now, _Moment(step, Counts.of(self.optimizer))
-        self._now = now
+        before, start = self._counts, self._step
+        self._counts, self._step = Counts.of(self.optimizer), step
         attempted, skipped, _, changed, _ = (
-            b - a for a, b in zip(before.counts, now.counts, strict=True)
+            b - a for a, b in zip(before, self._counts, strict=True)
         )
+
+        def at(number):
+            """The step of the log of an attempted step.
+
+            An optimizer may step several times a batch, or not in each.
+            """
+            past = max(number - before.attempted, 0)
+            return start + -(-past * (step - start) // max(attempted, 1))
+
         if min(attempted, skipped, changed) < 0:  # A checkpoint was loaded.
             self._skipped_earlier -= skipped
-            self._new.gaps.append((before.step, step))
-        elif changed or now.counts.scale != before.counts.scale:
+            self._gaps.append((start, step))
+        elif changed or self._counts.scale != before.scale:
             changes = self.optimizer.history.read_changes(changed)
-            self._add_skipped(before, skipped, changes)
-            self._add_points(before, changes, len(changes) == changed)
+            self._add_skipped(at, before, skipped, changes)
+            known = self._add_points(at, before.scale, changes)
+            if not known or len(changes) < changed:
+                self._gaps.append((min(start + 1, step), step))
 
-    def _add_skipped(self, before, count, changes):
+    def _add_skipped(self, at, before, count, changes):
         """Adds the steps that are kept in full, and the others as a block."""
-        now, recent = self._now, self.optimizer.nonfinite_steps()
+        recent = self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
-        self._new.new_steps.extend(
-            step._replace(step=_at(step.step, before, now)) for step in recent
-        )
+        self._new_steps += [x._replace(step=at(x.step)) for x in recent]
         if others := count - len(recent):
-            first = before.counts.attempted + 1
-            last = recent[0].step - 1 if recent else now.counts.attempted
+            first = before.attempted + 1
+            last = recent[0].step - 1 if recent else self._counts.attempted
             numbers = [c.step for c in changes if c.was_skipped]
             if len(numbers) == count:
                 first, last = numbers[0], numbers[others - 1]
-            first, last = (_at(n, before, now) for n in (first, last))
-            self._new.others.append(Block(first, last, others))
+            self._others.append((at(first), at(last), others))
 
-    def _add_points(self, before, changes, known):
-        """Adds the changes of the scale, and whether they are not all known.
+    def _add_points(self, at, scale, changes):
+        """Adds the changes of the scale; returns whether these are all.
 
-        They are not where a script has assigned to the scale's variable, or
-        more steps were skipped than an optimizer remembers.
+        They are not if a script has assigned to the scale's variable, or more
+        steps were skipped than an optimizer remembers.
         """
-        now, scale = self._now, before.counts.scale
+        if self._changes_left <= 0:
+            return False
+        known = True
 
         def add(number, skipped, scale):
             self._changes_left -= 1
-            at, applied = _at(number, before, now), number - skipped
-            skipped += self._skipped_earlier
-            self._new.points.append(ScalePoint(at, scale, skipped, applied))
+            applied, skipped = number - skipped, skipped + self._skipped_earlier
+            point = ScalePoint(at(number), scale, skipped, applied)
+            self._points.append(point)
 
-        if self._changes_left <= 0:
-            changes, known = [], False
-        for change in changes:
-            number, skipped, was_skipped, ran_with, after = change
+        for number, skipped, was_skipped, ran_with, after in changes:
             if ran_with != scale:
                 known = False
                 add(number - 1, skipped - was_skipped, ran_with)
             if not was_skipped or after != ran_with:
                 add(number, skipped, after)
             scale = after
-        if not known or scale != now.counts.scale:
-            self._new.gaps.append((min(before.step + 1, now.step), now.step))
+        return known and scale == self._counts.scale

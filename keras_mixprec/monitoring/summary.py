@@ -1,177 +1,16 @@
-"""The few lines that a run ends with."""
+"""The results of a run that has ended."""
 
-import textwrap
 from collections import Counter
-from typing import NamedTuple
 
 from keras_mixprec._console import listed
-from keras_mixprec.formats import (
-    BATCHES,
-    format_count,
-    format_kinds,
-    format_power,
-    printable,
-)
-from keras_mixprec.monitoring.counter_log import remedy
 from keras_mixprec.policies.apply import left_in_float16
 from keras_mixprec.policies.summary import precision_summary
 from keras_mixprec.reporting.facts import Facts
-from keras_mixprec.reporting.headline import headline, main_finding
-from keras_mixprec.reporting.what_next import what_next
-
-_WIDTH = 100
-
-
-# The most lines on the console.
-_MOST_LINES = 8
-
-# States that need no further look.
-_WELL = ("healthy", "repaired", "not_compared", "not_measured")
-
-
-class TrainingSummary(NamedTuple):
-    """The result of a run. The monitor prints `str()` of it.
-
-    A healthy run takes two lines, with the result and the folder of the log.
-    Others take at most eight, with the loss scale, the loss and the next step.
-    The report has the rest: layers, headroom, speed, ranges.
-
-    Attributes:
-        dtypes: Dict compute dtype -> number of layers.
-        optimizers: Dict name -> `OptimizerSummary`, empty without loss scaling.
-            If there are several, the remarks are about the one that skipped
-            most.
-        folder: String. The folder of the log; empty if another worker has it.
-        unscaled_float16: String. A message if layers compute in float16 and the
-            loss is not scaled, or the optimizer was never applied; empty if all
-            is well.
-        headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
-            `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
-            `"not_compared"` or `"not_measured"`. The report and the tab say
-            the same, and what an earlier `fit` into the same log has repaired.
-        bad_data: String. How many batches had inputs that are not finite and
-            which they are, `""` if none had.
-        nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of batches with such a loss; each replica counts its own part of a
-            batch. `None` where that is not counted: in models without 16-bit
-            layers or loss scaling. If `train_step` is the user's own, its
-            losses are those that it gives to metrics called `"..loss"`, or else
-            returns.
-        graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
-            if it was off.
-        left_in_float16: String. Layers that compute in float16 although
-            `apply_policy` keeps them in float32, and the reason; empty without
-            such layers.
-        to_do: String. Advice on the main finding; empty without one.
-        tells_data: Boolean, whether the sentence has the bad data.
-    """
-
-    dtypes: dict
-    optimizers: dict
-    folder: str
-    unscaled_float16: str
-    headline: dict
-    bad_data: str = ""
-    nonfinite_losses: dict | None = None
-    graph_rewrite: str = ""
-    left_in_float16: str = ""
-    to_do: str = ""
-    tells_data: bool = False
-
-    def __str__(self):
-        lines = [f"Mixed precision: {self.headline['text']}"]
-        if self.graph_rewrite:
-            lines.append(f"Graph rewrite: {self.graph_rewrite}.")
-        # The sentence says it all of a run that needs nothing more.
-        if self.headline["state"] not in _WELL:
-            lines += self._figures()
-        if self.bad_data and not self.tells_data:
-            lines.append(self.bad_data)
-        lines += filter(None, [self.left_in_float16])
-        shown = [row for line in lines for row in _wrapped(line)]
-        # A path is copied, so it stays whole.
-        end = [f"Log: {self.folder}"] if self.folder else []
-        if to_do := self.to_do or self.unscaled_float16:
-            room = max(_MOST_LINES - len(shown) - len(end), 1)
-            shown += _cut(f"What to do: {to_do}", room)
-        return printable("\n".join([*shown, *end]))
-
-    def _figures(self):
-        """How the loss scale and the loss went, in a line."""
-        said = []
-        if any(o.skipped for o in self.optimizers.values()):
-            for name, optimizer in self.optimizers.items():
-                of = f" of {name}" if name else ""
-                if optimizer.first_scale != optimizer.last_scale:
-                    said.append(f"loss scale{of} {optimizer.scales()}")
-            worst = max(self.optimizers.values(), key=lambda o: o.skipped)
-            said += worst.remarks()
-        if losses := format_kinds(self.nonfinite_losses or {}, BATCHES):
-            said.append(f"loss {losses}")
-        text = "; ".join(said)
-        return [f"{text[:1].upper()}{text[1:]}."] if said else []
-
-
-def _wrapped(line):
-    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ")
-
-
-def _cut(text, room):
-    """The first sentences of a text, as many as there are lines for."""
-    lines = _wrapped(text)
-    while len(lines) > room and ". " in text:
-        text, _, _ = text.rpartition(". ")
-        lines = _wrapped(f"{text}. The report has more.")
-    return lines
-
-
-class OptimizerSummary(NamedTuple):
-    """The steps and scales of one optimizer during a run.
-
-    Attributes:
-        steps: Int. Steps attempted.
-        skipped: Int. Steps skipped.
-        in_a_row: Int. Skipped since the last one applied.
-        first_scale: Float. Loss scale at the start.
-        last_scale: Float. Loss scale at the end.
-        overflow_counts: Dict path -> steps in which it overflowed.
-        nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of steps in which any gradient held such numbers.
-    """
-
-    steps: int
-    skipped: int
-    in_a_row: int
-    first_scale: float
-    last_scale: float
-    overflow_counts: dict
-    nonfinite_counts: dict = {}
-
-    def scales(self) -> str:
-        """Returns the first and the last loss scale."""
-        first, last = map(format_power, (self.first_scale, self.last_scale))
-        return f"{first} -> {last}"
-
-    def remarks(self) -> list:
-        """Returns what else to print."""
-        seen = {p: n for p, n in self.overflow_counts.items() if n}
-        return [f"gradients not finite in {_most_often(seen)}"] if seen else []
-
-
-def _most_often(counts, shown=3):
-    """The variables that overflowed most, which are a lead if they differ."""
-    if len(counts) > shown and len({*counts.values()}) == 1:
-        times = next(iter(counts.values()))
-        return f"all {len(counts)} variables, in {_steps(times)} each"
-    first = Counter(counts).most_common(shown)
-    named = [f"{path} ({_steps(times)})" for path, times in first]
-    if more := len(counts) - len(named):
-        named.append(f"{more:,} more")
-    return f"{', '.join(named[:-1])} and {named[-1]}" if named[1:] else named[0]
-
-
-def _steps(count):
-    return format_count(count, "step")
+from keras_mixprec.reporting.training_summary import (
+    OptimizerSummary,
+    TrainingSummary,
+    closing,
+)
 
 
 def summarize(watch) -> TrainingSummary:
@@ -198,62 +37,28 @@ def summarize(watch) -> TrainingSummary:
         )
         for name, w in used.items()
     }
-    lack = watch.counter_log.lack
     facts = Facts(
         events=watch.log.story,
         layers=rows,
         steps=watch.taken,
         skipped={name: o.skipped for name, o in optimizers.items()},
-        in_a_row=_in_a_row(optimizers),
-        measured=watch.range_log.last is not None,
+        in_a_row=max((o.in_a_row for o in optimizers.values()), default=0),
+        measured=watch.ranges.last is not None,
         fits=watch.log.fits + 1,
         first=watch.first_step + 1,
         examined=bool(watch.examiner.schedule.errors),
-        flat_loss=watch.progress.flat_loss(
-            [row["compute_dtype"] for row in rows]
-        ),
+        flat_loss=watch.progress.flat_loss(),
     )
     return TrainingSummary(
         dtypes=dict(Counter(row["compute_dtype"] for row in rows)),
         optimizers=optimizers,
         folder=watch.log.folder,
-        unscaled_float16=remedy(watch.model, lack) if lack else "",
         bad_data=str(watch.bad_data),
         nonfinite_losses=watch.counters.nonfinite_losses(),
         graph_rewrite=str(in_force() or ""),
         left_in_float16=_left_in_float16(watch.model),
         **closing(facts),
     )
-
-
-def closing(facts: Facts) -> dict:
-    """Returns what a summary has of the sentence on a run.
-
-    Args:
-        facts: `Facts`.
-    """
-    finding = main_finding(facts)
-    found = what_next(finding, facts.events, facts.layers)
-    kinds = {event.get("verdict") for event in facts.events}
-    return {
-        "headline": headline(facts),
-        "to_do": found["text"] if found else "",
-        "tells_data": "bad_data" in kinds,
-    }
-
-
-def end_events(summary: TrainingSummary) -> list[dict]:
-    """Returns the events for the log that a `fit` has ended.
-
-    Args:
-        summary: `TrainingSummary`.
-    """
-    # Events lack it if skipped steps were not kept one by one.
-    stuck = _in_a_row(summary.optimizers)
-    end = {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
-    if not (left := summary.left_in_float16):
-        return [end]
-    return [{"kind": "left_in_float16", "message": left}, end]
 
 
 def _left_in_float16(model):
@@ -267,7 +72,3 @@ def _left_in_float16(model):
         f"{'it' if len(paths) == 1 else 'them'} in float32."
         for reason, paths in found.items()
     )
-
-
-def _in_a_row(optimizers):
-    return max((o.in_a_row for o in optimizers.values()), default=0)

@@ -15,11 +15,9 @@ class Task(NamedTuple):
         due: Function that returns the step from which on there is something to
             do: 0 for now, infinity for never.
         who: String. The callback that does it, if it is another one.
-        is_thinned: Boolean, whether the budget may hold it back.
     """
 
     purpose: str
     run: Callable
     due: Callable
     who: str = ""
-    is_thinned: bool = False

@@ -6,27 +6,18 @@ its rows differ and its batches are often larger.
 
 import contextlib
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
-from keras import tree
 
 from keras_mixprec._console import listed, print_message
-from keras_mixprec.diagnosis.batch import to_tensors
-from keras_mixprec.diagnosis.call_examination import examine_prediction
-from keras_mixprec.diagnosis.metric_check import metric_findings
+from keras_mixprec.diagnosis.evaluation import SHOWN, first_wrong
 from keras_mixprec.diagnosis.verdict import Finding, Verdict, without_repeats
 from keras_mixprec.keras_internals import evaluated_batches
 from keras_mixprec.monitoring.metric_values import VALIDATION
-from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.evaluation import leaving_no_trace
-from keras_mixprec.numerics.forward_pass import Prediction
-
-_SHOWN = 8
 
 # Findings that are reported even if training has diverged.
 _CAUSES = {"weights_lost", "bad_data"}
@@ -80,8 +71,8 @@ class ValidationWatch:
         if not (new or first and logs):
             return [], [], None
         with leaving_no_trace(model):
-            batches = _numbered(evaluated_batches(model))
-            findings, rows, batch = _first_wrong(model, batches, step, not new)
+            batches = evaluated_batches(model)
+            findings, rows, batch = first_wrong(model, batches, step, not new)
         findings = [self._located(finding, rows) for finding in findings]
         kinds = {finding.verdict.kind for finding in findings}
         wrong = (new or findings) and kinds.isdisjoint(_CAUSES)
@@ -95,7 +86,7 @@ class ValidationWatch:
     def _located(self, finding, rows):
         numbers = {"found_in": self._where}
         if rows:
-            numbers[f"rows_of_{self._where}"] = rows[:_SHOWN]
+            numbers[f"rows_of_{self._where}"] = rows[:SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
         # Counted within the batch.
@@ -133,8 +124,8 @@ def _causes(findings, rows):
     if metric := findings[0].verdict.numbers.get("metric"):
         causes.append(f"metric {metric!r}")
     if rows:
-        more = " and more" if len(rows) > _SHOWN else ""
-        causes.append(f"rows {', '.join(map(str, rows[:_SHOWN]))}{more}")
+        more = " and more" if len(rows) > SHOWN else ""
+        causes.append(f"rows {', '.join(map(str, rows[:SHOWN]))}{more}")
     return " in ".join(causes)
 
 
@@ -161,46 +152,3 @@ def watch_evaluation(
     for text in without_repeats(verdicts) if verbose else []:
         print_message(text)
     return verdicts
-
-
-def _first_wrong(model, batches, step, only_one):
-    """The findings of the first batch that has any, bad rows, that batch."""
-    findings, wrong, rows = [], None, []
-    for row, batch in itertools.islice(batches, 1 if only_one else None):
-        data = to_tensors(batch, model)
-        predictions = Prediction(model, data[0]).outputs()
-        bad = _nonfinite_rows(predictions)
-        rows += [row + i for i in bad]
-        if not findings:
-            if bad:
-                findings = examine_prediction(model, data[0], step)
-            findings = findings or metric_findings(
-                model, data, predictions, step
-            )
-            wrong = keras.utils.pack_x_y_sample_weight(*data)
-        # Others may be wrong for the same reason.
-        if findings and (not rows or len(rows) > _SHOWN):
-            break
-    return findings, rows, wrong
-
-
-def _numbered(batches) -> Iterator[tuple]:
-    """Each batch as `(x, y, sample_weight)`, with the number of its first row.
-
-    Generators are used up, and give none.
-    """
-    row = 0
-    for batch in batches:
-        parts = keras.utils.unpack_x_y_sample_weight(batch)
-        yield row, parts
-        row += len(tree.flatten(parts[0])[0])
-
-
-def _nonfinite_rows(predictions):
-    rows: set = set()
-    for tensor in filter(is_float, tree.flatten(predictions)):
-        bad = ~np.isfinite(to_array(tensor))
-        if bad.ndim:
-            own = bad.reshape(len(bad), -1).any(axis=1)
-            rows.update(np.flatnonzero(own).tolist())
-    return sorted(rows)

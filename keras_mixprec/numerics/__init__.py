@@ -23,6 +23,9 @@ Files:
   while.
 - `layer_replay.py`: calls one layer again, in another dtype, and looks at its
   operations.
+- `range_reading.py`: the ranges of all layers on one batch, and the share of
+  updates that are lost; `statistics.py`: the range of a tensor;
+  `attention_logits.py`: the logits of attention layers.
 - `evaluation.py`: a metric on held-back data, with layers in other dtypes.
 - `random_numbers.py`: gives the float32 reference the model's random numbers.
 - `rounding.py`: moves weights and inputs by half a rounding step.

@@ -11,6 +11,7 @@ Files that write:
 - `append_file.py`: append-only files, and writes that wait for a full disk.
 - `summaries.py`: the protocol buffers that TensorBoard draws.
 - `schema.py`: the names in the folder of a run.
+- `dashboards.py`: the charts and tables of TensorBoard's own tabs.
 - `layer_tables.py`: measurements of each layer by step, of bounded size.
 - `text_formats.py`: strict JSON, and tables in Markdown.
 
@@ -26,6 +27,8 @@ function changes the results of another.
 - `facts.py`, `headline.py`: the run in one sentence; `what_next.py`,
   `fixes.py`: what to do next, also as code; `flat_loss.py`, `lowered_scale.py`,
   `performance.py`: other findings.
+- `low_scale.py`: loss scales that fell far; `bad_batches.py`: which batches had
+  bad inputs; `training_summary.py`: the lines on the console after `fit`.
 - `cards.py`: the content of text, page, notebook and `to_dict`; `told.py`: the
   list of events.
 - `report.py`: `load_report`; `report_page.py`: the page of the tab with its

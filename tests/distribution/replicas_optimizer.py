@@ -7,7 +7,7 @@ import numpy as np
 from replicas import IS_TENSORFLOW, fit, scope, value
 
 from keras_mixprec import LossScaleOptimizer
-from keras_mixprec.monitoring.range_reading import read_ranges
+from keras_mixprec.numerics.range_reading import read_ranges
 
 SCALE = 2.0**10
 X = np.linspace(-1, 1, 8, dtype="float32")[:, None]

@@ -28,7 +28,7 @@ from keras_mixprec.analysis.comparison.sources import (
 )
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
-from keras_mixprec.callbacks.settings import CopiedCallback
+from keras_mixprec.callbacks.session import CopiedCallback
 from keras_mixprec.devices.energy import read_joules
 from keras_mixprec.devices.memory import (
     memory_record,

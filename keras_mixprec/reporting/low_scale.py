@@ -9,7 +9,6 @@ import itertools
 import math
 
 from keras_mixprec.formats import format_power, get_format
-from keras_mixprec.loss_scaling.rules import DynamicLossScale
 
 # Less is within what a search for the scale explains.
 _FAR_BITS = 8
@@ -80,36 +79,36 @@ class LowScales:
         # The last reported scale of each optimizer, until it has recovered.
         self._reported: dict = {}
 
-    def read(self, name: str, reading, rule):
-        """Logs what a reading says of it, if that is new.
+    def read(
+        self, name: str, points: list, bad: set, factor: float, interval: int
+    ):
+        """Logs that a loss scale is low, or not any more, if that is new.
 
         Args:
             name: String. Which of several optimizers it is, `""` if there is
                 one.
-            reading: `Reading` of that optimizer.
-            rule: Its `LossScale`.
+            points: List of `ScalePoint`s since the last reading.
+            bad: Set of the steps since then whose inputs were not finite.
+            factor: Float, by which the scale grows.
+            interval: Int, the good steps after which it grows.
         """
-        if not isinstance(rule, DynamicLossScale):
-            return
         course = self._courses.setdefault(name, _Course())
-        bad = {skipped.step for skipped in reading.new_steps if skipped.inputs}
-        settled = course.add(reading.points, bad)
-        now = reading.loss_scale
+        settled = course.add(points, bad)
+        step, now, *_ = points[-1]
         if not course.is_low(now):
             if self._reported.pop(name, None):
                 event = {"kind": "loss_scale_recovered", "optimizer": name}
-                self._log.event(reading.step, event | {"scale": now})
+                self._log.event(step, event | {"scale": now})
         elif settled and now < self._reported.get(name, math.inf):
-            event = _event(name, course, now, rule)
+            event = _event(name, course, now, factor, interval)
             if event["good_steps"] >= _LONG:
-                self._log.event(reading.step, event)
+                self._log.event(step, event)
                 self._reported[name] = now
 
 
-def _event(name, course, scale, rule):
+def _event(name, course, scale, factor, interval):
     bits = math.log2(course.held / scale)
-    growths = math.ceil(bits / math.log2(rule.growth_factor))
-    good_steps = growths * rule.growth_interval
+    good_steps = math.ceil(bits / math.log2(factor)) * interval
     # Half of the smallest subnormal number is rounded to 0.
     lost = get_format("float16").smallest_subnormal / 2 / scale
     of = f" of {name}" if name else ""
@@ -131,7 +130,7 @@ def _event(name, course, scale, rule):
         "at_step": course.since,
         "held": course.held,
         "scale": scale,
-        "growth_interval": rule.growth_interval,
+        "growth_interval": interval,
         "good_steps": good_steps,
         "cause": "bad_data" if by_data else "overflow",
         "message": f"{fell} from {held} to {format_power(scale)}, from step "
@@ -142,5 +141,5 @@ def _event(name, course, scale, rule):
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
         "the scale at once. It grows back sooner with a growth_interval (the "
         "steps without an overflow after which it grows) below "
-        f"{rule.growth_interval:,}.",
+        f"{interval:,}.",
     }

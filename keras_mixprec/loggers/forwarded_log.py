@@ -1,10 +1,9 @@
 """The log of a run, passed on to loggers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_mixprec.loggers.logger import METHODS
-from keras_mixprec.monitoring.failures import warn_disabled
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import (
     NORMS_BY_VARIABLE,
@@ -47,21 +46,20 @@ class ForwardedLog(RunLog):
     Args:
         log_dir: As for `RunLog`.
         loggers: List of `Logger`.
+        warn: Function of a text and an error, which warns that a logger fails.
     """
 
-    def __init__(self, log_dir: Any, loggers: Sequence):
+    def __init__(self, log_dir: Any, loggers: Sequence, warn: Callable):
         self._loggers = list(loggers)
+        self._warn = warn
         super().__init__(log_dir)
 
     def scalars(self, step, values):
         """As in `RunLog`."""
         super().scalars(step, values)
-        passed = {
-            tag: float(value)
-            for tag, value in values.items()
-            if not tag.startswith(_LEFT_OUT)
-        }
-        if passed:
+        kept = [t for t in values if not t.startswith(_LEFT_OUT)]
+        if self._loggers and kept:
+            passed = {tag: float(values[tag]) for tag in kept}
             self._pass_on("scalars", step, passed)
 
     def event(self, step, event):
@@ -88,7 +86,7 @@ class ForwardedLog(RunLog):
         # Another run in the folder may be damaged, or of a later version.
         except Exception as error:
             self._loggers.clear()
-            warn_disabled("pass the report to the loggers", error)
+            self._warn("pass the report to the loggers", error)
             return
         self._pass_on("finish", summary, report)
 
@@ -101,4 +99,4 @@ class ForwardedLog(RunLog):
             except Exception as error:
                 self._loggers.remove(logger)
                 name = type(logger).__name__
-                warn_disabled(f"log to {name} (`{method}`)", error)
+                self._warn(f"log to {name} (`{method}`)", error)

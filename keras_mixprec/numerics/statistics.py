@@ -83,7 +83,7 @@ class Statistics:
 
     Example:
     >>> from keras_mixprec.formats import get_format
-    >>> from keras_mixprec.monitoring.statistics import statistics_of
+    >>> from keras_mixprec.numerics.statistics import statistics_of
     >>> limits = get_format("float16")
     >>> found = statistics_of(np.array([0.0, 2.0**-20, 1.0, 2.0**14]))
     >>> round(float(found.headroom_bits(limits)), 2)

@@ -21,16 +21,16 @@ from keras_mixprec.keras_internals import (
     stored_value,
     updated_variables,
 )
-from keras_mixprec.monitoring.attention_logits import logits_hook
-from keras_mixprec.monitoring.statistics import (
+from keras_mixprec.numerics.arrays import to_array
+from keras_mixprec.numerics.attention_logits import logits_hook
+from keras_mixprec.numerics.calls import observe_outputs
+from keras_mixprec.numerics.dry_step import restored, run_held
+from keras_mixprec.numerics.layer_hooks import names_of_output
+from keras_mixprec.numerics.statistics import (
     Statistics,
     measure,
     statistics_of,
 )
-from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.calls import observe_outputs
-from keras_mixprec.numerics.dry_step import restored, run_held
-from keras_mixprec.numerics.layer_hooks import names_of_output
 from keras_mixprec.policies.layers import walk
 from keras_mixprec.policies.rescaled import rescaling_of
 

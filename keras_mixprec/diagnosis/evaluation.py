@@ -1,0 +1,76 @@
+"""Which batch of an evaluation is wrong, and because of which layer."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from keras_mixprec.diagnosis.batch import to_tensors
+from keras_mixprec.diagnosis.call_examination import examine_prediction
+from keras_mixprec.diagnosis.metric_check import metric_findings
+from keras_mixprec.diagnosis.verdict import Finding
+from keras_mixprec.numerics.arrays import is_float, to_array
+from keras_mixprec.numerics.forward_pass import Prediction
+
+# Rows that are named.
+SHOWN = 8
+
+
+def first_wrong(
+    model: keras.Model, batches: Iterator, step: int | None, only_one: bool
+) -> tuple[list[Finding], list, Any]:
+    """Returns the faults of the first batch that has any.
+
+    Args:
+        model: A `keras.Model`.
+        batches: Iterator over the batches of an evaluation.
+        step: Int, for the verdicts.
+        only_one: Boolean, whether to look at the first batch only.
+
+    Returns:
+        List of `Finding`, list of the rows of all data whose outputs are not
+        finite, and that batch, as `train_step` takes it, or `None`.
+    """
+    findings, wrong, rows = [], None, []
+    numbered = itertools.islice(_numbered(batches), 1 if only_one else None)
+    for row, batch in numbered:
+        data = to_tensors(batch, model)
+        predictions = Prediction(model, data[0]).outputs()
+        bad = _nonfinite_rows(predictions)
+        rows += [row + i for i in bad]
+        if not findings:
+            if bad:
+                findings = examine_prediction(model, data[0], step)
+            findings = findings or metric_findings(
+                model, data, predictions, step
+            )
+            wrong = keras.utils.pack_x_y_sample_weight(*data)
+        # Others may be wrong for the same reason.
+        if findings and (not rows or len(rows) > SHOWN):
+            break
+    return findings, rows, wrong
+
+
+def _numbered(batches) -> Iterator[tuple]:
+    """Each batch as `(x, y, sample_weight)`, with the number of its first row.
+
+    Generators are used up, and give none.
+    """
+    row = 0
+    for batch in batches:
+        parts = keras.utils.unpack_x_y_sample_weight(batch)
+        yield row, parts
+        row += len(tree.flatten(parts[0])[0])
+
+
+def _nonfinite_rows(predictions):
+    rows: set = set()
+    for tensor in filter(is_float, tree.flatten(predictions)):
+        bad = ~np.isfinite(to_array(tensor))
+        if bad.ndim:
+            own = bad.reshape(len(bad), -1).any(axis=1)
+            rows.update(np.flatnonzero(own).tolist())
+    return sorted(rows)
