@@ -198,25 +198,11 @@ _PERFORMANCE = (
         "for them; not known if the process had used more before.",
     ),
     _of_run(
-        "flops_in_16_bits",
-        "share",
-        "FLOPs in 16 bits",
-        "Share of the FLOPs in layers that compute in 16 bits now.",
-    ),
-    _of_run(
         "output_bytes_saved",
         "share",
         "memory saved in outputs, by dtype",
         "Computed, not measured: share of the bytes of layers' outputs "
         "that float32 would take beyond those of now.",
-    ),
-    _of_run(
-        "weight_bytes_saved",
-        "share",
-        "memory saved in weights, by dtype",
-        "Computed, not measured: share of the bytes of variables that "
-        "float32 would take beyond those of now; mixed policies keep "
-        "float32 variables.",
     ),
     _of_run(
         "overhead_share",

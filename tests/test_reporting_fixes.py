@@ -75,15 +75,6 @@ def test_rows_that_are_not_finite_are_dropped():
     assert names["y"].tolist() == [0, 2]
 
 
-def test_gradients_of_zero_have_the_call_that_compares_them(capsys):
-    zero = {"kind": "zero_gradients", "message": "all zero", "step": 1}
-    model = tiny_transformer()
-    kmp.apply_policy(model, "mixed_float16")
-    names = {"model": compiled(model), "x": X[:8], "y": np.zeros(8)}
-    exec(code_of(zero, [zero], [])["diagnosis"], names)
-    assert "forward_overflow" in capsys.readouterr().out
-
-
 def test_a_path_is_matched_as_it_is_written():
     code = fix_of("precision_loss", "a[0]*", "bfloat16")["training"]
     assert "'mixed_bfloat16'" in code

@@ -1,7 +1,7 @@
 """The cards of a run, the content of text, page, notebook and `to_dict`."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from keras_mixprec.formats import (
     BATCHES,
     SIXTEEN_BITS,
     STEPS,
-    format_bits,
+    fill_screen,
     format_count,
     format_digits,
     format_kinds,
@@ -20,7 +20,7 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import WIDE, low_scales, moment
+from keras_mixprec.reporting.facts import WIDE, low_scales
 from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
 from keras_mixprec.reporting.headline import STUCK, over_by, ranked
 from keras_mixprec.reporting.layers import left_in_words
@@ -31,20 +31,18 @@ from keras_mixprec.reporting.performance import (
     speed_values,
 )
 from keras_mixprec.reporting.read_events import UNREADABLE
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 from keras_mixprec.reporting.told import (
     counts_by_kind,
     in_sentences,
     mark_of,
-    said_alike,
     title_of,
-    told,
 )
 from keras_mixprec.reporting.what_next import tuner_did, what_next
-from keras_mixprec.verdict_kinds import place_in_words
 
 _MOST_FINDINGS = 8
 
-# Events whose advice the sentence does not include.
+# Events whose advice the main sentence does not have.
 _ADVISED = ("metric_not_finite", "validation_not_finite")
 _MOST_LAYERS = 5
 
@@ -96,32 +94,33 @@ def overview(run) -> dict:
         "scale": run.scale,
         "loss": run.loss,
         "events": run.events,
-        "told": told(run),
+        "told": run.told,
         "kinds": counts_by_kind(run),
         "bad_input": run.bad_input,
         "left_out": left_out(run.bad_input),
         "heat": heat if run.heat or run.errors else None,
         "format": run.format,
         "withheld": _last(run, "ranges_withheld"),
-        "trade_off": run.trade_off,
+        "trade_off": (run.of_kind(TRADE_OFF_EVENT) or [None])[-1],
         "histograms": run.histogram_layers,
     }
 
 
 def text(run) -> str:
-    """Returns the cards of a run as text, one in each line."""
+    """Returns the cards of a run as text for a screen."""
     first, *others = cards(run)
     lines = [f"{run.name} ({first.title}): {first.sentence}"]
-    return "\n".join(lines + [f"{x.title}: {x.sentence}" for x in others])
+    lines += [f"{x.title}: {x.sentence}" for x in others]
+    return "\n".join(map(fill_screen, lines))
 
 
 def cards(run) -> list[Card]:
     """Returns the cards of a `Run`, the most important first."""
     state = run.headline["state"]
     title, chips = state.replace("_", " "), [*_key_figures(run)]
-    found = what_next(run.finding, run.events, run.layers, run.loss)
+    found = what_next(run.finding, run.events, run.layers)
     next_ = found or {"text": "", "code": ""}
-    did = tuner_did(run.events, run.layers)
+    did = tuner_did(run)
     known = [
         Card("summary", title, run.headline["text"], chips),
         Card(
@@ -135,19 +134,16 @@ def cards(run) -> list[Card]:
         *_findings(run),
         Card("tuner", "Tuner", did, is_on_top=True),
         *_loss(run),
-        Card("steps", "Steps", _steps(run)),
         *_scale(run),
         *_speed(run),
         Card("layers", "Layers", _layers(run), table="layers"),
-        Card("headroom", _NEAREST, _headroom(run), chart="heat"),
-        Card("zeros", "All zero in every reading", _zeros(run)),
-        Card("blame", "Not at fault", _not_at_fault(run)),
+        Card("headroom", _HEADROOM, _headroom(run), chart="heat"),
         *_notes(run),
     ]
     return [card for card in known if card.sentence]
 
 
-_NEAREST = "Outputs nearest to overflow (each bit is a factor of 2)"
+_HEADROOM = "Headroom of outputs (each bit is a factor of 2)"
 
 
 def _last(run, kind):
@@ -165,56 +161,36 @@ def _ended(text):
 def _findings(run) -> Iterator[Card]:
     """The findings except the main one, which is in the first card."""
     is_over = over_by(run.events, run.layers)
-    groups = defaultdict(list)
-    for verdict in ranked(run.of_kind("verdict"), is_over):
-        own = groups[said_alike(verdict), is_over(verdict)]
-        # Two fits may report the same at the step between them.
-        if verdict["layer"] not in [known["layer"] for known in own]:
-            own.append(verdict)
-    found = [x for x in groups.values() if not any(v is run.main for v in x)]
-    still = [own for own in found if not is_over(own[0])]
-    for own in still[:_MOST_FINDINGS]:
-        when = format_moment(moment(own[0]), "").strip().capitalize()
-        yield Card("finding", when, _finding(own))
+    place = run.finding["place"] if run.finding else None
+    rows = {id(run.events[n]): row for row in run.told for n in row["events"]}
+    verdicts = ranked(run.of_kind("verdict"), is_over)
+    found = [(rows[id(v)], bool(is_over(v))) for v in verdicts]
+    found += [(row, False) for row in run.told if _needs_advice(row)]
+    # Each call of `fit` may report the same; the last one counts.
+    known = {
+        (row["title"], *row["layers"], over): row
+        for row, over in found
+        if place not in row["events"]
+    }
+    still = [row for (*_, over), row in known.items() if not over]
+    for row in still[:_MOST_FINDINGS]:
+        when = format_moment(row["steps"][0], "").strip().capitalize()
+        said = f"{row['title'].capitalize()}. {row['text']}"
+        yield Card("finding", when, said)
     if (more := len(still) - _MOST_FINDINGS) > 0:
         yield Card("more", "And", f"{format_count(more, 'more finding')}.")
-    gone = dict.fromkeys(_kind(own[0]) for own in found if is_over(own[0]))
+    gone = [
+        f"{title} in {format_names(layers, 2, 'layer')}" if layers else title
+        for title, *layers, over in known
+        if over
+    ]
     yield Card("repaired", "Also repaired", _ended("; ".join(gone)))
-    for event in [e for kind in _ADVISED for e in run.of_kind(kind)[-1:]]:
-        if event is not run.main:
-            title = title_of(event).capitalize()
-            yield Card("finding", title, event.get("advice", ""))
-    # Each call of `fit` logs them again; the last one counts.
-    known = {
-        (event["finding"], event.get("layer")): event
-        for event in run.of_kind("before_training")
-        if event["level"] == "bad"
-    }
-    for event in [*known.values()][:_MOST_FINDINGS]:
-        where = f" in {event['layer']}" if event.get("layer") else ""
-        said = in_sentences(event["message"], event.get("advice"))
-        said = f"{event['finding']}{where}. {said}"
-        yield Card("before_training", "Before training", said)
 
 
-def _kind(verdict):
-    about = (verdict[name] for name in ("verdict", "layer", "direction"))
-    return f"{verdict['verdict']}{place_in_words(*about)}"
-
-
-def _finding(verdicts):
-    first, *others = verdicts
-    since, numbers = first.get("failing_since"), first.get("numbers", {})
-    by, code = numbers.get("found_by"), numbers.get("code")
-    failing = f" (steps began to fail at step {since:,})" if since else ""
-    line = f" at {code}" if code else ""
-    who = f" (found by {by})" if by else ""
-    said = f"{_kind(first)}{line}{failing}{who}. {first.get('advice', '')}"
-    if others:
-        paths = [verdict["layer"] for verdict in others]
-        count = format_count(len(paths), "more layer")
-        said += f" The same in {count}: {format_names(paths, _MOST_LAYERS)}."
-    return said.rstrip()
+def _needs_advice(row):
+    """Whether a finding that is no verdict has advice that nothing else has."""
+    is_early = row["kind"] == "before_training" and row["level"] == "bad"
+    return is_early or row["kind"] in _ADVISED
 
 
 # How training went.
@@ -253,14 +229,6 @@ def _mean_over(value, last, before):
     return f"{shown} over steps {first:,} to {last:,}"
 
 
-def _steps(run):
-    """The steps of all calls of `fit`; the first card has those of the last."""
-    if len(run.begins) < 2:
-        return ""
-    fits, skipped = len(run.begins), f"{run.skipped or 'none'} skipped"
-    return f"{run.last_step:,} in {fits} calls of fit, {skipped}."
-
-
 def _scale(run) -> Iterator[Card]:
     """The course of each loss scale, and the cost of a low one."""
     low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
@@ -296,7 +264,7 @@ def _speed(run) -> Iterator[Card]:
         return
     tuner = run.settings.get("tuner", True)
     watchers = "monitor and tuner" if tuner else "monitor"
-    values = speed_values(run.speed, run.layers)
+    values = speed_values(run.speed)
     skipped = run.skipped / run.last_step if run.last_step else 0.0
     said = speed_in_words(values, watchers, min(skipped, 1))
     fits = len(run.begins)
@@ -316,49 +284,16 @@ def _layers(run):
     return in_sentences(said or "none", what, _last(run, "left_in_float16"))
 
 
-def _own(run):
-    """Layers in 16 bits whose numbers do not come from another layer."""
-    return [
-        x
-        for x in run.layers
-        if x["compute_dtype"] not in WIDE
-        and not is_wider(x["compute_dtype"], run.format["name"])
-        and not (x["passed_from"] or x["lost_because"])
-    ]
-
-
 def _headroom(run):
-    own = [x for x in _own(run) if x["least_headroom"] not in (None, math.inf)]
-    own.sort(key=lambda layer: layer["least_headroom"])
-    least = (
-        f"{x['path']!r} {format_bits(x['least_headroom'])} "
-        f"({format_moment(x['worst_step'], 'after')})"
-        for x in own[:_MOST_LAYERS]
-    )
-    return _ended(", ".join(least))
-
-
-def _zeros(run):
-    zero = [x for x in run.layers if x["least_headroom"] == math.inf]
-    paths = [x["path"] for x in zero if not x["passed_from"]]
-    named = format_names(paths, _MOST_LAYERS, "layer")
-    return f"activations of {named}." if paths else ""
-
-
-def _not_at_fault(run):
-    behind = defaultdict(list)
-    for layer in run.layers:
-        if source := layer["passed_from"]:
-            zero = layer["least_headroom"] == math.inf
-            what = "all zero" if zero else "infinite or NaN"
-            behind[f"what {source} returns is {what}"].append(layer["path"])
-        elif because := layer["lost_because"]:
-            behind[because].append(layer["path"])
+    """The layers in 16 bits, the least headroom first."""
+    known = [x for x in run.layers if x["headroom"]]
+    known.sort(key=lambda layer: layer["headroom"]["rank"])
     said = [
-        f"{format_names(paths, _MOST_LAYERS, 'layer')}, because {why}"
-        for why, paths in behind.items()
+        f"{x['path']!r} {x['headroom']['title']}"
+        for x in known
+        if x["headroom"]["level"] not in ("roomy", "beyond")
     ]
-    return _ended("; ".join(said[:_MOST_LAYERS]))
+    return _ended(format_names(said, _MOST_LAYERS, "layer"))
 
 
 def _notes(run) -> Iterator[Card]:
@@ -445,7 +380,15 @@ def _least(run, part, key, step_key, place) -> Iterator[dict]:
         about = f"infinite or NaN in the last {last}, which were skipped"
         yield lost | {"title": about}
         return
-    known = [x for x in _own(run) if x[key] is not None and x[key] < math.inf]
+    known = [
+        x
+        for x in run.layers
+        if x["compute_dtype"] not in WIDE
+        and not is_wider(x["compute_dtype"], run.format["name"])
+        and not (x["passed_from"] or x["lost_because"])
+        and x[key] is not None
+        and x[key] < math.inf
+    ]
     because = [x["lost_because"] for x in run.layers if x["lost_because"]]
     if known:
         worst = min(known, key=lambda layer: layer[key])

@@ -122,7 +122,6 @@ class EventFile:
     def __init__(self, folder: str, first_step: int = 0):
         self._first_step = first_step
         self._last_steps = {}
-        self._moved = set()
         self._lock = threading.Lock()
         # The tags whose metadata the file has.
         self._described = set()
@@ -141,37 +140,9 @@ class EventFile:
     def write(self, step: int, values: list) -> None:
         """Writes a step's values.
 
-        The steps of a tag have to rise, because TensorBoard's fast loader
-        silently deletes earlier values at the same or a later step. A value at
-        the last step of earlier files moves to the next step, and a value at
-        that step replaces it.
-
-        Args:
-            step: Int. Number of the training batch.
-            values: List of `summaries.Value`.
-
-        Raises:
-            TypeError: If `step` is not an integer.
-            ValueError: If a tag has this or a later step already, or the file
-                is closed.
-            OSError: If the record could not be written as a whole.
-                `FileNotFoundError` if the file was removed.
-        """
-        step = check_integer("step", step)
-        if not self.ours:
-            return
-        with self._lock:
-            moved = step == self._first_step - 1
-            step += moved
-            self._check_rises(step, values)
-            self._append(step, values)
-            tags = {value.tag for value in values}
-            self._moved = self._moved | tags if moved else self._moved - tags
-
-    def replace(self, step: int, values: list) -> None:
-        """Writes values that replace earlier ones of their tags.
-
-        If `step` does not rise, the values go to the last step of their tags.
+        TensorBoard's fast loader silently deletes earlier values of a tag at
+        the same or a later step. So values whose step does not rise go to the
+        last step of their tags, and replace the values there.
 
         Args:
             step: Int. Number of the training batch.
@@ -181,13 +152,18 @@ class EventFile:
             TypeError: If `step` is not an integer.
             ValueError: If the file is closed.
             OSError: If the record could not be written as a whole.
+                `FileNotFoundError` if the file was removed.
         """
         step = check_integer("step", step)
         if not self.ours:
             return
         with self._lock:
             last = (self._last_steps.get(value.tag, 0) for value in values)
-            self._append(max(step, self._first_step, *last), values)
+            step = max(step, self._first_step, *last)
+            event = summaries.encode_event(step, values, self._described)
+            self._file.write(frame(event))
+            self._last_steps.update((value.tag, step) for value in values)
+            self._described.update(value.tag for value in values)
 
     def restart(self, folder: str) -> None:
         """Continues in a new file after the old one was removed.
@@ -212,22 +188,6 @@ class EventFile:
 
     def __exit__(self, *exc_info):
         self.close()
-
-    def _check_rises(self, step, values):
-        for value in values:
-            last = self._last_steps.get(value.tag, self._first_step - 1)
-            if step <= last - (value.tag in self._moved):
-                raise ValueError(
-                    f"The steps of a tag must rise; '{value.tag}' continues "
-                    f"from step {last + 1}. Count batches across calls of "
-                    f"`fit`, from `RunLog.next_step`. Received: step={step}"
-                )
-
-    def _append(self, step, values):
-        event = summaries.encode_event(step, values, self._described)
-        self._file.write(frame(event))
-        self._last_steps.update((value.tag, step) for value in values)
-        self._described.update(value.tag for value in values)
 
 
 def event_file_paths(folder: str) -> list[str]:

@@ -35,7 +35,7 @@ _TUNER = "The tuner {message}."
 
 EVENTS = {
     "train_begin": Event("Call {fit} of fit starts.", ""),
-    "train_end": Event("", ""),
+    "train_end": Event("Call of fit ends.", ""),
     "skipped_step": Event("", "", "skip", "skipped"),
     "skipped_steps_not_kept": Event(
         "{count} more skipped steps{span}. The log has only their number.",
@@ -46,7 +46,7 @@ EVENTS = {
     ),
     "verdict": _story("", "verdict layer direction advice", lane="verdicts"),
     "before_training": Event(
-        "Before training: {at}{message} {advice}",
+        "{at}{message} {advice}",
         "finding level message",
         lane="verdicts",
     ),
@@ -60,13 +60,13 @@ EVENTS = {
     # The tuner.
     "start": Event(_TUNER, lane="changes"),
     "keep": Event(_TUNER),
-    "demote": _story("", "layers", "demote", "changes"),
-    "shrink": _story("", "layers", "promote", "changes"),
-    "promote": _story("", "layers", "promote", "changes"),
-    "undo": _story("", "layers", "promote", "changes"),
-    "return": _story("", "message to done", lane="changes"),
+    "demote": _story(_TUNER, "layers", "demote", "changes"),
+    "shrink": _story(_TUNER, "layers", "promote", "changes"),
+    "promote": _story(_TUNER, "layers", "promote", "changes"),
+    "undo": _story(_TUNER, "layers", "promote", "changes"),
+    "return": _story(_TUNER, "message to done", lane="changes"),
     "spikes": _story(_TUNER, "message count times", "skip", "skipped"),
-    "loss_scaling": Event(lane="changes"),
+    "loss_scaling": Event(_TUNER, lane="changes"),
     "raise_scale": _story(_TUNER, lane="changes"),
     "lower_scale": _story(_TUNER, lane="changes"),
     "advise_scale": _story(_TUNER, lane="changes"),
@@ -102,9 +102,6 @@ EVENTS = {
     "validation_finite": _story("The validation is finite again."),
     # Events about the data and the precision.
     "bad_batches": _story("{message}", "count message", "warning"),
-    "zero_gradients": _story(
-        "Reading of ranges: {message}.", "message", "warning"
-    ),
     "no_16_bits": _story("Precision: {message}.", "message"),
     "graph_rewrite": Event("Graph rewrite: {message}."),
     "left_in_float16": Event("{message}", "message"),
@@ -138,5 +135,6 @@ EVENTS = {
         "records lost.",
         level="warning",
     ),
+    "trade_off": Event("Search for the layers that need float32 is done."),
     "unreadable": Event("{message}"),
 }

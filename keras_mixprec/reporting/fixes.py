@@ -18,7 +18,6 @@ _DROP = """import numpy as np
 keep = np.isfinite({part}).reshape(len({part}), -1).all(axis=1)
 {rest}
 """
-_DIAGNOSE = "for verdict in kmp.diagnose(model, x, y):\n    print(verdict)\n"
 _SCALED = "optimizer = kmp.LossScaleOptimizer(\n    optimizer, {}\n)\n"
 
 
@@ -39,13 +38,10 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
         - `"training"`: for the next training;
         - `"plan"`: the same, saved as a plan;
         - `"inference"`: for a forward pass that fails;
-        - `"data"`: drops bad rows;
-        - `"diagnosis"`: compares a step with float32.
+        - `"data"`: drops bad rows.
     """
     if event["kind"] == "loss_scale_low" and "held" in event:
         return {"training": _set_scale(event)}
-    if event["kind"] == "zero_gradients":
-        return {"diagnosis": _IMPORT + _DIAGNOSE}
     if event["kind"] != "verdict":
         return {}
     if _widened(event):

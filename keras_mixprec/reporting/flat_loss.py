@@ -78,37 +78,6 @@ as well to see whether precision is the reason.'
     return f"It did not fall: {', '.join(ends)}{beside}"
 
 
-def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
-    """Returns a sentence if the loss has not fallen since a repair, or `None`.
-
-    It is empty if only a loss before the repair is known.
-
-    Args:
-        course: Dict, as in `flat_loss`.
-        events: Dicts, as in `flat_loss`.
-    """
-    changed = last_change(events)
-    _, before = _readings(course, last=changed)
-    steps, after = _readings(course, first=changed)
-    if not len(after):
-        return "" if len(before) else None
-    if not len(before) and len(after) < _LEAST_READINGS:
-        return None
-    # Second differences ignore a steady fall.
-    bends = np.diff(after, 2)
-    noise = math.sqrt(np.mean(bends**2) / 6) if bends.size else 0
-    # A repair may raise the loss if the fault hid a part of it.
-    start = max([*before[-1:], after[0]])
-    least = max(2 * noise, _LEAST_FALL * abs(start))
-    if start - after[-1] > least or not after[-1]:
-        return None
-    first = _at(after[0], steps[0])
-    if len(before):
-        first = f"{format_digits(before[-1])} before it"
-    last = _at(after[-1], steps[-1])
-    return f"The loss has not fallen since the repair: {first}, {last}."
-
-
 def _at(loss, step):
     return f"{format_digits(loss)} at step {int(step):,}"
 

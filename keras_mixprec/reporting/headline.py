@@ -61,7 +61,6 @@ _UNSCALED = {
 
 # Warnings that carry their own message, and the events that end them.
 _ODD = {
-    "zero_gradients": "",
     "metric_not_finite": "metric_finite",
     "validation_not_finite": "validation_finite",
 }

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -190,7 +189,8 @@ class Table:
 
     def has_values(self, metric: str) -> bool:
         """Whether a metric was measured in any layer at any step."""
-        return not np.isnan(self._values(metric)).all()
+        # Most metrics have a value in the first row, so the rest is not read.
+        return any(not np.isnan(row).all() for row in self._values(metric))
 
     def lost(self, metric: str, layers: list) -> np.ndarray:
         """Returns where a bad batch hides a metric.
@@ -229,23 +229,6 @@ class Table:
 
     def _values(self, metric):
         return self.records["values"][:, list(self.metrics).index(metric)]
-
-
-def split_rows(tables: list, spoiled: Callable) -> list:
-    """Returns tables with their rows of bad batches marked.
-
-    Args:
-        tables: List of `Table`, one family by rising step.
-        spoiled: Function from the steps of all tables to a boolean array.
-    """
-    if not tables:
-        return []
-    marks = spoiled(np.concatenate([table.steps for table in tables]))
-    ends = np.cumsum([len(table.steps) for table in tables])[:-1]
-    return [
-        dataclasses.replace(table, spoiled=rows)
-        for table, rows in zip(tables, np.split(marks, ends), strict=True)
-    ]
 
 
 def rows_in_order(tables: list, paths: list) -> list:

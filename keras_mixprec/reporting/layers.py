@@ -46,11 +46,11 @@ _FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
 _BACKWARD = ("backward_overflow",)
 
 
-def read_layers(rows: list) -> list[dict]:
+def read_layers(rows: Iterable) -> list[dict]:
     """Returns the last table of layers.
 
     Args:
-        rows: List of dicts, the table at the start and after each change.
+        rows: Dicts, the table at the start and after each change.
 
     Returns:
         List of dicts. `"dtypes"` of each is a list of pairs of a step and the
@@ -118,9 +118,7 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     known.sort(key=lambda x: (_ORDER.index(x["level"]), x["bits"]))
     for rank, headroom in enumerate(known):
         headroom["rank"] = rank
-    zeros = (e for e in events if e["kind"] == "zero_gradients")
-    zero = {str(path) for event in zeros for path in event.get("paths", [])}
-    return [x | {"is_problem": _is_problem(x, zero)} for x in shown]
+    return [x | {"is_problem": _is_problem(x)} for x in shown]
 
 
 # The levels of a headroom, the gravest first.
@@ -162,9 +160,9 @@ def _level(bits, wider):
     return "bad" if bits <= 0 else "warning" if bits < SPARE_BITS else "quiet"
 
 
-def _is_problem(row, zero):
+def _is_problem(row):
     """Whether something about a layer is still to be done."""
-    if row["path"] in zero or (row["verdicts"] and not row["repaired"]):
+    if row["verdicts"] and not row["repaired"]:
         return True
     if not row["headroom"] or row["lost_because"]:
         return False
@@ -205,7 +203,6 @@ def _findings(verdicts, over):
         "verdicts": kinds,
         "severity": max(severity, default=None),
         "repaired": bool(kinds) and repaired == {*kinds},
-        "repaired_verdicts": [kind for kind in kinds if kind in repaired],
         "marks": [
             mark_of(words(kind), kind_of(kind).level, kind in repaired)
             for kind in kinds

@@ -92,13 +92,13 @@ def _readings(run, layers, begins, columns) -> Iterator[tuple]:
             pairs = zip(steps, bits, strict=True)
             largest = [(s, limit(s) - left - shift(s)) for s, left in pairs]
             yield part, "largest", row, largest
-        for row, taken in run.histograms.get(part, {}).items():
-            low = [
-                (x["step"], smallest_that_counts(x["exponents"], x["counts"]))
-                for x in taken
-            ]
-            known = [(s, e - shift(s)) for s, e in low if e is not None]
-            yield part, "low", row, known
+    for row in run.histogram_rows():
+        part, step = row["part"], row["step"]
+        low = smallest_that_counts(row["exponents"], row["counts"])
+        if low is None or (part == "gradient" and len(run.scale) > 1):
+            continue
+        low -= scale(step) if part == "gradient" else 0
+        yield part, "low", row["layer"], [(step, low)]
 
 
 def smallest_that_counts(exponents, counts) -> int | None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -68,12 +69,12 @@ class RunFiles:
 
     def rows(
         self, table: str, mark: bytes = b"", until: bytes | None = None
-    ) -> list[dict]:
-        """Returns the rows of a table, none if there is no such table.
+    ) -> Iterator[dict]:
+        """Yields the rows of a table, none if there is no such table.
 
         Args:
             table: String, a name of `schema`.
-            mark: Bytes. Returns only rows whose text contains them.
+            mark: Bytes. Yields only rows whose text contains them.
             until: Bytes. Reads only the fields before this one.
 
         Raises:
@@ -81,14 +82,15 @@ class RunFiles:
         """
         name = f"{table}.jsonl"
         if name not in self._sizes:
-            return []
+            return
         with open(os.path.join(self._folder, name), "rb") as file:
-            # The last line may be incomplete.
-            *lines, _ = file.read().split(b"\n")
-        if until is not None:
-            lines = [line.partition(until)[0] + b"}" for line in lines]
-        found = (parse_json(line) for line in lines if mark in line)
-        return [row for row in found if row]
+            for line in file:
+                if mark not in line:
+                    continue
+                if until is not None:
+                    line = line.partition(until)[0] + b"}"
+                if row := parse_json(line):
+                    yield row
 
     def tables(self, family: str) -> list[Table]:
         """Returns measurements of layers.
@@ -143,7 +145,7 @@ class RunFiles:
             it; `"written"`; and `"in_16_bits"`, whether any layer computed in
             16 bits at the start, `None` if not known.
         """
-        about = self.rows(schema.RUN)
+        about = [*self.rows(schema.RUN)]
         low = (row["in_16_bits"] for row in about if "in_16_bits" in row)
         return {
             "run": run,
@@ -174,11 +176,11 @@ def is_step(value) -> bool:
     return isinstance(value, int | float) and 0 <= value < 2**53
 
 
-def numbers(rows: list[dict], table: str) -> np.ndarray:
+def numbers(rows: Iterable[dict], table: str) -> np.ndarray:
     """Returns rows of numbers as an array, without damaged ones.
 
     Args:
-        rows: List of dicts.
+        rows: Dicts.
         table: String, one of `schema.COLUMNS`.
     """
     found, columns = [], schema.COLUMNS[table]

@@ -13,7 +13,7 @@ from keras_mixprec.formats import (
     format_power,
 )
 from keras_mixprec.reporting.event_kinds import EVENTS, Event
-from keras_mixprec.reporting.facts import dtype_of, moment
+from keras_mixprec.reporting.facts import moment
 from keras_mixprec.reporting.fixes import fix_of
 from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.text_formats import to_json
@@ -22,12 +22,14 @@ from keras_mixprec.verdict_kinds import what_is_said
 # Shapes repeat the colours for readers who cannot distinguish those.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
 
+# The layers that a sentence names at most.
+_MOST_LAYERS = 5
+
 _FIXES = {
     "training": "Fix for training",
     "plan": "Fix for all next runs: save these dtypes as plan.json",
     "inference": "Fix for inference",
     "data": "Rows to drop",
-    "diagnosis": "Code that finds the cause",
 }
 
 
@@ -196,6 +198,7 @@ class _Words(dict):
     def __init__(self, event):
         super().__init__({n: _value(n, x) for n, x in event.items()})
         name, layer, kind = map(event.get, ("optimizer", "layer", "kind"))
+        self.setdefault("message", f"reports {words(kind)}")
         self["of"] = f" of {name}" if name else ""
         self["at"] = f"{layer}: " if layer else ""
         again = "; it was taken again with the repair"
@@ -278,36 +281,24 @@ def _rows(parts):
 
 
 def _verdict(group, _):
-    event, since = group[0], group[0].get("failing_since")
-    failing = f", failing since step {since:,}" if since is not None else ""
-    at = f"{event['layer']}{failing}: " if event["layer"] else ""
-    by = event.get("numbers", {}).get("found_by")
-    who = f"Found by {by}. " if by else ""
-    others = [e["layer"] for e in group[1:]]
+    event, numbers = group[0], group[0].get("numbers", {})
+    since, way = event.get("failing_since"), event.get("direction")
+    part = "update of weights" if way == "update" else f"{way} pass"
+    about = (
+        event["layer"],
+        way and f"in the {part}",
+        "code" in numbers and f"at {numbers['code']}",
+        since is not None and f"failing since step {since:,}",
+        "found_by" in numbers and f"found by {numbers['found_by']}",
+    )
+    at = ", ".join(filter(None, about))
+    # Two fits may report the same at the step between them.
+    _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
-    same = f" The same in {count}: {', '.join(others)}." if others else ""
-    return f"{at}{who}{event['advice'] or words(event['verdict'])}{same}"
-
-
-def _changed(verb, dry=None):
-    def write(group, _):
-        event = group[0]
-        changes = event.get("layers", {})
-        if not changes:
-            return f"{verb} {event.get('message', '')}".rstrip(" .") + "."
-        after = dtype_of(next(iter(changes.values()))["after"])
-        reason = next(iter(event.get("because", {}).values()), "")
-        why = f": {reason}" if reason else ""
-        done = dry if dry and event.get("dry_run") else verb
-        return f"{done} {format_names(changes, 2)} to {after}{why}."
-
-    return write
-
-
-def _train_end(group, _):
-    # Only the first sentence, whose later lines are indented.
-    summary = group[0].get("summary", "Training ended.")
-    return summary.replace("\n    ", " ").split("\n")[0]
+    named = format_names(others, _MOST_LAYERS)
+    same = f" The same in {count}: {named}." if others else ""
+    said = event["advice"] or words(event["verdict"])
+    return f"{at}: {said}{same}" if at else f"{said}{same}"
 
 
 def _advised(group, run):
@@ -320,13 +311,6 @@ def _advised(group, run):
 _WRITE: dict[str, Callable] = {
     "skipped_step": _skipped,
     "verdict": _verdict,
-    "demote": _changed("Demoted", "Would demote"),
-    "shrink": _changed("Returned"),
-    "promote": _changed("Returned"),
-    "loss_scaling": _changed("Loss scaling:"),
-    "undo": _changed("Undone: returned"),
-    "return": lambda group: f"The tuner {group[0]['message']}.",
-    "train_end": _train_end,
     "loss_scale_low": _advised,
     "metric_not_finite": _advised,
     "validation_not_finite": _advised,
@@ -335,7 +319,6 @@ _WRITE: dict[str, Callable] = {
 
 # Titles of numbers of a verdict; others keep their name in the log.
 _NUMBERS = {
-    "code": "line of your code",
     "operation": "what it computed",
     "error": "error against float32",
     "largest_inside_in_float32": "largest number inside the layer, in float32 "
@@ -346,19 +329,13 @@ _NUMBERS = {
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# The steps of bad batches say the same.
-_PLACES = ("epoch", "batch", "batches")
+# The sentence, or the steps of bad batches, say the same.
+_SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 
 def _details(group) -> Iterator[str]:
     event = group[0]
     yield from _bad_rows(group)
-    if event.get("message") and event.get("layers"):
-        # The sentence already contains the first clause.
-        yield from event["message"].split("; ")[1:]
-    if way := event.get("direction"):
-        in_ = "update of weights" if way == "update" else f"{way} pass"
-        yield f"in the {in_}"
     if event["kind"] == "verdict":
         first, *others = ([*_numbers(e)] for e in group)
         yield from first
@@ -390,7 +367,7 @@ def _bad_rows(group):
 
 def _numbers(verdict):
     for name, value in verdict.get("numbers", {}).items():
-        if verdict["verdict"] == "bad_data" and name in _PLACES:
+        if name in _SAID:
             continue
         number, stem = _number(value), name.removesuffix("_bits")
         title = words(name) if stem == name else f"{words(stem)} loss scale"

@@ -51,13 +51,11 @@ _STATES = {
 _ORDER = [*_STATES]
 
 # Ranges of a run that also fails in float32 are useless for a plan.
-_NO_MATTER = {
-    "divergence": "No plan: training diverged in float32 too, so precision is "
-    "not the cause, and these ranges say nothing about a run that does not "
-    "diverge.",
-    "weights_lost": "No plan: weights are infinite or NaN, so these ranges say "
-    "nothing about a run with finite ones. Restore a checkpoint first.",
-}
+_NO_MATTER = ("divergence", "weights_lost")
+_NO_PLAN = (
+    "No plan: the run fails in float32 too, so its ranges say nothing about a "
+    "run that does not."
+)
 
 
 class _Part(NamedTuple):
@@ -123,14 +121,14 @@ def what_if(
         }
         rows = [_row(layer, judged[layer["path"]]) for layer in layers]
         rows.sort(key=lambda row: _ORDER.index(row["state"]))
-        plan = {"text": _NO_MATTER.get(verdict, ""), "file": None}
+        plan = {"text": _NO_PLAN, "file": None}
         if dtype not in _PLANNED:
             set_by = "is set by Keras' quantize"
             how = "needs none" if dtype == "float32" else set_by
             plan["text"] = (
                 f"A plan holds {' and '.join(_PLANNED)}: {dtype} {how}."
             )
-        elif not plan["text"]:
+        elif verdict not in _NO_MATTER:
             plan = _plan(layers, judged, ranges, dtype, [*bad_input])
         formats[dtype] = {"layers": rows, "plan": plan}
     return {"measured": bool(ranges["layers"]), "formats": formats}
@@ -277,8 +275,12 @@ def _plan(layers, judged, ranges, dtype, bad_input):
         held = sum(cost for path, cost in costs.items() if path not in reasons)
         said.append(f"{format_share(held / total)} of FLOPs in {dtype}.")
     if dtype == "float16":
-        skipped = ranges["overflowing_scale"]
-        said.append(_scale_in_words(scale, skipped, is_blamed))
+        said.append(f"Loss scale 2**{scale}.")
+        if (skipped := ranges["overflowing_scale"]) is not None:
+            start = f"2**{math.ceil(skipped)}"
+            said.append(
+                f"The run skipped steps at loss scales from {start} on."
+            )
     for path, own in behind.items():
         said.append(f"Not known, behind {path}: {format_names(own, 4)}.")
     if unmeasured:
@@ -298,7 +300,6 @@ def _reasons(layers, judged, ranges, dtype):
     reasons: dict[str, str] = {}
     unmeasured, behind = [], collections.defaultdict(list)
     mixed = any(not _began_wide(layer) for layer in layers)
-    has_cause = False
     for layer in layers:
         path = layer["path"]
         own = judged[path]
@@ -307,8 +308,6 @@ def _reasons(layers, judged, ranges, dtype):
         feeders = layer.get("fed_by") or []
         over = (x for x in feeders if _is_beyond(judged, ranges, x, dtype))
         feeder, state = next(over, None), own.activation.state
-        # A layer with a verdict may have caused the zeros after it.
-        is_cause, has_cause = not has_cause, has_cause or bool(own.refused)
         if mixed and _began_wide(layer):
             reasons[path] = "it was in float32 from the beginning of the run"
         elif grave or own.refused:
@@ -318,8 +317,6 @@ def _reasons(layers, judged, ranges, dtype):
             reasons[path] = f"it receives what {feeder} computes, {beyond}"
         elif state == "passed" and layer["passed_from"]:
             behind[layer["passed_from"]].append(path)
-        elif state == "zero" and is_cause:
-            reasons[path] = "its activations were all zero, which have no range"
         elif state in ("passed", "zero", "unknown"):
             unmeasured.append(path)
             if not mixed:
@@ -354,20 +351,6 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
         return sum(costs[path] for path in held), len(held), -abs(bits - usual)
 
     return max(possible, key=score)
-
-
-def _scale_in_words(scale, skipped, is_blamed):
-    if skipped is None:
-        return f"Loss scale 2**{scale}."
-    start = f"2**{math.ceil(skipped)}"
-    if is_blamed:
-        return (
-            f"Loss scale 2**{scale}; the run skipped steps from {start} on, "
-            "which may be due to the layers with a verdict."
-        )
-    if scale < skipped:
-        return f"Loss scale 2**{scale}: from {start} on the run skipped steps."
-    return f"No loss scale is known: the run skipped steps even at {start}."
 
 
 def _began_wide(layer):
