@@ -24,8 +24,8 @@ import keras_mixprec as kmp
 from keras_mixprec import cli
 from keras_mixprec.metrics import PROBED
 from keras_mixprec.reporting import schema
-from keras_mixprec.reporting.grid import LEFT_OUT
 from keras_mixprec.reporting.headline import STATES
+from keras_mixprec.reporting.layer_tables import LEFT_OUT
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.runs import gravity
 from keras_mixprec.reporting.text_formats import to_json

@@ -9,10 +9,8 @@ from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import (
     BATCHES,
     SIXTEEN_BITS,
-    STEPS,
     fill_screen,
     format_count,
-    format_digits,
     format_kinds,
     format_moment,
     format_names,
@@ -20,20 +18,21 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import WIDE, low_scales
-from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
+from keras_mixprec.reporting.event_kinds import UNREADABLE
+from keras_mixprec.reporting.facts import low_scales
+from keras_mixprec.reporting.flat_loss import loss_at
+from keras_mixprec.reporting.format_limits import SPARE_BITS
 from keras_mixprec.reporting.headline import STUCK, over_by, ranked
 from keras_mixprec.reporting.layers import left_in_words
-from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.performance import (
     figures,
     speed_in_words,
     speed_values,
 )
-from keras_mixprec.reporting.read_events import UNREADABLE
 from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 from keras_mixprec.reporting.told import (
     counts_by_kind,
+    harm,
     in_sentences,
     mark_of,
     title_of,
@@ -51,7 +50,7 @@ _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
 class Card(NamedTuple):
-    """What a report says about one subject.
+    """A part of a report, about one subject.
 
     Attributes:
         name: String.
@@ -188,7 +187,7 @@ def _findings(run) -> Iterator[Card]:
 
 
 def _needs_advice(row):
-    """Whether a finding that is no verdict has advice that nothing else has."""
+    """Returns whether only this row has the advice of a finding."""
     is_early = row["kind"] == "before_training" and row["level"] == "bad"
     return is_early or row["kind"] in _ADVISED
 
@@ -200,15 +199,14 @@ def _loss(run) -> Iterator[Card]:
     """The first, the lowest and the last loss, or a loss that did not fall."""
     if run.loss is None:
         return
-    values, steps = run.loss["values"], run.loss["steps"]
-    found = list(zip(values, steps, [0, *steps], strict=False))
-    said = _mean_over(*found[-1])
+    found = list(zip(run.loss["values"], run.loss["steps"], strict=True))
+    said = loss_at(*found[-1])
     finite = [row for row in found if math.isfinite(row[0])]
     if len(found) > 1 and finite:
         least = min(finite)
-        ends = f"{_mean_over(*found[0])} (first)"
+        ends = f"{loss_at(*found[0])} (first)"
         if least not in (found[0], found[-1]):
-            ends += f", {_mean_over(*least)} (lowest)"
+            ends += f", {loss_at(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
     # The headline of a failing run already explains the loss.
     flat = run.facts.flat_loss * (run.headline["state"] != "failing")
@@ -218,15 +216,6 @@ def _loss(run) -> Iterator[Card]:
     kinds = format_kinds(bad, BATCHES)
     sentence = in_sentences(flat or said, kinds and f"it was {kinds}")
     yield Card("loss", "Loss", sentence, chart="loss", is_on_top=bool(flat))
-
-
-def _mean_over(value, last, before):
-    """The loss as a mean over the steps since the point before."""
-    shown = format_digits(value) if math.isfinite(value) else "not finite"
-    first = before + 1
-    if last == first:
-        return f"{shown} at step {last:,}"
-    return f"{shown} over steps {first:,} to {last:,}"
 
 
 def _scale(run) -> Iterator[Card]:
@@ -250,12 +239,6 @@ def _scale(run) -> Iterator[Card]:
             said = in_sentences(said, harm(event, run), advice)
         else:
             said += "."
-        counts: Counter = Counter()
-        for event in run.of_kind("nonfinite_gradients"):
-            if event.get("optimizer", "") == name:
-                counts.update(event["counts"])
-        if kinds := format_kinds(counts, STEPS):
-            said += f" Gradients were {kinds}."
         yield Card("scale", title, said, chart="scale")
 
 
@@ -284,28 +267,27 @@ def _layers(run):
     return in_sentences(said or "none", what, _last(run, "left_in_float16"))
 
 
-def _headroom(run):
+def _by_headroom(run):
     """The layers in 16 bits, the least headroom first."""
     known = [x for x in run.layers if x["headroom"]]
     known.sort(key=lambda layer: layer["headroom"]["rank"])
-    said = [
-        f"{x['path']!r} {x['headroom']['title']}"
-        for x in known
-        if x["headroom"]["level"] not in ("roomy", "beyond")
-    ]
+    wider = ("roomy", "beyond")
+    return [x for x in known if x["headroom"]["level"] not in wider]
+
+
+def _headroom(run):
+    known = _by_headroom(run)
+    said = [f"{x['path']!r} {x['headroom']['title']}" for x in known]
     return _ended(format_names(said, _MOST_LAYERS, "layer"))
 
 
 def _notes(run) -> Iterator[Card]:
     """Notes about the run as a whole."""
-    found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
-    known = any(name.startswith("samples_of_") for n in found for name in n)
     # The message starts with a dtype, which must not be capitalized.
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
-        # Sample numbers are more useful than rows of batches.
-        *[("bad_batches", "Data")] * (not known),
+        ("bad_batches", "Data"),
         (UNREADABLE, "Log"),
         ("ranges_withheld", "Not measured"),
     ):
@@ -340,15 +322,13 @@ def _key_figures(run) -> Iterator[dict]:
         name = "FLOPs in 16 bits"
         yield {"name": name, "text": " → ".join(ends), "title": about}
     place = run.finding["place"] if run.finding else None
-    for part in _PARTS:
-        yield from _least(run, *part, place)
+    yield from _least(run)
     precision = run.settings.get("matmul_precision")
     if isinstance(precision, str):
         yield {
             "name": "float32 products",
             "text": precision.partition(", ")[0],
-            "title": "no dtype of the run: numbers that are in float32, as in "
-            "the layers kept in it, are multiplied in " + precision,
+            "title": f"matrix products of float32 layers are in {precision}",
         }
     yield {"name": "main finding", "event": place} | finding_in_words(run)
 
@@ -364,46 +344,41 @@ def finding_in_words(run) -> dict:
     return mark_of(title, finding["level"], finding["repaired"])
 
 
-_PARTS = (
-    ("activations", "least_headroom", "worst_step"),
-    ("gradients", "least_gradient_headroom", "worst_gradient_step"),
-)
-
-
-def _least(run, part, key, step_key, place) -> Iterator[dict]:
-    """The layer in 16 bits that was closest to an overflow."""
-    figure = {"name": f"least headroom, {part}", "level": "bad"}
-    lost = figure | {"text": "▲ not finite", "event": place}
+def _least(run) -> Iterator[dict]:
+    """The layers in 16 bits that were closest to an overflow."""
+    layers = _by_headroom(run)
+    levels = {"bad": "bad", "passed": "bad", "warning": "warning"}
+    for layer in layers[:1]:
+        found, path = layer["headroom"], layer["path"]
+        yield {
+            "name": "least headroom, activations",
+            "text": found["text"],
+            "title": f"{path}: {found['title']}",
+            "layer": path,
+            "level": levels.get(found["level"]),
+        }
+    name, key = "least headroom, gradients", "least_gradient_headroom"
     stuck = run.facts.in_a_row
-    if part == "gradients" and stuck >= STUCK:
+    known = [x for x in layers if x[key] is not None and x[key] < math.inf]
+    if stuck >= STUCK:
         last = format_count(stuck, "step")
         about = f"infinite or NaN in the last {last}, which were skipped"
-        yield lost | {"title": about}
-        return
-    known = [
-        x
-        for x in run.layers
-        if x["compute_dtype"] not in WIDE
-        and not is_wider(x["compute_dtype"], run.format["name"])
-        and not (x["passed_from"] or x["lost_because"])
-        and x[key] is not None
-        and x[key] < math.inf
-    ]
-    because = [x["lost_because"] for x in run.layers if x["lost_because"]]
-    if known:
+        figure = {"text": "▲ not finite", "title": about, "level": "bad"}
+        place = run.finding["place"] if run.finding else None
+        yield {"name": name} | figure | {"event": place}
+    elif known:
         worst = min(known, key=lambda layer: layer[key])
-        bits, when = worst[key], format_moment(worst[step_key], "after")
-        scaled = ", loss scale included, of finite readings"
-        about = f"{worst['path']}, {when}{scaled * (part == 'gradients')}"
+        step, bits = worst["worst_gradient_step"], worst[key]
+        when = format_moment(step, "after")
         close = "warning" if bits < SPARE_BITS else None
-        yield figure | {
+        yield {
+            "name": name,
             "text": left_in_words(bits),
-            "title": f"{about}: the least since dtypes last changed",
+            "title": f"{worst['path']}: loss scale included, of finite "
+            f"readings, {when}",
             "layer": worst["path"],
             "level": "bad" if bits <= 0 else close,
         }
-    elif because and part == "activations":
-        yield lost | {"title": f"in all layers, because {because[0]}"}
 
 
 def shares_in_16_bits(table: list) -> dict:

@@ -67,7 +67,7 @@ as well to see whether precision is the reason.'
     if not _is_flat(means):
         return ""
     first = np.array_split(steps, parts)[0][-1]
-    ends = _at(means[0], first), _at(means[-1], steps[-1])
+    ends = loss_at(means[0], first), loss_at(means[-1], steps[-1])
     beside = ", with no layer in 16 bits."
     if is_low(layers):
         beside = ". Train in float32 as well to see whether precision is the "
@@ -78,8 +78,10 @@ as well to see whether precision is the reason.'
     return f"It did not fall: {', '.join(ends)}{beside}"
 
 
-def _at(loss, step):
-    return f"{format_digits(loss)} at step {int(step):,}"
+def loss_at(loss: float, step: float) -> str:
+    """Formats a loss and its step."""
+    shown = format_digits(loss) if math.isfinite(loss) else "not finite"
+    return f"{shown} at step {int(step):,}"
 
 
 def last_change(events: Iterable) -> int:
@@ -93,17 +95,17 @@ def last_change(events: Iterable) -> int:
 
 
 def _explains(event):
-    """Whether an event explains a flat loss."""
+    """Returns whether an event explains a flat loss."""
     kind = KINDS.get(event.get("verdict", ""))
     known = kind and (kind.explains or kind.name == "not_learning")
     return event.get("own_step") or known and kind.level == "bad"
 
 
-def _readings(course, first=-1, last=math.inf):
-    """Steps and finite losses after the step `first`, up to `last`."""
+def _readings(course, first):
+    """Steps and finite losses after the step `first`."""
     course = course or {"steps": [], "values": []}
     pairs = zip(course["steps"], course["values"], strict=True)
-    found = [p for p in pairs if first < p[0] <= last and math.isfinite(p[1])]
+    found = [p for p in pairs if first < p[0] and math.isfinite(p[1])]
     return np.reshape(found, (-1, 2)).T
 
 

@@ -119,7 +119,7 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
 
 
 def is_of_training(values: dict, skipped: float) -> bool:
-    """Whether enough timed steps were not skipped."""
+    """Returns whether enough timed steps were not skipped."""
     enough = values["measured_steps"] >= _ENOUGH_STEPS
     return enough and skipped <= _MOST_SKIPPED
 

@@ -11,7 +11,7 @@ from keras_mixprec._html import HtmlReport, element
 from keras_mixprec.formats import printable
 from keras_mixprec.reporting.cards import overview, text
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.grid import MAX_COLUMNS
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs

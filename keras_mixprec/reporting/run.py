@@ -10,6 +10,7 @@ from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import layers as layer_rows
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, spoiled
+from keras_mixprec.reporting.event_kinds import is_histogram, read_events
 from keras_mixprec.reporting.facts import (
     Facts,
     facts_of,
@@ -22,10 +23,12 @@ from keras_mixprec.reporting.format_limits import (
     format_limits,
     measured_against,
 )
-from keras_mixprec.reporting.grid import Grid, pooled_grid
 from keras_mixprec.reporting.headline import headline, main_finding
-from keras_mixprec.reporting.layer_tables import rows_in_order
-from keras_mixprec.reporting.read_events import is_histogram, read_events
+from keras_mixprec.reporting.layer_tables import (
+    Grid,
+    pooled_grid,
+    rows_in_order,
+)
 from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
 from keras_mixprec.reporting.told import told
 

@@ -155,7 +155,7 @@ class RunFiles:
         }
 
     def _describes(self, row):
-        """Whether a row describes a file of records."""
+        """Returns whether a row describes a file of records."""
         layers, metrics = row.get("layers"), row.get("metrics")
         return (
             row.get("file") in self._sizes
@@ -172,7 +172,7 @@ def _is_newer(about):
 
 
 def is_step(value) -> bool:
-    """Whether a value is the number of a step."""
+    """Returns whether a value is the number of a step."""
     return isinstance(value, int | float) and 0 <= value < 2**53
 
 

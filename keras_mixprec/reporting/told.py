@@ -1,7 +1,10 @@
 """The rows of the list of events, in words."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 
 from keras_mixprec.formats import (
     BATCHES,
@@ -11,13 +14,13 @@ from keras_mixprec.formats import (
     format_kinds,
     format_names,
     format_power,
+    format_share,
 )
 from keras_mixprec.reporting.event_kinds import EVENTS, Event
-from keras_mixprec.reporting.facts import moment
-from keras_mixprec.reporting.fixes import fix_of
-from keras_mixprec.reporting.lowered_scale import harm
+from keras_mixprec.reporting.facts import moment, said_alike
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.verdict_kinds import what_is_said
+from keras_mixprec.reporting.what_next import fix_of
 
 # Shapes repeat the colours for readers who cannot distinguish those.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
@@ -28,7 +31,6 @@ _MOST_LAYERS = 5
 _FIXES = {
     "training": "Fix for training",
     "plan": "Fix for all next runs: save these dtypes as plan.json",
-    "inference": "Fix for inference",
     "data": "Rows to drop",
 }
 
@@ -122,13 +124,6 @@ def _groups(events):
             verdicts[said_alike(event)] = group
         groups.append(group)
     return groups
-
-
-def said_alike(verdict: Mapping) -> tuple:
-    """Returns a key that is equal for verdicts that say the same."""
-    kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
-    said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
-    return verdict["step"], *said
 
 
 def _follows(event, before):
@@ -292,6 +287,7 @@ def _verdict(group, _):
         "found_by" in numbers and f"found by {numbers['found_by']}",
     )
     at = ", ".join(filter(None, about))
+    at = at if event["layer"] else at[:1].upper() + at[1:]
     # Two fits may report the same at the step between them.
     _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
@@ -299,6 +295,63 @@ def _verdict(group, _):
     same = f" The same in {count}: {named}." if others else ""
     said = event["advice"] or words(event["verdict"])
     return f"{at}: {said}{same}" if at else f"{said}{same}"
+
+
+# A smaller share of the elements may differ from batch to batch.
+_RISE = 0.01
+
+
+def harm(event: dict, run) -> str:
+    """Returns the harm of a low loss scale in a clause.
+
+    It counts the layers with more zero gradients than in any reading before,
+    and names the worst. It is empty if there was no reading before.
+
+    Args:
+        event: Dict, an event of the run of kind `"loss_scale_low"`.
+        run: `Run`.
+    """
+    try:
+        grid = run.grid("gradient_zero", MAX_COLUMNS)
+    except KeyError:
+        return ""
+    start = event.get("at_step", 0)
+    since = (grid.last >= start) & (grid.last < _end(event, run))
+    before = _most(grid, grid.last < start)
+    after = _most(grid, since)
+    rises = after - before
+    known, worse = ~np.isnan(rises), rises > _RISE
+    if np.isnan(before).all():
+        return ""
+    if not known.any():
+        return "no gradients were read since"
+    if not worse.any():
+        return "no layer has had more zeros among its gradients since"
+    row = np.nanargmax(rises)
+    step = grid.last[since][np.nanargmax(grid.worst[row, since])]
+    share, had = before[row], "have" if worse.sum() > 1 else "has"
+    return (
+        f"since then, {worse.sum():,} of {format_count(known.sum(), 'layer')} "
+        f"{had} had more zero gradients, {grid.layers[row]} the most: "
+        f"{format_share(share)} before, {format_share(after[row])} after step "
+        f"{step:,}"
+    )
+
+
+def _most(grid, columns):
+    """The largest share of each layer in these columns."""
+    return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
+
+
+def _end(event, run):
+    """The step at which the scale recovered, or infinity."""
+    name = event.get("optimizer", "")
+    back = (
+        e["step"]
+        for e in run.of_kind("loss_scale_recovered")
+        if e.get("optimizer", "") == name and e["step"] > event["step"]
+    )
+    return next(back, math.inf)
 
 
 def _advised(group, run):
@@ -335,7 +388,6 @@ _SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 def _details(group) -> Iterator[str]:
     event = group[0]
-    yield from _bad_rows(group)
     if event["kind"] == "verdict":
         first, *others = ([*_numbers(e)] for e in group)
         yield from first
@@ -349,20 +401,6 @@ def _details(group) -> Iterator[str]:
     if event.get("variables"):
         yield f"variables: {', '.join(map(str, event['variables']))}"
     yield from filter(None, (event.get("summary"), event.get("details")))
-
-
-def _bad_rows(group):
-    """The bad rows of each batch."""
-    event = group[0]
-    if event["kind"] == "bad_batches":
-        found = [b for b in event.get("batches") or [] if isinstance(b, dict)]
-        pairs = [(b.get("step"), b.get("rows")) for b in found]
-    else:
-        pairs = [(moment(e), e.get("bad_input")) for e in group]
-    for step, rows in pairs:
-        if listed := _rows(rows):
-            at = f"batch of step {_value('step', step)}"
-            yield f"{at}: not finite, first in {listed} (rows count from 0)"
 
 
 def _numbers(verdict):

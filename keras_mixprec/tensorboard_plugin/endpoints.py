@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from keras_mixprec import _clock
 from keras_mixprec.reporting.cards import overview
-from keras_mixprec.reporting.grid import MAX_COLUMNS
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs

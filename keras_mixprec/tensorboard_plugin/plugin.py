@@ -29,7 +29,7 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
         self._endpoints = Endpoints(_folders(context.flags))
 
     def is_active(self):
-        """Whether there is any run."""
+        """Returns whether there is any run."""
         return bool(self._endpoints.listed())
 
     def frontend_metadata(self):
