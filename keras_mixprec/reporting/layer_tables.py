@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import json
 import math
+import mmap
 import re
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -152,19 +153,21 @@ class Table:
     Attributes:
         layers: List of strings, the names of calls of layers.
         metrics: Dict from names to `"min"` or `"max"`, the worse end.
-        records: Array of `schema.record_dtype`.
+        records: Memory map of `schema.record_dtype`.
         spoiled: Boolean array, true for steps with a non-finite batch.
     """
 
     layers: list
     metrics: dict
-    records: np.ndarray
+    records: np.memmap
     spoiled: np.ndarray
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
         """The steps of its rows."""
-        return np.array(self.records["step"])
+        steps = np.array(self.records["step"])
+        self._free()
+        return steps
 
     def column(self, metric: str, layers: list) -> np.ndarray:
         """Returns one metric of these layers.
@@ -195,7 +198,10 @@ class Table:
     def has_values(self, metric: str) -> bool:
         """Returns whether a metric was measured in any layer at any step."""
         # Most metrics have a value in the first row, so the rest is not read.
-        return any(not np.isnan(row).all() for row in self._values(metric))
+        rows = self.records["values"][:, self._place(metric)]
+        found = any(not np.isnan(row).all() for row in rows)
+        self._free()
+        return found
 
     def lost(self, metric: str, layers: list) -> np.ndarray:
         """Returns where a bad batch hides a metric.
@@ -233,7 +239,18 @@ class Table:
         return result
 
     def _values(self, metric):
-        return self.records["values"][:, list(self.metrics).index(metric)]
+        values = np.array(self.records["values"][:, self._place(metric)])
+        self._free()
+        return values
+
+    def _free(self):
+        """Returns the memory of the map, which would grow to the whole file."""
+        base: Any = self.records.base
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows does not have it.
+            base.madvise(mmap.MADV_DONTNEED)
+
+    def _place(self, metric):
+        return list(self.metrics).index(metric)
 
 
 def rows_in_order(tables: list, paths: list) -> list:

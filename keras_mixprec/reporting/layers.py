@@ -263,9 +263,12 @@ def _headroom(row, least, verdicts, limit):
 
 def _largest_inside(verdict):
     """0 if the verdict does not say, such as a forecast."""
-    known = verdict["verdict"] == "forward_overflow"
-    value = verdict.get("numbers", {}).get(_INSIDE, 0)
-    return value if known and isinstance(value, int | float) else 0
+    if verdict["verdict"] != "forward_overflow":
+        return 0.0
+    try:  # The log spells infinity as a string.
+        return float(verdict.get("numbers", {}).get(_INSIDE, 0))
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def _still_holds(verdict, row, limit):

@@ -108,9 +108,8 @@ class RunFiles:
             if count := self._sizes[name] // dtype.itemsize:
                 path = os.path.join(self._folder, name)
                 records = np.memmap(path, dtype, "r", shape=(count,))
-                found.append(
-                    Table(layers, metrics, records, np.zeros(count, bool))
-                )
+                sound = np.zeros(count, bool)
+                found.append(Table(layers, metrics, records, sound))
         return found
 
     def last_step(self) -> int:

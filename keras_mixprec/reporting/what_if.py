@@ -397,13 +397,11 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
     layers = _since_calls(run.layers, begins)
     paths = {layer["path"] for layer in layers}
     found: dict = collections.defaultdict(dict)
-    for part, name, row, pairs in _readings(run, layers, begins, columns):
-        own = found[layer_of(row, paths)].setdefault(part, {})
-        own.setdefault(name, []).extend(pairs)
-    for own in found.values():
-        for part, readings in own.items():
-            own[part] = _reading("largest", readings, max)
-            own[part] |= _reading("low", readings, min)
+    for part, name, row, step, value in _readings(run, layers, begins, columns):
+        own = found[layer_of(row, paths)].setdefault(part, {**_UNREAD})
+        sign = 1 if name == "largest" else -1
+        if own[name] is None or sign * value > sign * own[name]:
+            own |= {name: value, f"{name}_step": step}
     verdicts = run.of_kind("verdict")
     for verdict in verdicts:
         _add_verdict(found[verdict["layer"]], verdict)
@@ -418,27 +416,38 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
     }
 
 
+_UNREAD = dict.fromkeys(("largest", "largest_step", "low", "low_step"))
+
+
 def _readings(run, layers, begins, columns) -> Iterator[tuple]:
-    """Yields part, `"largest"` or `"low"`, row, and pairs of step and bits."""
+    """Yields part, `"largest"` or `"low"`, row, step and bits."""
     limit = _limits(layers)
     scale = _scale_bits(run.scale, begins)
+    # The log does not say which optimizer trains which layer.
+    unknown = "gradient" if len(run.scale) > 1 else None
     for part in PARTS:
-        scaled = part == "gradient"
-        # The log does not say which optimizer trains which layer.
-        if scaled and len(run.scale) > 1:
+        grid = _grid(run, f"{part}_headroom_bits", columns)
+        if part == unknown or grid is None:
             continue
-        shift = scale if scaled else lambda step: 0.0
-        for row, steps, bits in _finite_headroom(run, part, columns):
-            pairs = zip(steps, bits, strict=True)
-            largest = [(s, limit(s) - left - shift(s)) for s, left in pairs]
-            yield part, "largest", row, largest
+        counts = _grid(run, f"{part}_nonfinite", columns)
+        left = as_sent(grid.worst)
+        left[~np.isfinite(left)] = np.nan
+        if counts is not None and counts.worst.shape == left.shape:
+            left[counts.worst > 0] = np.nan
+        steps = grid.last.tolist()
+        shift = scale if part == "gradient" else lambda step: 0.0
+        largest = np.array([limit(s) - shift(s) for s in steps]) - left
+        rows = np.flatnonzero(~np.isnan(largest).all(axis=1))
+        places = np.nanargmax(largest[rows], axis=1)
+        for row, place in zip(rows, places, strict=True):
+            value = round(largest[row, place].item(), 3)
+            yield part, "largest", grid.layers[row], steps[place], value
     for row in run.histogram_rows():
         part, step = row["part"], row["step"]
         low = smallest_that_counts(row["exponents"], row["counts"])
-        if low is None or (part == "gradient" and len(run.scale) > 1):
-            continue
-        low -= scale(step) if part == "gradient" else 0
-        yield part, "low", row["layer"], [(step, low)]
+        if low is not None and part != unknown:
+            low -= scale(step) if part == "gradient" else 0
+            yield part, "low", row["layer"], step, round(float(low), 3)
 
 
 def smallest_that_counts(exponents, counts) -> int | None:
@@ -467,29 +476,6 @@ def smallest_that_counts(exponents, counts) -> int | None:
         if kept >= wanted:
             return exponent
     return finite[0][0]
-
-
-def _reading(name, readings, pick):
-    pairs = readings.get(name)
-    if not pairs:
-        return {name: None, f"{name}_step": None}
-    step, value = pick(pairs, key=lambda pair: pair[1])
-    return {name: round(float(value), 3), f"{name}_step": step}
-
-
-def _finite_headroom(run, part, columns):
-    """Rows with the steps and headroom of their finite readings."""
-    grid = _grid(run, f"{part}_headroom_bits", columns)
-    if grid is None:
-        return
-    counts = _grid(run, f"{part}_nonfinite", columns)
-    bad = np.zeros(grid.worst.shape, bool)
-    if counts is not None and counts.worst.shape == bad.shape:
-        bad = counts.worst > 0
-    steps = np.asarray(grid.last)
-    for row, bits, lost in zip(grid.layers, grid.worst, bad, strict=True):
-        known = np.isfinite(bits) & ~lost
-        yield row, steps[known].tolist(), as_sent(bits[known]).tolist()
 
 
 def _limits(layers):
