@@ -41,11 +41,11 @@ MODULES = """formats
     diagnosis.causes monitoring.forecasts diagnosis.examination
     monitoring.ranges diagnosis.scales
     diagnosis.search diagnosis.thresholds diagnosis.verdict
-    reporting.bad_input reporting.cards reporting.facts reporting.fixes
+    reporting.bad_input reporting.cards reporting.facts
     reporting.flat_loss reporting.format_limits reporting.headline
-    reporting.layer_tables reporting.layers reporting.lowered_scale
-    reporting.performance reporting.ranges reporting.run reporting.runs
-    reporting.summaries reporting.text_formats reporting.what_next"""
+    reporting.layer_tables reporting.layers reporting.performance
+    reporting.run reporting.runs reporting.summaries reporting.text_formats
+    reporting.what_if reporting.what_next"""
 ELSEWHERE = """cli compar compiler damaged doc everyday examples gpu inference
     keras largest lint memory minimize numerics package policies resume sixteen
     tuner types"""

@@ -150,18 +150,11 @@ _FIGURES = {
         "Most bytes in use on one device so far, as the backend counts them. "
         "Unknown if the process had used more before.",
     ),
-    "flops_in_16_bits": ("share", "FLOPs in 16 bits", ""),
     "output_bytes_saved": (
         "share",
         "memory saved in outputs, by dtype",
         "Computed, not measured: how much smaller the layers' outputs are than "
         "in float32.",
-    ),
-    "weight_bytes_saved": (
-        "share",
-        "memory saved in weights, by dtype",
-        "Computed, not measured: how much smaller the variables are than in "
-        "float32. Mixed policies keep float32 variables.",
     ),
     "overhead_share": (
         "share",

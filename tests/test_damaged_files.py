@@ -21,7 +21,7 @@ from tuner_models import chain, demoted, fit, tuner
 
 import keras_mixprec as kmp
 from keras_mixprec.diagnosis.failing_batch import FailingBatch
-from keras_mixprec.reporting.read_events import NEEDED
+from keras_mixprec.reporting.event_kinds import NEEDED
 from keras_mixprec.reporting.report import MixPrecReport
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_log import RunLog

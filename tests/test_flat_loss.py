@@ -9,7 +9,6 @@ from diagnosis_models import LOGITS, compiled, in_float16
 
 import keras_mixprec as kmp
 from keras_mixprec.reporting.flat_loss import flat_loss
-from keras_mixprec.reporting.what_next import what_next
 
 pytestmark = pytest.mark.one_backend
 
@@ -65,36 +64,6 @@ def test_a_loss_at_chance_did_not_fall(spread):
 )
 def test_nothing_is_said_of_a_loss_that(values, changed):
     assert not said(values, **changed)
-
-
-@pytest.mark.parametrize(
-    ("values", "changed_at", "expected"),
-    [
-        ([2.0, 2.0, 1.0, 0.5], 100, None),
-        # The fault hid a part of it.
-        ([0.1, 0.1, 2.0, 0.5], 100, None),
-        ([2.0, 2.0, 2.0, 2.0], 100, "repair: 2 before"),
-        ([0.2] * 8, 0, "0.2 at step"),
-        ([2.0, 2.0], 100, "No loss"),
-    ],
-)
-def test_a_repair_is_not_enough_where_the_loss_does_not_fall(
-    values, changed_at, expected
-):
-    change = {"before": "mixed_float16", "after": "float32"}
-    verdict = {"kind": "verdict", "verdict": "forward_overflow", "layer": "a"}
-    demoted = {"kind": "demote", "step": changed_at, "layers": {"a": change}}
-    layer = {"path": "a", "compute_dtype": "float32", "share_of_flops": 1.0}
-    found = verdict | {"step": 1, "direction": "forward"}
-    steps = range(50, 50 * len(values) + 1, 50)
-    text = what_next(
-        {"event": found, "repaired": True},
-        [found, demoted],
-        [layer],
-        course(steps, values),
-    )["text"]
-    assert ("cause" in text or "train on" in text) == (expected is not None)
-    assert (expected or "") in text
 
 
 def test_a_loss_of_chance_is_no_healthy_run(tmp_path):

@@ -125,7 +125,6 @@ def found(kind, layer=None, step=1, **more):
 CHANGE = {"wide": {"before": "mixed_float16", "after": "float32"}}
 OVERFLOW, UNDERFLOW = found("forward_overflow", "a", 9), found("underflow", "b")
 LOST, REPAIRED = found("weights_lost", step=1), found("cast_overflow", "wide")
-ZERO = {"kind": "zero_gradients", "step": 9, "message": "gradients all zero"}
 LOSSES = {"kind": "nonfinite_losses", "step": 9, "counts": {"nan": 2}}
 WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
 DEMOTION = {"kind": "demote", "step": 9, "layers": CHANGE}
@@ -141,9 +140,6 @@ STORIES = {
     "over": ([REPAIRED], REPAIRED, "repaired"),
     "one over": ([REPAIRED, UNDERFLOW], UNDERFLOW, "warning"),
     "demoted": ([UNDERFLOW, REPAIRED, DEMOTION], UNDERFLOW, "warning"),
-    "zero": ([ZERO], ZERO, "warning"),
-    "zero because": ([ZERO, UNDERFLOW], UNDERFLOW, "warning"),
-    "zero and lost": ([ZERO, LOST], LOST, "failing"),
     "losses": ([LOSSES], LOSSES, "warning"),
     "diverged": ([DIVERGED], DIVERGED, "failing"),
     "one batch": ([BATCH_ALONE], BATCH_ALONE, "severe"),

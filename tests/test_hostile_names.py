@@ -14,7 +14,6 @@ from comparison_records import arm, record
 import keras_mixprec as kmp
 from keras_mixprec import cli
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 pytestmark = pytest.mark.one_backend
 
@@ -131,10 +130,10 @@ def test_names_that_are_not_utf_8_are_read_by_everything(tmp_path, capsys):
     report.save_html(tmp_path / "report.html")
     assert cli.main(["report", str(tmp_path)]) == 1
     capsys.readouterr().out.encode()
-    runs = LogFolder({"": str(tmp_path)})
-    (listed,), (name, run) = runs.listed(), *report.to_dict().items()
+    tab = Endpoints({"": str(tmp_path)})
+    (listed,), (name, run) = tab.listed(), *report.to_dict().items()
     assert listed["run"] == name
-    found = Endpoints().data(runs, "run", {"run": name}).body
+    found = tab.data("run", {"run": name}).body
     found = json.loads(found.decode())
     assert found["last_step"] == run["last_step"] == 3
     assert [x["path"] for x in found["layers"]] == [

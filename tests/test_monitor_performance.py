@@ -150,7 +150,7 @@ def row(step, steps, median, p95):
 
 
 def found_in(rows):
-    return speed_values(rows, [])
+    return speed_values(rows)
 
 
 def test_percentiles_are_of_all_rows():

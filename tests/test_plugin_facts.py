@@ -10,15 +10,15 @@ from plugin_runs import verdict, write
 
 from keras_mixprec.reporting.bad_input import spoiled
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.grid import Grid
+from keras_mixprec.reporting.layer_tables import Grid
 from keras_mixprec.reporting.layers import (
     passed_cells,
     passes_on,
     read_layers,
 )
-from keras_mixprec.reporting.ranges import run_ranges, smallest_that_counts
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
+from keras_mixprec.reporting.what_if import run_ranges, smallest_that_counts
 
 HEADROOM, NONFINITE = "activation_headroom_bits", "activation_nonfinite"
 GRADIENTS = "gradient_headroom_bits"

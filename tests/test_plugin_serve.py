@@ -17,7 +17,6 @@ from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.tensorboard_plugin import endpoints
 from keras_mixprec.tensorboard_plugin.endpoints import Endpoints
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 RUN, LONG = "healthy/mixprec", "x" * 5000
 METRIC = "weight_headroom_bits"
@@ -172,10 +171,10 @@ def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
     for name in "abc":
         write(tmp_path / name, "a", STOP)
     monkeypatch.setattr(endpoints, "_PATIENCE", 0)
-    answers, runs = Endpoints(), LogFolder({"": str(tmp_path)})
+    answers = Endpoints({"": str(tmp_path)})
     seen = []
     for _ in range(4):
-        rows = json.loads(answers.data(runs, "summaries", {}).body)
+        rows = json.loads(answers.data("summaries", {}).body)
         seen.append([row.get("unread", False) for row in rows])
     assert seen[0] == [False, True, True]
     assert seen[2] == seen[3] == [False] * 3
@@ -184,13 +183,13 @@ def test_rows_of_runs_come_as_they_are_read(tmp_path, monkeypatch):
 
 
 def test_a_run_that_goes_while_all_are_read_is_left_out(tmp_path):
-    class Late(LogFolder):
+    class Late(Endpoints):
         def listed(self):
             (only,) = super().listed()
             return [only | {"run": "gone"}, only]
 
     write(tmp_path, "a")
-    rows = Endpoints().data(Late({"": str(tmp_path)}), "summaries", {}).body
+    rows = Late({"": str(tmp_path)}).data("summaries", {}).body
     assert [row["run"] for row in json.loads(rows)] == ["mixprec"]
 
 

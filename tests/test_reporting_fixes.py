@@ -6,7 +6,7 @@ import pytest
 from plugin_runs import tiny_transformer
 
 import keras_mixprec as kmp
-from keras_mixprec.reporting.fixes import fix_of as code_of
+from keras_mixprec.reporting.what_next import fix_of as code_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -47,17 +47,6 @@ def test_the_copied_rules_repair_training(fixes):
     assert int(model.optimizer.skipped_steps) == 0
 
 
-def test_the_copied_conversion_is_right_where_float16_overflows(fixes):
-    model, x = tiny_transformer(), X[:64]
-    names = {"model": model, "x": x}
-    exec(fixes["inference"], names)
-    converted = names["converted"]
-    assert converted.get_layer("overflowing").compute_dtype == "float32"
-    wanted = model.predict(x, verbose=0)
-    y = converted.predict(x, verbose=0)
-    np.testing.assert_allclose(y, wanted, atol=0.05 * np.abs(wanted).max())
-
-
 def test_other_findings_have_the_call_that_repairs_them():
     names = {"optimizer": "adam"}
     exec(fix_of("scale_too_low", needed_bits=20)["training"], names)
@@ -73,15 +62,6 @@ def test_rows_that_are_not_finite_are_dropped():
     exec(fix_of("bad_data", **rows)["data"], names)
     assert names["x"].tolist() == [[1.0], [3.0]]
     assert names["y"].tolist() == [0, 2]
-
-
-def test_gradients_of_zero_have_the_call_that_compares_them(capsys):
-    zero = {"kind": "zero_gradients", "message": "all zero", "step": 1}
-    model = tiny_transformer()
-    kmp.apply_policy(model, "mixed_float16")
-    names = {"model": compiled(model), "x": X[:8], "y": np.zeros(8)}
-    exec(code_of(zero, [zero], [])["diagnosis"], names)
-    assert "forward_overflow" in capsys.readouterr().out
 
 
 def test_a_path_is_matched_as_it_is_written():

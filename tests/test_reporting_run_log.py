@@ -58,9 +58,6 @@ def test_a_second_run_goes_on_behind_the_first(tmp_path):
                 log.scalars(step, {"a": run})
                 log.event(step, {"run": run})
                 log.rows(step, schema.SCALE, [[step, 1.0, 0, 0]])
-            if run:
-                with pytest.raises(ValueError, match="`RunLog.next_step`"):
-                    log.scalars(0, {"b": 2.0})
     assert len(event_file_paths(log.folder)) == 3
     assert list(read_tag(log.folder, "a")) == list(range(30))
     assert [x["step"] for x in read_rows(log.folder, "scale")] == [*range(30)]
@@ -115,11 +112,8 @@ def test_a_place_that_cannot_hold_a_log_is_refused(tmp_path, where):
 
 
 def test_what_cannot_be_written_is_refused_whole(tmp_path):
-    with RunLog(tmp_path) as log:
-        with pytest.raises(TypeError, match="not JSON"):
-            log.event(0, {"model": object()})
-        with pytest.raises(ValueError, match=r"Received.*shape \(4,\)"):
-            log.rows(0, schema.SCALE, [0, 1, 2, 3])
+    with RunLog(tmp_path) as log, pytest.raises(TypeError, match="not JSON"):
+        log.event(0, {"model": object()})
     assert lines_of(log.folder) == []
 
 

@@ -23,7 +23,7 @@ def _run(arguments):
     if not os.path.isdir(log_dir):
         raise ValueError(f"There is no such folder. Received: {log_dir}")
     with PageServer(log_dir, arguments.port) as server:
-        found = "" if server.runs.listed() else ", which has no run yet"
+        found = "" if server.endpoints.listed() else ", which has no run yet"
         shown = printable(f"{log_dir}{found}")
         print(f"{server.url} shows {shown}; Ctrl+C ends it")
         sys.stdout.flush()

@@ -12,27 +12,24 @@ Files that write:
 - `summaries.py`: the protocol buffers that TensorBoard draws.
 - `schema.py`: the names in the folder of a run.
 - `dashboards.py`: the charts and tables of TensorBoard's own tabs.
-- `layer_tables.py`: measurements of each layer by step, of bounded size.
+- `layer_tables.py`: measurements of each layer by step.
 - `text_formats.py`: strict JSON, and tables in Markdown.
 
 Files that read. Findings are functions of facts, and cards report both. No
 function changes the results of another.
 
-- `run_files.py`: the tables of a run, and the list of runs; `read_events.py`:
-  checks events and rows of tables; `event_kinds.py`: every kind of event, with
-  its fields and its sentence.
+- `run_files.py`: the tables of a run, and the list of runs; `event_kinds.py`:
+  every kind of event, with its fields and its sentence, and the checks of
+  events and rows.
 - `run.py`: `Run`, the frozen record of a run; `layers.py`: its layers, and
-  which one is to blame; `grid.py`: a metric by step; `bad_input.py`: non-finite
-  batches.
-- `facts.py`, `headline.py`: the run in one sentence; `what_next.py`,
-  `fixes.py`: what to do next, also as code; `flat_loss.py`, `lowered_scale.py`,
-  `performance.py`: other findings.
+  which one is to blame; `bad_input.py`: non-finite batches.
+- `facts.py`, `headline.py`: the run in one sentence; `what_next.py`: what to do
+  next, also as code; `flat_loss.py`, `performance.py`: other findings.
+- `told.py`: the list of events; `cards.py`: the content of text, page, notebook
+  and `to_dict`.
 - `low_scale.py`: loss scales that fell far; `bad_batches.py`: which batches had
   bad inputs; `training_summary.py`: the lines on the console after `fit`.
-- `cards.py`: the content of text, page, notebook and `to_dict`; `told.py`: the
-  list of events.
 - `report.py`: `load_report`; `report_page.py`: the page of the tab with its
   data; `runs.py`: the table of runs.
-- `ranges.py`, `format_limits.py`, `what_if.py`: layers in another format, and
-  a plan.
+- `what_if.py`, `format_limits.py`: layers in another format, and a plan.
 """

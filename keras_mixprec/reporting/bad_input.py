@@ -40,10 +40,9 @@ def _steps_of(event):
 
 
 def bad_data_clause(verdict: Mapping, events: list) -> str:
-    """Returns which samples were bad, or which rows of the first bad batch.
+    """Returns when batches were bad, and which samples passed to `fit` are.
 
-    Samples are rows of the arrays passed to `fit`. The diagnosis may have
-    looked at a later batch than the first bad one.
+    The diagnosis may have looked at a later batch than the first bad one.
 
     Args:
         verdict: Dict, an event of kind `"verdict"`.
@@ -52,47 +51,29 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     steps = bad_input_steps(events)
     counts = [e["count"] for e in events if e["kind"] == "bad_batches"]
     count = max(len(steps), *counts[-1:], 1)
-    at = verdict.get("at_step", verdict["step"])
-    first = min([*steps, at])
+    first = min([*steps, verdict.get("at_step", verdict["step"])])
     when = f"at step {first:,}"
     if count > 1:
         when = f"in {count:,} batches, the first {when}"
     numbers = verdict.get("numbers", {})
-    if samples := _of(numbers, "samples_of_"):
-        named = [
-            _named(rows, numbers.get(f"bad_samples_of_{part}"), part)
-            for part, rows in samples.items()
-        ]
-        return f"{_are(named)} not finite ({when})"
-    rows = _of(numbers, "rows_of_")
-    if first != at:
-        rows = {part: [row] for part, row in steps[first].items()}
-    named = [_named(own, None, f"that batch's {p}") for p, own in rows.items()]
-    said = f" ({_are(named)} not finite)" if named else ""
+    named = []
+    for part, rows in _rows(numbers, "samples_of_").items():
+        # Only the first are listed.
+        is_cut = numbers.get(f"bad_samples_of_{part}", 0) > len(rows)
+        listed = ", ".join(map(str, [*rows, *["…"] * is_cut]))
+        named.append(f"row{'s' * (len(rows) > 1)} {listed} of {part}")
+    if not named:
+        own = {p: x[0] for p, x in _rows(numbers, "rows_of_").items()}
+        own = steps.get(first) or own
+        named = [f"row {row} of that batch's {p}" for p, row in own.items()]
+    said = f" (not finite: {' and '.join(named)})" if named else ""
     return f"bad data {when}{said}"
 
 
-def _of(numbers, start):
+def _rows(numbers, start):
     """Rows by part of the batch, such as `"x"` or one of its arrays."""
-    found = {
-        name.removeprefix(start): rows
-        for name, rows in numbers.items()
-        if name.startswith(start)
-    }
-    return {part: rows for part, rows in found.items() if rows}
-
-
-def _named(rows, count, part):
-    names = ", ".join(map(str, rows))
-    count = count or len(rows)
-    if count > len(rows):  # Only the first are listed.
-        return f"{count:,} rows of {part} ({names}, …)"
-    return f"row{'s' * (count > 1)} {names} of {part}"
-
-
-def _are(named):
-    is_one = len(named) == 1 and named[0].startswith("row ")
-    return f"{' and '.join(named)} {'is' if is_one else 'are'}"
+    found = {n.removeprefix(start): n for n in numbers if n.startswith(start)}
+    return {part: numbers[n] for part, n in found.items() if numbers[n]}
 
 
 def left_out(steps: list) -> str:

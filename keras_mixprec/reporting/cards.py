@@ -1,7 +1,7 @@
 """The cards of a run, the content of text, page, notebook and `to_dict`."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,10 +9,8 @@ from keras_mixprec.flop_shares import share_in_16_bits
 from keras_mixprec.formats import (
     BATCHES,
     SIXTEEN_BITS,
-    STEPS,
-    format_bits,
+    fill_screen,
     format_count,
-    format_digits,
     format_kinds,
     format_moment,
     format_names,
@@ -20,31 +18,30 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import WIDE, low_scales, moment
-from keras_mixprec.reporting.format_limits import SPARE_BITS, is_wider
+from keras_mixprec.reporting.event_kinds import UNREADABLE
+from keras_mixprec.reporting.facts import low_scales
+from keras_mixprec.reporting.flat_loss import loss_at
+from keras_mixprec.reporting.format_limits import SPARE_BITS
 from keras_mixprec.reporting.headline import STUCK, over_by, ranked
 from keras_mixprec.reporting.layers import left_in_words
-from keras_mixprec.reporting.lowered_scale import harm
 from keras_mixprec.reporting.performance import (
     figures,
     speed_in_words,
     speed_values,
 )
-from keras_mixprec.reporting.read_events import UNREADABLE
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 from keras_mixprec.reporting.told import (
     counts_by_kind,
+    harm,
     in_sentences,
     mark_of,
-    said_alike,
     title_of,
-    told,
 )
 from keras_mixprec.reporting.what_next import tuner_did, what_next
-from keras_mixprec.verdict_kinds import place_in_words
 
 _MOST_FINDINGS = 8
 
-# Events whose advice the sentence does not include.
+# Events whose advice the main sentence does not have.
 _ADVISED = ("metric_not_finite", "validation_not_finite")
 _MOST_LAYERS = 5
 
@@ -53,7 +50,7 @@ _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
 class Card(NamedTuple):
-    """What a report says about one subject.
+    """A part of a report, about one subject.
 
     Attributes:
         name: String.
@@ -96,32 +93,33 @@ def overview(run) -> dict:
         "scale": run.scale,
         "loss": run.loss,
         "events": run.events,
-        "told": told(run),
+        "told": run.told,
         "kinds": counts_by_kind(run),
         "bad_input": run.bad_input,
         "left_out": left_out(run.bad_input),
         "heat": heat if run.heat or run.errors else None,
         "format": run.format,
         "withheld": _last(run, "ranges_withheld"),
-        "trade_off": run.trade_off,
+        "trade_off": (run.of_kind(TRADE_OFF_EVENT) or [None])[-1],
         "histograms": run.histogram_layers,
     }
 
 
 def text(run) -> str:
-    """Returns the cards of a run as text, one in each line."""
+    """Returns the cards of a run as text for a screen."""
     first, *others = cards(run)
     lines = [f"{run.name} ({first.title}): {first.sentence}"]
-    return "\n".join(lines + [f"{x.title}: {x.sentence}" for x in others])
+    lines += [f"{x.title}: {x.sentence}" for x in others]
+    return "\n".join(map(fill_screen, lines))
 
 
 def cards(run) -> list[Card]:
     """Returns the cards of a `Run`, the most important first."""
     state = run.headline["state"]
     title, chips = state.replace("_", " "), [*_key_figures(run)]
-    found = what_next(run.finding, run.events, run.layers, run.loss)
+    found = what_next(run.finding, run.events, run.layers)
     next_ = found or {"text": "", "code": ""}
-    did = tuner_did(run.events, run.layers)
+    did = tuner_did(run)
     known = [
         Card("summary", title, run.headline["text"], chips),
         Card(
@@ -135,19 +133,16 @@ def cards(run) -> list[Card]:
         *_findings(run),
         Card("tuner", "Tuner", did, is_on_top=True),
         *_loss(run),
-        Card("steps", "Steps", _steps(run)),
         *_scale(run),
         *_speed(run),
         Card("layers", "Layers", _layers(run), table="layers"),
-        Card("headroom", _NEAREST, _headroom(run), chart="heat"),
-        Card("zeros", "All zero in every reading", _zeros(run)),
-        Card("blame", "Not at fault", _not_at_fault(run)),
+        Card("headroom", _HEADROOM, _headroom(run), chart="heat"),
         *_notes(run),
     ]
     return [card for card in known if card.sentence]
 
 
-_NEAREST = "Outputs nearest to overflow (each bit is a factor of 2)"
+_HEADROOM = "Headroom of outputs (each bit is a factor of 2)"
 
 
 def _last(run, kind):
@@ -165,56 +160,36 @@ def _ended(text):
 def _findings(run) -> Iterator[Card]:
     """The findings except the main one, which is in the first card."""
     is_over = over_by(run.events, run.layers)
-    groups = defaultdict(list)
-    for verdict in ranked(run.of_kind("verdict"), is_over):
-        own = groups[said_alike(verdict), is_over(verdict)]
-        # Two fits may report the same at the step between them.
-        if verdict["layer"] not in [known["layer"] for known in own]:
-            own.append(verdict)
-    found = [x for x in groups.values() if not any(v is run.main for v in x)]
-    still = [own for own in found if not is_over(own[0])]
-    for own in still[:_MOST_FINDINGS]:
-        when = format_moment(moment(own[0]), "").strip().capitalize()
-        yield Card("finding", when, _finding(own))
+    place = run.finding["place"] if run.finding else None
+    rows = {id(run.events[n]): row for row in run.told for n in row["events"]}
+    verdicts = ranked(run.of_kind("verdict"), is_over)
+    found = [(rows[id(v)], bool(is_over(v))) for v in verdicts]
+    found += [(row, False) for row in run.told if _needs_advice(row)]
+    # Each call of `fit` may report the same; the last one counts.
+    known = {
+        (row["title"], *row["layers"], over): row
+        for row, over in found
+        if place not in row["events"]
+    }
+    still = [row for (*_, over), row in known.items() if not over]
+    for row in still[:_MOST_FINDINGS]:
+        when = format_moment(row["steps"][0], "").strip().capitalize()
+        said = f"{row['title'].capitalize()}. {row['text']}"
+        yield Card("finding", when, said)
     if (more := len(still) - _MOST_FINDINGS) > 0:
         yield Card("more", "And", f"{format_count(more, 'more finding')}.")
-    gone = dict.fromkeys(_kind(own[0]) for own in found if is_over(own[0]))
+    gone = [
+        f"{title} in {format_names(layers, 2, 'layer')}" if layers else title
+        for title, *layers, over in known
+        if over
+    ]
     yield Card("repaired", "Also repaired", _ended("; ".join(gone)))
-    for event in [e for kind in _ADVISED for e in run.of_kind(kind)[-1:]]:
-        if event is not run.main:
-            title = title_of(event).capitalize()
-            yield Card("finding", title, event.get("advice", ""))
-    # Each call of `fit` logs them again; the last one counts.
-    known = {
-        (event["finding"], event.get("layer")): event
-        for event in run.of_kind("before_training")
-        if event["level"] == "bad"
-    }
-    for event in [*known.values()][:_MOST_FINDINGS]:
-        where = f" in {event['layer']}" if event.get("layer") else ""
-        said = in_sentences(event["message"], event.get("advice"))
-        said = f"{event['finding']}{where}. {said}"
-        yield Card("before_training", "Before training", said)
 
 
-def _kind(verdict):
-    about = (verdict[name] for name in ("verdict", "layer", "direction"))
-    return f"{verdict['verdict']}{place_in_words(*about)}"
-
-
-def _finding(verdicts):
-    first, *others = verdicts
-    since, numbers = first.get("failing_since"), first.get("numbers", {})
-    by, code = numbers.get("found_by"), numbers.get("code")
-    failing = f" (steps began to fail at step {since:,})" if since else ""
-    line = f" at {code}" if code else ""
-    who = f" (found by {by})" if by else ""
-    said = f"{_kind(first)}{line}{failing}{who}. {first.get('advice', '')}"
-    if others:
-        paths = [verdict["layer"] for verdict in others]
-        count = format_count(len(paths), "more layer")
-        said += f" The same in {count}: {format_names(paths, _MOST_LAYERS)}."
-    return said.rstrip()
+def _needs_advice(row):
+    """Returns whether only this row has the advice of a finding."""
+    is_early = row["kind"] == "before_training" and row["level"] == "bad"
+    return is_early or row["kind"] in _ADVISED
 
 
 # How training went.
@@ -224,15 +199,14 @@ def _loss(run) -> Iterator[Card]:
     """The first, the lowest and the last loss, or a loss that did not fall."""
     if run.loss is None:
         return
-    values, steps = run.loss["values"], run.loss["steps"]
-    found = list(zip(values, steps, [0, *steps], strict=False))
-    said = _mean_over(*found[-1])
+    found = list(zip(run.loss["values"], run.loss["steps"], strict=True))
+    said = loss_at(*found[-1])
     finite = [row for row in found if math.isfinite(row[0])]
     if len(found) > 1 and finite:
         least = min(finite)
-        ends = f"{_mean_over(*found[0])} (first)"
+        ends = f"{loss_at(*found[0])} (first)"
         if least not in (found[0], found[-1]):
-            ends += f", {_mean_over(*least)} (lowest)"
+            ends += f", {loss_at(*least)} (lowest)"
         said = f"{ends}, {said} (last)"
     # The headline of a failing run already explains the loss.
     flat = run.facts.flat_loss * (run.headline["state"] != "failing")
@@ -242,23 +216,6 @@ def _loss(run) -> Iterator[Card]:
     kinds = format_kinds(bad, BATCHES)
     sentence = in_sentences(flat or said, kinds and f"it was {kinds}")
     yield Card("loss", "Loss", sentence, chart="loss", is_on_top=bool(flat))
-
-
-def _mean_over(value, last, before):
-    """The loss as a mean over the steps since the point before."""
-    shown = format_digits(value) if math.isfinite(value) else "not finite"
-    first = before + 1
-    if last == first:
-        return f"{shown} at step {last:,}"
-    return f"{shown} over steps {first:,} to {last:,}"
-
-
-def _steps(run):
-    """The steps of all calls of `fit`; the first card has those of the last."""
-    if len(run.begins) < 2:
-        return ""
-    fits, skipped = len(run.begins), f"{run.skipped or 'none'} skipped"
-    return f"{run.last_step:,} in {fits} calls of fit, {skipped}."
 
 
 def _scale(run) -> Iterator[Card]:
@@ -282,12 +239,6 @@ def _scale(run) -> Iterator[Card]:
             said = in_sentences(said, harm(event, run), advice)
         else:
             said += "."
-        counts: Counter = Counter()
-        for event in run.of_kind("nonfinite_gradients"):
-            if event.get("optimizer", "") == name:
-                counts.update(event["counts"])
-        if kinds := format_kinds(counts, STEPS):
-            said += f" Gradients were {kinds}."
         yield Card("scale", title, said, chart="scale")
 
 
@@ -296,7 +247,7 @@ def _speed(run) -> Iterator[Card]:
         return
     tuner = run.settings.get("tuner", True)
     watchers = "monitor and tuner" if tuner else "monitor"
-    values = speed_values(run.speed, run.layers)
+    values = speed_values(run.speed)
     skipped = run.skipped / run.last_step if run.last_step else 0.0
     said = speed_in_words(values, watchers, min(skipped, 1))
     fits = len(run.begins)
@@ -316,61 +267,27 @@ def _layers(run):
     return in_sentences(said or "none", what, _last(run, "left_in_float16"))
 
 
-def _own(run):
-    """Layers in 16 bits whose numbers do not come from another layer."""
-    return [
-        x
-        for x in run.layers
-        if x["compute_dtype"] not in WIDE
-        and not is_wider(x["compute_dtype"], run.format["name"])
-        and not (x["passed_from"] or x["lost_because"])
-    ]
+def _by_headroom(run):
+    """The layers in 16 bits, the least headroom first."""
+    known = [x for x in run.layers if x["headroom"]]
+    known.sort(key=lambda layer: layer["headroom"]["rank"])
+    wider = ("roomy", "beyond")
+    return [x for x in known if x["headroom"]["level"] not in wider]
 
 
 def _headroom(run):
-    own = [x for x in _own(run) if x["least_headroom"] not in (None, math.inf)]
-    own.sort(key=lambda layer: layer["least_headroom"])
-    least = (
-        f"{x['path']!r} {format_bits(x['least_headroom'])} "
-        f"({format_moment(x['worst_step'], 'after')})"
-        for x in own[:_MOST_LAYERS]
-    )
-    return _ended(", ".join(least))
-
-
-def _zeros(run):
-    zero = [x for x in run.layers if x["least_headroom"] == math.inf]
-    paths = [x["path"] for x in zero if not x["passed_from"]]
-    named = format_names(paths, _MOST_LAYERS, "layer")
-    return f"activations of {named}." if paths else ""
-
-
-def _not_at_fault(run):
-    behind = defaultdict(list)
-    for layer in run.layers:
-        if source := layer["passed_from"]:
-            zero = layer["least_headroom"] == math.inf
-            what = "all zero" if zero else "infinite or NaN"
-            behind[f"what {source} returns is {what}"].append(layer["path"])
-        elif because := layer["lost_because"]:
-            behind[because].append(layer["path"])
-    said = [
-        f"{format_names(paths, _MOST_LAYERS, 'layer')}, because {why}"
-        for why, paths in behind.items()
-    ]
-    return _ended("; ".join(said[:_MOST_LAYERS]))
+    known = _by_headroom(run)
+    said = [f"{x['path']!r} {x['headroom']['title']}" for x in known]
+    return _ended(format_names(said, _MOST_LAYERS, "layer"))
 
 
 def _notes(run) -> Iterator[Card]:
     """Notes about the run as a whole."""
-    found = [v.get("numbers", {}) for v in run.of_kind("verdict")]
-    known = any(name.startswith("samples_of_") for n in found for name in n)
     # The message starts with a dtype, which must not be capitalized.
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
-        # Sample numbers are more useful than rows of batches.
-        *[("bad_batches", "Data")] * (not known),
+        ("bad_batches", "Data"),
         (UNREADABLE, "Log"),
         ("ranges_withheld", "Not measured"),
     ):
@@ -405,15 +322,13 @@ def _key_figures(run) -> Iterator[dict]:
         name = "FLOPs in 16 bits"
         yield {"name": name, "text": " → ".join(ends), "title": about}
     place = run.finding["place"] if run.finding else None
-    for part in _PARTS:
-        yield from _least(run, *part, place)
+    yield from _least(run)
     precision = run.settings.get("matmul_precision")
     if isinstance(precision, str):
         yield {
             "name": "float32 products",
             "text": precision.partition(", ")[0],
-            "title": "no dtype of the run: numbers that are in float32, as in "
-            "the layers kept in it, are multiplied in " + precision,
+            "title": f"matrix products of float32 layers are in {precision}",
         }
     yield {"name": "main finding", "event": place} | finding_in_words(run)
 
@@ -429,38 +344,41 @@ def finding_in_words(run) -> dict:
     return mark_of(title, finding["level"], finding["repaired"])
 
 
-_PARTS = (
-    ("activations", "least_headroom", "worst_step"),
-    ("gradients", "least_gradient_headroom", "worst_gradient_step"),
-)
-
-
-def _least(run, part, key, step_key, place) -> Iterator[dict]:
-    """The layer in 16 bits that was closest to an overflow."""
-    figure = {"name": f"least headroom, {part}", "level": "bad"}
-    lost = figure | {"text": "▲ not finite", "event": place}
+def _least(run) -> Iterator[dict]:
+    """The layers in 16 bits that were closest to an overflow."""
+    layers = _by_headroom(run)
+    levels = {"bad": "bad", "passed": "bad", "warning": "warning"}
+    for layer in layers[:1]:
+        found, path = layer["headroom"], layer["path"]
+        yield {
+            "name": "least headroom, activations",
+            "text": found["text"],
+            "title": f"{path}: {found['title']}",
+            "layer": path,
+            "level": levels.get(found["level"]),
+        }
+    name, key = "least headroom, gradients", "least_gradient_headroom"
     stuck = run.facts.in_a_row
-    if part == "gradients" and stuck >= STUCK:
+    known = [x for x in layers if x[key] is not None and x[key] < math.inf]
+    if stuck >= STUCK:
         last = format_count(stuck, "step")
         about = f"infinite or NaN in the last {last}, which were skipped"
-        yield lost | {"title": about}
-        return
-    known = [x for x in _own(run) if x[key] is not None and x[key] < math.inf]
-    because = [x["lost_because"] for x in run.layers if x["lost_because"]]
-    if known:
+        figure = {"text": "▲ not finite", "title": about, "level": "bad"}
+        place = run.finding["place"] if run.finding else None
+        yield {"name": name} | figure | {"event": place}
+    elif known:
         worst = min(known, key=lambda layer: layer[key])
-        bits, when = worst[key], format_moment(worst[step_key], "after")
-        scaled = ", loss scale included, of finite readings"
-        about = f"{worst['path']}, {when}{scaled * (part == 'gradients')}"
+        step, bits = worst["worst_gradient_step"], worst[key]
+        when = format_moment(step, "after")
         close = "warning" if bits < SPARE_BITS else None
-        yield figure | {
+        yield {
+            "name": name,
             "text": left_in_words(bits),
-            "title": f"{about}: the least since dtypes last changed",
+            "title": f"{worst['path']}: loss scale included, of finite "
+            f"readings, {when}",
             "layer": worst["path"],
             "level": "bad" if bits <= 0 else close,
         }
-    elif because and part == "activations":
-        yield lost | {"title": f"in all layers, because {because[0]}"}
 
 
 def shares_in_16_bits(table: list) -> dict:

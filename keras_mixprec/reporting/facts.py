@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
-from keras_mixprec.verdict_kinds import KINDS, Kind
+from keras_mixprec.verdict_kinds import KINDS, Kind, what_is_said
 
 # Events in which a tuner changes the loss scale, and their verbs.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
@@ -88,7 +88,7 @@ def dtypes_now(events: Iterable, layers: list) -> dict:
 
 
 def is_repaired(kind: str, dtype: str | None) -> bool:
-    """Whether a layer's dtype repairs a finding.
+    """Returns whether a layer's dtype repairs a finding.
 
     Args:
         kind: String. The kind of a verdict.
@@ -113,7 +113,7 @@ def dtype_at(layer: Mapping, step: int) -> str:
 
 
 def asks_for_scale(verdict: Mapping) -> bool:
-    """Whether another loss scale cures a verdict."""
+    """Returns whether another loss scale cures a verdict."""
     advised = "advised_bits" in verdict.get("numbers", {})
     return advised or verdict.get("verdict") == "scale_too_low"
 
@@ -151,7 +151,7 @@ def level_of(event: Mapping) -> str:
 
 
 def has_diverged(verdict: Mapping) -> bool:
-    """Whether training diverged, rather than a single batch failed."""
+    """Returns whether training diverged, rather than a single batch failed."""
     numbers = verdict.get("numbers", {})
     return bool(numbers) and "not_finite" not in numbers
 
@@ -172,6 +172,13 @@ def still_said(events: Iterable, said: str, over: str) -> dict:
         elif event["kind"] == over:
             found.pop(name, None)
     return found
+
+
+def said_alike(verdict: Mapping) -> tuple:
+    """Returns a key that is equal for verdicts that say the same."""
+    kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
+    said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
+    return verdict["step"], *said
 
 
 def low_scales(events: Iterable) -> list[dict]:
@@ -277,20 +284,8 @@ def _in_a_row(events, last_step):
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
     # The run goes on or was killed, so count its single steps.
-    skipped, count = _skipped_steps(events), 0
+    skips = (e for e in events if e["kind"] == "skipped_step")
+    skipped, count = {e.get("at_step") for e in skips}, 0
     while last_step - count in skipped:
         count += 1
     return count
-
-
-def _skipped_steps(events):
-    skipped = set()
-    for event in events:
-        if event["kind"] == "skipped_step" and "at_step" in event:
-            skipped.add(event["at_step"])
-        elif event["kind"] == "skipped_steps_not_kept":
-            ends = event.get("first_step", 0), event.get("last_step", -1) + 1
-            # If the numbers differ, some steps in between were applied.
-            if event["count"] == ends[1] - ends[0]:
-                skipped |= {*range(*ends)}
-    return skipped

@@ -67,7 +67,7 @@ as well to see whether precision is the reason.'
     if not _is_flat(means):
         return ""
     first = np.array_split(steps, parts)[0][-1]
-    ends = _at(means[0], first), _at(means[-1], steps[-1])
+    ends = loss_at(means[0], first), loss_at(means[-1], steps[-1])
     beside = ", with no layer in 16 bits."
     if is_low(layers):
         beside = ". Train in float32 as well to see whether precision is the "
@@ -78,39 +78,10 @@ as well to see whether precision is the reason.'
     return f"It did not fall: {', '.join(ends)}{beside}"
 
 
-def standing_loss(course: Mapping | None, events: Iterable) -> str | None:
-    """Returns a sentence if the loss has not fallen since a repair, or `None`.
-
-    It is empty if only a loss before the repair is known.
-
-    Args:
-        course: Dict, as in `flat_loss`.
-        events: Dicts, as in `flat_loss`.
-    """
-    changed = last_change(events)
-    _, before = _readings(course, last=changed)
-    steps, after = _readings(course, first=changed)
-    if not len(after):
-        return "" if len(before) else None
-    if not len(before) and len(after) < _LEAST_READINGS:
-        return None
-    # Second differences ignore a steady fall.
-    bends = np.diff(after, 2)
-    noise = math.sqrt(np.mean(bends**2) / 6) if bends.size else 0
-    # A repair may raise the loss if the fault hid a part of it.
-    start = max([*before[-1:], after[0]])
-    least = max(2 * noise, _LEAST_FALL * abs(start))
-    if start - after[-1] > least or not after[-1]:
-        return None
-    first = _at(after[0], steps[0])
-    if len(before):
-        first = f"{format_digits(before[-1])} before it"
-    last = _at(after[-1], steps[-1])
-    return f"The loss has not fallen since the repair: {first}, {last}."
-
-
-def _at(loss, step):
-    return f"{format_digits(loss)} at step {int(step):,}"
+def loss_at(loss: float, step: float) -> str:
+    """Formats a loss and its step."""
+    shown = format_digits(loss) if math.isfinite(loss) else "not finite"
+    return f"{shown} at step {int(step):,}"
 
 
 def last_change(events: Iterable) -> int:
@@ -124,17 +95,17 @@ def last_change(events: Iterable) -> int:
 
 
 def _explains(event):
-    """Whether an event explains a flat loss."""
+    """Returns whether an event explains a flat loss."""
     kind = KINDS.get(event.get("verdict", ""))
     known = kind and (kind.explains or kind.name == "not_learning")
     return event.get("own_step") or known and kind.level == "bad"
 
 
-def _readings(course, first=-1, last=math.inf):
-    """Steps and finite losses after the step `first`, up to `last`."""
+def _readings(course, first):
+    """Steps and finite losses after the step `first`."""
     course = course or {"steps": [], "values": []}
     pairs = zip(course["steps"], course["values"], strict=True)
-    found = [p for p in pairs if first < p[0] <= last and math.isfinite(p[1])]
+    found = [p for p in pairs if first < p[0] and math.isfinite(p[1])]
     return np.reshape(found, (-1, 2)).T
 
 

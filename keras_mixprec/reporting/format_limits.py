@@ -48,7 +48,7 @@ _WIDER = {
 
 
 def is_wider(dtype: str, limit: str) -> bool:
-    """Whether a dtype has more range than the dtype of the headroom.
+    """Returns whether a dtype has more range than the dtype of the headroom.
 
     Args:
         dtype: String.

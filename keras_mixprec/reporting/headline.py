@@ -61,7 +61,6 @@ _UNSCALED = {
 
 # Warnings that carry their own message, and the events that end them.
 _ODD = {
-    "zero_gradients": "",
     "metric_not_finite": "metric_finite",
     "validation_not_finite": "validation_finite",
 }
@@ -129,7 +128,7 @@ def main_finding(facts: Facts) -> dict | None:
 
 
 def is_low(layers: Iterable) -> bool:
-    """Whether any layer computes in 16 bits."""
+    """Returns whether any layer computes in 16 bits."""
     return any(layer["compute_dtype"] in SIXTEEN_BITS for layer in layers)
 
 
@@ -166,7 +165,7 @@ _BACK = ("promote", "shrink")
 
 
 def _way_back(events):
-    """How training came back to a good state, if it has not left that since."""
+    """Says how training came back to a good state, if it has stayed there."""
     for event in reversed(events):
         if event["kind"] == "undo":
             return "a demotion was undone"
@@ -211,7 +210,7 @@ _OUTCOMES = {
 
 
 class _Story:
-    """What happened in a run, and which findings are over."""
+    """The events of a run as clauses, and which findings are over."""
 
     def __init__(self, facts):
         self._facts = facts
@@ -281,7 +280,7 @@ class _Story:
         return count, self._last.get("nonfinite_losses")
 
     def _outcome(self):
-        """What followed from the causes."""
+        """Yields the clauses about the events that followed from the causes."""
         last = self._last
         event = self._first.get("weights_lost")
         if event and not self.is_over(event):
@@ -298,7 +297,7 @@ class _Story:
             yield None if event["within"] else event, event["message"]
 
     def why_wide(self):
-        """Why no layer computes in 16 bits, empty if not known."""
+        """Says why no layer computes in 16 bits, if known."""
         return self._wide.get("message", "")
 
     def standstill(self):
@@ -358,7 +357,7 @@ class _Story:
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):
-        """Whether two findings are counted as one."""
+        """Returns whether two findings are counted as one."""
         if self.is_over(first) or self.is_over(verdict):
             return bool(self.is_over(first)) and bool(self.is_over(verdict))
         return verdict["verdict"] == first["verdict"]
@@ -408,28 +407,20 @@ class _Story:
         return f" ({found}; steps began to fail at step {since:,}{of})"
 
     def _fate(self, first, several=False):
-        """What became of a finding, to end its clause."""
+        """Says what became of a finding, to end its clause."""
         layer, over = first["layer"], self.is_over(first)
-        changed = next(filter(None, map(self._scale_set, self._causes)), None)
-        scale = f", and {self.is_over(changed)}" if changed else ""
-        if self._scale_set(first):
-            if not self.demoted:
-                return scale
-            dtypes = sorted({dtype for _, dtype in self.demoted.values()})
-            count = format_count(len(self.demoted), "layer")
-            return f"{scale} and {count} demoted to {' and '.join(dtypes)}"
+        if scale_set(first, self._facts.events):
+            return f", and {over}"
         if asks_for_scale(first) or layer is None:
             return ""
         if layer in self.demoted and over:
             event, dtype = self.demoted[layer]
-            done, others = (
-                event["step"],
-                [p for p in self.demoted if p != layer],
-            )
-            at = "" if done == moment(first) else f" {format_moment(done)}"
-            beside = format_names(map(repr, others), 2, "layer")
-            with_ = f" together with {beside}" if others else ""
-            return f" and was demoted to {dtype}{at}{with_}{scale}"
+            same = event["step"] == moment(first)
+            at = "" if same else f" {format_moment(event['step'])}"
+            others = (repr(path) for path in self.demoted if path != layer)
+            named = format_names(others, 2, "layer")
+            beside = f" together with {named}" if named else ""
+            return f" and was demoted to {dtype}{at}{beside}"
         if over:
             return f" and {over.removeprefix('it ')}"
         for event in self._events:
@@ -438,9 +429,6 @@ class _Story:
                 return f" and would be demoted to {after} (dry run)"
         verb, now = "are" if several else "is", self._now.get(layer)
         return f" and {verb} still in {now}" if now else ""
-
-    def _scale_set(self, verdict):
-        return verdict if scale_set(verdict, self._facts.events) else None
 
 
 # Events that are not a finding on their own, or that have their own message.
@@ -473,7 +461,7 @@ def _named(verdict):
 
 
 def _steps(facts, quiet):
-    """How many steps there were, and how many were skipped."""
+    """Counts the steps and the skipped ones, in words."""
     steps, taken = facts.steps, format_count(facts.steps, "step")
     of = ""
     if facts.fits > 1:

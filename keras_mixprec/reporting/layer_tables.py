@@ -1,10 +1,15 @@
-"""Tables of measurements of each layer by step, of bounded size."""
+"""Measurements of each layer by step: tables of bounded size, and grids."""
 
 import dataclasses
 import functools
+import json
+import math
+import mmap
 import re
-from collections.abc import Callable
+import struct
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 # A run of a million steps, read every 100, then has 2,156 of 10,000 rows.
@@ -39,7 +44,7 @@ class Thinning:
         self._waited = self._written = 0
 
     def due(self) -> bool:
-        """Whether to write the next row; call it once for each."""
+        """Returns whether to write the next row; call it once for each."""
         self._waited += 1
         if self._waited < self._interval:
             return False
@@ -148,19 +153,21 @@ class Table:
     Attributes:
         layers: List of strings, the names of calls of layers.
         metrics: Dict from names to `"min"` or `"max"`, the worse end.
-        records: Array of `schema.record_dtype`.
+        records: Memory map of `schema.record_dtype`.
         spoiled: Boolean array, true for steps with a non-finite batch.
     """
 
     layers: list
     metrics: dict
-    records: np.ndarray
+    records: np.memmap
     spoiled: np.ndarray
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
         """The steps of its rows."""
-        return np.array(self.records["step"])
+        steps = np.array(self.records["step"])
+        self._free()
+        return steps
 
     def column(self, metric: str, layers: list) -> np.ndarray:
         """Returns one metric of these layers.
@@ -189,8 +196,12 @@ class Table:
         return self._moved(own.astype("float32", copy=False), layers, np.nan)
 
     def has_values(self, metric: str) -> bool:
-        """Whether a metric was measured in any layer at any step."""
-        return not np.isnan(self._values(metric)).all()
+        """Returns whether a metric was measured in any layer at any step."""
+        # Most metrics have a value in the first row, so the rest is not read.
+        rows = self.records["values"][:, self._place(metric)]
+        found = any(not np.isnan(row).all() for row in rows)
+        self._free()
+        return found
 
     def lost(self, metric: str, layers: list) -> np.ndarray:
         """Returns where a bad batch hides a metric.
@@ -210,7 +221,7 @@ class Table:
         return self._nonfinite(metric) & self.spoiled[:, None]
 
     def _nonfinite(self, metric):
-        """Where a tensor that depends on the batch was non-finite."""
+        """Marks non-finite tensors that depend on the batch."""
         if metric == _LOGITS:
             return self._values(metric) == np.inf
         part = next((p for p in _OF_BATCH if metric.startswith(f"{p}_")), None)
@@ -228,24 +239,18 @@ class Table:
         return result
 
     def _values(self, metric):
-        return self.records["values"][:, list(self.metrics).index(metric)]
+        values = np.array(self.records["values"][:, self._place(metric)])
+        self._free()
+        return values
 
+    def _free(self):
+        """Returns the memory of the map, which would grow to the whole file."""
+        base: Any = self.records.base
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows does not have it.
+            base.madvise(mmap.MADV_DONTNEED)
 
-def split_rows(tables: list, spoiled: Callable) -> list:
-    """Returns tables with their rows of bad batches marked.
-
-    Args:
-        tables: List of `Table`, one family by rising step.
-        spoiled: Function from the steps of all tables to a boolean array.
-    """
-    if not tables:
-        return []
-    marks = spoiled(np.concatenate([table.steps for table in tables]))
-    ends = np.cumsum([len(table.steps) for table in tables])[:-1]
-    return [
-        dataclasses.replace(table, spoiled=rows)
-        for table, rows in zip(tables, np.split(marks, ends), strict=True)
-    ]
+    def _place(self, metric):
+        return list(self.metrics).index(metric)
 
 
 def rows_in_order(tables: list, paths: list) -> list:
@@ -269,3 +274,108 @@ def layer_of(row: str, paths) -> str:
     A layer with two calls has the rows `path` and `path#1`.
     """
     return row if row in paths else _SECOND_CALL.sub("", row)
+
+
+# A metric of all layers by step.
+
+# More columns than the pixels that the heatmap has on a usual screen.
+MAX_COLUMNS = 2000
+
+# Headroom up to 16 bits is then exact to 1/128 bit.
+HEADROOM_DTYPE = "float16"
+
+# Marks a reading of a non-finite batch.
+LEFT_OUT = 65535
+
+
+def as_sent(headroom: np.ndarray) -> np.ndarray:
+    """Returns headroom as rounded for the page, so all outputs agree."""
+    with np.errstate(over="ignore"):  # A damaged log may have any numbers.
+        return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
+
+
+class Grid(NamedTuple):
+    """A metric of every layer by step.
+
+    Attributes:
+        layers: List of strings, the rows.
+        first, last: Integer arrays, the first and last step of each column.
+        worst: Array `[layers, columns]`, NaN where nothing was measured.
+        pool: String. `"min"` or `"max"`, the worse end.
+        dtype: String. The precision of numbers for the page: `"float16"`, or
+            `"bfloat16"` for metrics with a larger range.
+        lost: Boolean array `[layers, columns]`, true where a non-finite batch
+            hides a reading.
+    """
+
+    layers: list
+    first: np.ndarray
+    last: np.ndarray
+    worst: np.ndarray
+    pool: str
+    dtype: str
+    lost: np.ndarray
+
+    def to_bytes(self, origins: list, cells: np.ndarray) -> bytes:
+        """Returns it for the page.
+
+        Args:
+            origins: List of dicts from `passed_cells`.
+            cells: Integer array from `passed_cells`.
+
+        Returns:
+            Bytes, little-endian. A uint32 has the length of the header, which
+            is JSON padded with spaces to a multiple of four. A float32 for each
+            cell follows, a row for each layer. If the header has `"marked"`, a
+            uint16 for each cell is next: the index of its origin plus 1, or
+            `LEFT_OUT`.
+        """
+        is_marked = bool(origins) or bool(self.lost.any())
+        header = {
+            "layers": self.layers,
+            "from": self.first.tolist(),
+            "until": self.last.tolist(),
+            "pool": self.pool,
+            "origins": origins,
+            "marked": is_marked,
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 4)
+        with np.errstate(over="ignore"):
+            body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
+        size = struct.pack("<I", len(text))
+        # Half of the bits are 0, which a report compresses.
+        sent = size + text + body.astype("<f4").tobytes()
+        marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
+        return sent + marks.tobytes() * is_marked
+
+    def to_dict(self) -> dict:
+        """Returns the last step of each column, and the numbers by layer."""
+        rows = zip(self.layers, self.worst.tolist(), strict=True)
+        return {"steps": self.last.tolist(), "values": dict(rows)}
+
+
+def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
+    """Returns the worst of each column of a metric.
+
+    Args:
+        tables: List of `Table`, each with that metric.
+        metric: String.
+        layers: List of strings, the rows.
+        columns: Int >= 1. The most columns to return.
+    """
+    pool = tables[-1].metrics[metric]
+    steps = np.concatenate([table.steps for table in tables])
+    rows = np.concatenate([table.column(metric, layers) for table in tables])
+    size = math.ceil(len(rows) / min(columns, MAX_COLUMNS))
+    first = np.arange(0, len(rows), size)
+    last = np.minimum(first + size, len(rows)) - 1
+    worst = pool_groups(pool, rows, size).T
+    lost = np.zeros(worst.shape, bool)
+    if any(table.spoiled.any() for table in tables):  # True of few logs.
+        rows = np.concatenate([t.lost(metric, layers) for t in tables])
+        lost = np.logical_or.reduceat(rows, first).T
+    # Counts and magnitudes can exceed the range of float16.
+    is_headroom = metric.endswith("headroom_bits")
+    dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
+    return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from keras_mixprec.formats import format_bits, format_digits, format_moment
+from keras_mixprec.formats import format_bits, format_moment
+from keras_mixprec.reporting.event_kinds import is_layer
 from keras_mixprec.reporting.facts import (
     all_changes,
     dtype_now,
@@ -27,10 +28,8 @@ from keras_mixprec.reporting.format_limits import (
     is_wider,
     measured_against,
 )
-from keras_mixprec.reporting.grid import Grid, as_sent
 from keras_mixprec.reporting.headline import over_by
-from keras_mixprec.reporting.layer_tables import layer_of
-from keras_mixprec.reporting.read_events import is_layer
+from keras_mixprec.reporting.layer_tables import Grid, as_sent, layer_of
 from keras_mixprec.reporting.run_files import is_step
 from keras_mixprec.reporting.schema import FED_BY
 from keras_mixprec.reporting.told import mark_of, words
@@ -46,11 +45,11 @@ _FORWARD = ("forward_overflow", "cast_overflow", "weight_overflow")
 _BACKWARD = ("backward_overflow",)
 
 
-def read_layers(rows: list) -> list[dict]:
+def read_layers(rows: Iterable) -> list[dict]:
     """Returns the last table of layers.
 
     Args:
-        rows: List of dicts, the table at the start and after each change.
+        rows: Dicts, the table at the start and after each change.
 
     Returns:
         List of dicts. `"dtypes"` of each is a list of pairs of a step and the
@@ -90,7 +89,8 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
         List of dicts, with the keys that `docs/files.md` describes.
     """
     limit = measured_against(table)
-    rows = with_changes(table, events)
+    changes = all_changes(events)
+    rows = [row | _changed(row, changes[row["path"]]) for row in table]
     over = over_by(events, table)
     found = collections.defaultdict(list)
     for event in events:
@@ -118,9 +118,7 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     known.sort(key=lambda x: (_ORDER.index(x["level"]), x["bits"]))
     for rank, headroom in enumerate(known):
         headroom["rank"] = rank
-    zeros = (e for e in events if e["kind"] == "zero_gradients")
-    zero = {str(path) for event in zeros for path in event.get("paths", [])}
-    return [x | {"is_problem": _is_problem(x, zero)} for x in shown]
+    return [x | {"is_problem": _is_problem(x)} for x in shown]
 
 
 # The levels of a headroom, the gravest first.
@@ -162,25 +160,20 @@ def _level(bits, wider):
     return "bad" if bits <= 0 else "warning" if bits < SPARE_BITS else "quiet"
 
 
-def _is_problem(row, zero):
-    """Whether something about a layer is still to be done."""
-    if row["path"] in zero or (row["verdicts"] and not row["repaired"]):
+def _is_problem(row):
+    """Returns whether something about a layer is still to be done."""
+    if row["verdicts"] and not row["repaired"]:
         return True
     if not row["headroom"] or row["lost_because"]:
         return False
     return row["headroom"]["level"] in ("bad", "passed", "warning", "zero")
 
 
-def with_changes(table: list, events: list) -> list[dict]:
-    """Returns the table with each change of a dtype, and the reason for it.
+def _changed(row, changes):
+    """Each change of a layer's dtype, and the reason for its demotion.
 
     The log has the table at the end of an epoch, a change at its own step.
     """
-    changes = all_changes(events)
-    return [row | _changed(row, changes[row["path"]]) for row in table]
-
-
-def _changed(row, changes):
     more = [
         [event["step"], dtype.rpartition(" ")[2]] for event, dtype in changes
     ]
@@ -205,7 +198,6 @@ def _findings(verdicts, over):
         "verdicts": kinds,
         "severity": max(severity, default=None),
         "repaired": bool(kinds) and repaired == {*kinds},
-        "repaired_verdicts": [kind for kind in kinds if kind in repaired],
         "marks": [
             mark_of(words(kind), kind_of(kind).level, kind in repaired)
             for kind in kinds
@@ -260,9 +252,7 @@ def _headroom(row, least, verdicts, limit):
         # Larger or non-finite outputs matter more.
         if left is None or left > bits:
             inside = {"step": step, "largest": largest, "outputs": left}
-            inside |= _inside_in_words(
-                inside, row["compute_dtype"], limit, most
-            )
+            inside |= _inside_in_words(step, row["compute_dtype"], limit)
             own |= {
                 "inside": inside,
                 "least_headroom": bits,
@@ -275,14 +265,14 @@ def _largest_inside(verdict):
     """0 if the verdict does not say, such as a forecast."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
-    try:
+    try:  # The log spells infinity as a string.
         return float(verdict.get("numbers", {}).get(_INSIDE, 0))
     except (TypeError, ValueError):
         return 0.0
 
 
 def _still_holds(verdict, row, limit):
-    """Whether the layer overflows in its dtype, or is wider because of that."""
+    """Returns whether the layer still overflows, or is wider because it did."""
     if is_repaired("forward_overflow", dtype_now(row)):
         return row["compute_dtype"] != limit
     # A layer that has returned to 16 bits was found sound.
@@ -290,19 +280,14 @@ def _still_holds(verdict, row, limit):
     return verdict["step"] > changed
 
 
-def _inside_in_words(inside, dtype, limit, most):
+def _inside_in_words(step, dtype, limit):
     """The words for an overflow inside a layer; a wider dtype closes it."""
-    numbers = ""
-    if math.log2(inside["largest"]) > most:
-        largest, holds = map(format_digits, (inside["largest"], 2**most))
-        numbers = f": numbers up to {largest}, {limit} holds up to {holds}"
     is_open = not is_wider(dtype, limit)
-    short, more = f"beyond {limit} inside the layer", f", computed in {dtype}"
+    short, more = f"beyond {limit} inside the layer", f"computed in {dtype}"
     if is_open:
         short = "overflow inside the layer"
-        more = f", found {format_moment(inside['step'])}"
-    long = f"{short}{numbers}{more}"
-    return {"long": long, "short": short, "is_open": is_open}
+        more = f"found {format_moment(step)}"
+    return {"long": f"{short}, {more}", "short": short, "is_open": is_open}
 
 
 def _outputs(row):
@@ -311,7 +296,7 @@ def _outputs(row):
 
 
 def _blame(row, by_path, limit, because):
-    """Why a layer is infinite, NaN or all zero."""
+    """Finds out why a layer is infinite, NaN or all zero."""
     made, source = _outputs(row), row["passes_on"].get("activation")
     origin = by_path.get(source)
     passed = (

@@ -4,9 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from keras_mixprec.flop_shares import knows_flops, parameters, share_in_16_bits
 from keras_mixprec.formats import (
-    SIXTEEN_BITS,
     format_bytes,
     format_count,
     format_digits,
@@ -20,9 +18,6 @@ _ENOUGH_STEPS = 20
 
 # Skipped steps take less time. Above this share they dominate the step time.
 _MOST_SKIPPED = 0.5
-
-# If the mean exceeds the median by this factor, a few steps are slow.
-_FEW_SLOW = 1.1
 
 
 def rates_of(row: Row) -> dict:
@@ -39,12 +34,11 @@ def rates_of(row: Row) -> dict:
     return {n: None if math.isnan(v) else v for n, v in found.items()}
 
 
-def speed_values(rows: Sequence[Row], layers: list) -> dict:
+def speed_values(rows: Sequence[Row]) -> dict:
     """Returns the figures of a run by name, `None` if not known.
 
     Args:
         rows: List of `Row` of one `fit`, not empty.
-        layers: List of dicts, the table of layers.
     """
     rates = [rates_of(row) for row in rows]
     weights = [row.steps for row in rows]
@@ -54,10 +48,6 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
     counted = [row for row in rows if not math.isnan(row.samples)]
     steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
-    total = sum(map(parameters, layers))
-    narrow = [x for x in layers if x.get("variable_dtype") in SIXTEEN_BITS]
-    saved = sum(map(parameters, narrow)) / 2
-    share = share_in_16_bits(layers) if knows_flops(layers) else None
     pace = samples / steps / found["step_time"] if steps else None
     return found | {
         "samples_per_second": pace,
@@ -67,8 +57,6 @@ def speed_values(rows: Sequence[Row], layers: list) -> dict:
         "output_bytes_saved": values["output_bytes_saved"][-1],
         "peak_memory": max(peaks, default=None),
         "once_seconds": rows[-1].once_seconds,
-        "flops_in_16_bits": share,
-        "weight_bytes_saved": saved / total if total else None,
     }
 
 
@@ -106,12 +94,11 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
     ... )
     >>> from keras_mixprec.reporting.schema import Row
     >>> row = Row(50, 50, 0.1, 1600, 0.0019, 0.0025, 2e9, 0.4, 0.004, 1.5)
-    >>> speed_in_words(speed_values([row], []), "monitor", 0.0)
+    >>> speed_in_words(speed_values([row]), "monitor", 0.0)
     '2 ms a step (95th percentile 2.5 ms), 16,000 samples/s; peak memory \
 1.86 GiB; monitor: 0.4% of the time, and 1.5 s once.'
     """
-    time, half = values["step_time"], values["step_time_median"]
-    pace = f"{_time(time)} a step"
+    pace = f"{_time(values['step_time'])} a step"
     if values["measured_steps"] < _ENOUGH_STEPS:
         steps = format_count(values["measured_steps"], "step")
         pace += f" (measured on {steps} only)"
@@ -120,8 +107,6 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
     if values["samples_per_second"] is not None:
         pace += f", {format_digits(values['samples_per_second'])} samples/s"
     parts = [pace]
-    if half is not None and time > _FEW_SLOW * half:
-        parts.append(f"a few steps are slow: half took at most {_time(half)}")
     if skipped > _MOST_SKIPPED:
         gone = f"{format_share(skipped)} of the steps were skipped"
         parts.append(f"{gone}, which takes less time")
@@ -134,7 +119,7 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
 
 
 def is_of_training(values: dict, skipped: float) -> bool:
-    """Whether enough timed steps were not skipped."""
+    """Returns whether enough timed steps were not skipped."""
     enough = values["measured_steps"] >= _ENOUGH_STEPS
     return enough and skipped <= _MOST_SKIPPED
 

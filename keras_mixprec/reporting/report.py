@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import textwrap
 
 import numpy as np
 
@@ -12,14 +11,12 @@ from keras_mixprec._html import HtmlReport, element
 from keras_mixprec.formats import printable
 from keras_mixprec.reporting.cards import overview, text
 from keras_mixprec.reporting.format_limits import CHOICES
-from keras_mixprec.reporting.grid import MAX_COLUMNS
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import page
 from keras_mixprec.reporting.run import Run
 from keras_mixprec.reporting.run_files import RunFiles, find_runs
 from keras_mixprec.reporting.runs import row_of, runs_table
 from keras_mixprec.reporting.what_if import what_if_of
-
-_WIDTH = 100
 
 
 def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
@@ -222,7 +219,7 @@ class MixPrecReport(HtmlReport):
     def __str__(self):
         table = [runs_table(self._rows)] * (len(self._runs) > 1)
         texts = (text(self._runs[row["run"]]) for row in self._rows)
-        return printable("\n\n".join([*table, *map(_filled, texts)]))
+        return printable("\n\n".join([*table, *texts]))
 
     __repr__ = __str__
 
@@ -242,10 +239,3 @@ class MixPrecReport(HtmlReport):
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self._png()
         return bundle
-
-
-def _filled(text):
-    return "\n".join(
-        textwrap.fill(line, _WIDTH, subsequent_indent="    ")
-        for line in text.split("\n")
-    )

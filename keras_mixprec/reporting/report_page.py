@@ -101,12 +101,10 @@ def _answers(runs, overviews):
             url = _url("heat", run=run.name, metric=metric["name"])
             numbers = run.heat_bytes(metric["name"], columns)
             answers[url] = base64.b64encode(numbers).decode()
-        for part, layers in overview["histograms"].items():
-            for layer in layers:
-                url = _url("histogram", run=run.name, layer=layer, part=part)
-                found = run.histogram(layer, part)
-                every = -(-len(found["steps"]) // _MOST_HISTOGRAMS)
-                answers[url] = {k: v[:: every or 1] for k, v in found.items()}
+        for (layer, part), found in run.histograms().items():
+            url = _url("histogram", run=run.name, layer=layer, part=part)
+            every = -(-len(found["steps"]) // _MOST_HISTOGRAMS)
+            answers[url] = {k: v[::every] for k, v in found.items()}
     return answers
 
 

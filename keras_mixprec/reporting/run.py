@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import json
 from collections import Counter
+from collections.abc import Iterator
 
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import layers as layer_rows
 from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.bad_input import bad_input_steps, spoiled
+from keras_mixprec.reporting.event_kinds import is_histogram, read_events
 from keras_mixprec.reporting.facts import (
     Facts,
     facts_of,
@@ -21,11 +23,14 @@ from keras_mixprec.reporting.format_limits import (
     format_limits,
     measured_against,
 )
-from keras_mixprec.reporting.grid import Grid, pooled_grid
 from keras_mixprec.reporting.headline import headline, main_finding
-from keras_mixprec.reporting.layer_tables import rows_in_order, split_rows
-from keras_mixprec.reporting.read_events import is_histogram, read_events
+from keras_mixprec.reporting.layer_tables import (
+    Grid,
+    pooled_grid,
+    rows_in_order,
+)
 from keras_mixprec.reporting.run_files import RunFiles, is_step, numbers
+from keras_mixprec.reporting.told import told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +55,6 @@ class Run:
     @functools.cached_property
     def events(self) -> list[dict]:
         """All events by rising step, each with its level."""
-        search = schema.TRADE_OFF_EVENT
-        return [event for event in self._logged if event["kind"] != search]
-
-    @property
-    def trade_off(self) -> dict | None:
-        """The last search for the layers that need float32, if any."""
-        search = schema.TRADE_OFF_EVENT
-        found = [event for event in self._logged if event["kind"] == search]
-        return found[-1] if found else None
-
-    @functools.cached_property
-    def _logged(self):
         rows = self.files.rows(schema.EVENTS)
         events = [event for row in rows for event in read_events(row)]
         found = sorted(events, key=lambda event: event["step"])
@@ -101,6 +94,11 @@ class Run:
     def main(self) -> dict:
         """The event of that finding, empty without one."""
         return self.finding["event"] if self.finding else {}
+
+    @functools.cached_property
+    def told(self) -> list[dict]:
+        """The rows of the list of events, in words: see `told`."""
+        return told(self)
 
     @functools.cached_property
     def settings(self) -> dict:
@@ -196,10 +194,26 @@ class Run:
             found.get(str(row.get("part")), set()).add(str(row.get("layer")))
         return {part: sorted(names) for part, names in found.items()}
 
-    @functools.cached_property
-    def histograms(self) -> dict:
-        """The rows of histograms by part, then by the call of a layer."""
-        return _by_layer(self.files.rows(schema.HISTOGRAMS))
+    def histogram_rows(self, mark: bytes = b"") -> Iterator[dict]:
+        """Yields the rows of histograms whose text contains `mark`."""
+        return filter(is_histogram, self.files.rows(schema.HISTOGRAMS, mark))
+
+    def histograms(self, mark: bytes = b"") -> dict[tuple, dict]:
+        """Returns the exponents of numbers by step.
+
+        Args:
+            mark: Bytes. Reads only rows whose text contains them.
+
+        Returns:
+            Dict from pairs of the call of a layer and a part to dicts of the
+            lists `"steps"`, `"exponents"` and `"counts"`.
+        """
+        found: dict = {}
+        for row in self.histogram_rows(mark):
+            own = found.setdefault((row["layer"], row["part"]), {})
+            for name, key in _HISTOGRAM.items():
+                own.setdefault(name, []).append(row[key])
+        return found
 
     @functools.cached_property
     def last_step(self) -> int:
@@ -272,26 +286,17 @@ class Run:
         Raises:
             KeyError: If there is no such histogram.
         """
-        known = self.__dict__.get("histograms")
-        if known is None:  # Parsing only the rows of one layer is fast.
-            mark = json.dumps(layer).encode()
-            known = _by_layer(self.files.rows(schema.HISTOGRAMS, mark))
-        rows = known.get(part, {}).get(layer, [])
-        if not rows:
-            raise KeyError(f"{part} of {layer}")
-        names = {"steps": "step", "exponents": "exponents", "counts": "counts"}
-        return {name: [row[key] for row in rows] for name, key in names.items()}
+        # Parsing only the rows of one layer is fast.
+        return self.histograms(json.dumps(layer).encode())[layer, part]
 
     def _tables(self, family):
-        tables = self.files.tables(family)
-        return split_rows(tables, lambda steps: spoiled(steps, self.events))
+        return [
+            dataclasses.replace(x, spoiled=spoiled(x.steps, self.events))
+            for x in self.files.tables(family)
+        ]
 
     def _numbers(self, name):
         return numbers(self.files.rows(name), name).tolist()
 
 
-def _by_layer(rows):
-    found: dict = {part: {} for part in schema.EXPONENTS}
-    for row in filter(is_histogram, rows):
-        found[row["part"]].setdefault(row["layer"], []).append(row)
-    return found
+_HISTOGRAM = {"steps": "step", "exponents": "exponents", "counts": "counts"}

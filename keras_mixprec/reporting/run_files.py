@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -68,12 +69,12 @@ class RunFiles:
 
     def rows(
         self, table: str, mark: bytes = b"", until: bytes | None = None
-    ) -> list[dict]:
-        """Returns the rows of a table, none if there is no such table.
+    ) -> Iterator[dict]:
+        """Yields the rows of a table, none if there is no such table.
 
         Args:
             table: String, a name of `schema`.
-            mark: Bytes. Returns only rows whose text contains them.
+            mark: Bytes. Yields only rows whose text contains them.
             until: Bytes. Reads only the fields before this one.
 
         Raises:
@@ -81,14 +82,15 @@ class RunFiles:
         """
         name = f"{table}.jsonl"
         if name not in self._sizes:
-            return []
+            return
         with open(os.path.join(self._folder, name), "rb") as file:
-            # The last line may be incomplete.
-            *lines, _ = file.read().split(b"\n")
-        if until is not None:
-            lines = [line.partition(until)[0] + b"}" for line in lines]
-        found = (parse_json(line) for line in lines if mark in line)
-        return [row for row in found if row]
+            for line in file:
+                if mark not in line:
+                    continue
+                if until is not None:
+                    line = line.partition(until)[0] + b"}"
+                if row := parse_json(line):
+                    yield row
 
     def tables(self, family: str) -> list[Table]:
         """Returns measurements of layers.
@@ -106,9 +108,8 @@ class RunFiles:
             if count := self._sizes[name] // dtype.itemsize:
                 path = os.path.join(self._folder, name)
                 records = np.memmap(path, dtype, "r", shape=(count,))
-                found.append(
-                    Table(layers, metrics, records, np.zeros(count, bool))
-                )
+                sound = np.zeros(count, bool)
+                found.append(Table(layers, metrics, records, sound))
         return found
 
     def last_step(self) -> int:
@@ -143,7 +144,7 @@ class RunFiles:
             it; `"written"`; and `"in_16_bits"`, whether any layer computed in
             16 bits at the start, `None` if not known.
         """
-        about = self.rows(schema.RUN)
+        about = [*self.rows(schema.RUN)]
         low = (row["in_16_bits"] for row in about if "in_16_bits" in row)
         return {
             "run": run,
@@ -153,7 +154,7 @@ class RunFiles:
         }
 
     def _describes(self, row):
-        """Whether a row describes a file of records."""
+        """Returns whether a row describes a file of records."""
         layers, metrics = row.get("layers"), row.get("metrics")
         return (
             row.get("file") in self._sizes
@@ -170,15 +171,15 @@ def _is_newer(about):
 
 
 def is_step(value) -> bool:
-    """Whether a value is the number of a step."""
+    """Returns whether a value is the number of a step."""
     return isinstance(value, int | float) and 0 <= value < 2**53
 
 
-def numbers(rows: list[dict], table: str) -> np.ndarray:
+def numbers(rows: Iterable[dict], table: str) -> np.ndarray:
     """Returns rows of numbers as an array, without damaged ones.
 
     Args:
-        rows: List of dicts.
+        rows: Dicts.
         table: String, one of `schema.COLUMNS`.
     """
     found, columns = [], schema.COLUMNS[table]

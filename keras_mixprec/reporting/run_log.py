@@ -116,9 +116,6 @@ class RunLog:
             step: Int. Number of the training batch, rising from `next_step`
                 on. `optimizer.iterations` does not count skipped steps.
             values: Dict tag -> number, which may be infinite or NaN.
-
-        Raises:
-            ValueError: If a tag has this or a later step already.
         """
         counts = {t: x for t, x in values.items() if schema.is_counter(t)}
         # Write the counts first, so that a run killed in between does not
@@ -174,18 +171,10 @@ class RunLog:
             table: String, one of `schema.COLUMNS`.
             rows: Array `[n, columns]`.
             **content: More fields of each row.
-
-        Raises:
-            ValueError: If `rows` has another shape.
         """
         columns = schema.COLUMNS[table]
-        rows = np.asarray(rows, np.float64)
-        if rows.ndim != 2 or rows.shape[1] != len(columns):
-            raise ValueError(
-                f"`rows` must have the columns {columns}. "
-                f"Received: rows of shape {rows.shape}"
-            )
-        named = [dict(zip(columns, row, strict=True)) for row in rows.tolist()]
+        rows = np.asarray(rows, np.float64).tolist()
+        named = [dict(zip(columns, row, strict=True)) for row in rows]
         self._add(step, table, [row | content for row in named])
 
     def heat(
@@ -208,18 +197,8 @@ class RunLog:
                 the worse end.
             family: String. `schema.HEAT`, or `schema.ERRORS` for the errors of
                 diagnoses.
-
-        Raises:
-            ValueError: If `table` has another shape.
         """
         table = np.asarray(table, np.float32)
-        if table.shape != (len(layers), len(metrics)):
-            raise ValueError(
-                "`table` must have a row for each of `layers` and a column "
-                f"for each of `metrics`. Received: table of shape "
-                f"{table.shape} for {len(layers)} layers and {len(metrics)} "
-                "metrics"
-            )
         if not self._events.ours:
             return
         with self._lock:
@@ -369,7 +348,7 @@ class RunLog:
         self._measured.clear()
         self._events.restart(self.folder)
         for step, values, tables in self._standing.values():
-            self._events.replace(step, values)
+            self._events.write(step, values)
             for table, row in tables.items():
                 self._file(f"{table}.jsonl").write(_lines([row]))
 

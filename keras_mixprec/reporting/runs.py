@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable
 
-from keras_mixprec.formats import format_digits, format_power, format_share
+from keras_mixprec.formats import (
+    format_digits,
+    format_power,
+    format_share,
+    text_table,
+)
 from keras_mixprec.reporting.cards import (
     finding_in_words,
     policy_of,
@@ -39,7 +44,7 @@ def row_of(run) -> dict:
     said, cause = run.headline, finding_in_words(run)["text"]
     if layer := run.main.get("layer"):
         cause += f" in {layer}"
-    speed = speed_values(run.speed, run.layers) if run.speed else {}
+    speed = speed_values(run.speed) if run.speed else {}
     skipped = run.skipped / max(run.last_step, 1)
     is_known = speed and is_of_training(speed, skipped)
     return {
@@ -90,15 +95,7 @@ def runs_table(rows: Iterable[dict]) -> str:
     state    steps  skipped  loss scale  last loss  float32  16 bits  samples/s  run
     healthy  1,200        3       2**15        0.5        2    99.4%          -  a
     """  # noqa: E501
-    lines = [_HEADS, *map(_cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join([_TITLE, *(_line(line, widths) for line in lines)])
-
-
-def _line(cells, widths):
-    state, *figures, run = cells
-    right = map(str.rjust, figures, widths[1:-1])
-    return "  ".join([state.ljust(widths[0]), *right, run])
+    return "\n".join([_TITLE, *text_table([_HEADS, *map(_cells, rows)])])
 
 
 def _cells(row):

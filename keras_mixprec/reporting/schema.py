@@ -89,7 +89,7 @@ class Row(NamedTuple):
     once_seconds: float
 
     def is_timed(self) -> bool:
-        """Whether it has the time of any step."""
+        """Returns whether it has the time of any step."""
         return self.steps > 0 and self.seconds > 0
 
 
@@ -106,7 +106,7 @@ def run_folder(number: int) -> str:
 
 
 def is_run_folder(name: str) -> bool:
-    """Whether a folder of that name is one of a run."""
+    """Returns whether a folder of that name is one of a run."""
     return bool(_RUN_FOLDERS.fullmatch(name))
 
 
@@ -116,7 +116,7 @@ def curve_tag(tag: str, optimizer: str) -> str:
 
 
 def is_counter(tag: str) -> bool:
-    """Whether a curve counts, of one optimizer or of all."""
+    """Returns whether a curve counts, of one optimizer or of all."""
     return tag.startswith(COUNTERS)
 
 

@@ -87,17 +87,9 @@ def histogram(tag: str, bins: np.ndarray) -> Value:
     Args:
         tag: String.
         bins: Array `[k, 3]` of left edge, right edge, count, edges rising.
-
-    Raises:
-        ValueError: If `bins` has another shape.
     """
     # Edges are small integers, so float32 is enough.
     bins = np.asarray(bins, "<f4")
-    if bins.ndim != 2 or bins.shape[1] != 3:
-        raise ValueError(
-            "`bins` must have the columns left edge, right edge and count. "
-            f"Received: bins of shape {bins.shape}"
-        )
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_FLOAT,
         tensor_shape={"dim": [{"size": size} for size in bins.shape]},

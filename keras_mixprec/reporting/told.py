@@ -1,7 +1,10 @@
 """The rows of the list of events, in words."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
 
 from keras_mixprec.formats import (
     BATCHES,
@@ -11,23 +14,24 @@ from keras_mixprec.formats import (
     format_kinds,
     format_names,
     format_power,
+    format_share,
 )
 from keras_mixprec.reporting.event_kinds import EVENTS, Event
-from keras_mixprec.reporting.facts import dtype_of, moment
-from keras_mixprec.reporting.fixes import fix_of
-from keras_mixprec.reporting.lowered_scale import harm
+from keras_mixprec.reporting.facts import moment, said_alike
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.text_formats import to_json
-from keras_mixprec.verdict_kinds import what_is_said
+from keras_mixprec.reporting.what_next import fix_of
 
 # Shapes repeat the colours for readers who cannot distinguish those.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
 
+# The layers that a sentence names at most.
+_MOST_LAYERS = 5
+
 _FIXES = {
     "training": "Fix for training",
     "plan": "Fix for all next runs: save these dtypes as plan.json",
-    "inference": "Fix for inference",
     "data": "Rows to drop",
-    "diagnosis": "Code that finds the cause",
 }
 
 
@@ -122,13 +126,6 @@ def _groups(events):
     return groups
 
 
-def said_alike(verdict: Mapping) -> tuple:
-    """Returns a key that is equal for verdicts that say the same."""
-    kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
-    said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
-    return verdict["step"], *said
-
-
 def _follows(event, before):
     # Bad data is a different cause.
     alike = bool(event.get("bad_input")) == bool(before.get("bad_input"))
@@ -196,6 +193,7 @@ class _Words(dict):
     def __init__(self, event):
         super().__init__({n: _value(n, x) for n, x in event.items()})
         name, layer, kind = map(event.get, ("optimizer", "layer", "kind"))
+        self.setdefault("message", f"reports {words(kind)}")
         self["of"] = f" of {name}" if name else ""
         self["at"] = f"{layer}: " if layer else ""
         again = "; it was taken again with the repair"
@@ -278,36 +276,82 @@ def _rows(parts):
 
 
 def _verdict(group, _):
-    event, since = group[0], group[0].get("failing_since")
-    failing = f", failing since step {since:,}" if since is not None else ""
-    at = f"{event['layer']}{failing}: " if event["layer"] else ""
-    by = event.get("numbers", {}).get("found_by")
-    who = f"Found by {by}. " if by else ""
-    others = [e["layer"] for e in group[1:]]
+    event, numbers = group[0], group[0].get("numbers", {})
+    since, way = event.get("failing_since"), event.get("direction")
+    part = "update of weights" if way == "update" else f"{way} pass"
+    about = (
+        event["layer"],
+        way and f"in the {part}",
+        "code" in numbers and f"at {numbers['code']}",
+        since is not None and f"failing since step {since:,}",
+        "found_by" in numbers and f"found by {numbers['found_by']}",
+    )
+    at = ", ".join(filter(None, about))
+    at = at if event["layer"] else at[:1].upper() + at[1:]
+    # Two fits may report the same at the step between them.
+    _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
-    same = f" The same in {count}: {', '.join(others)}." if others else ""
-    return f"{at}{who}{event['advice'] or words(event['verdict'])}{same}"
+    named = format_names(others, _MOST_LAYERS)
+    same = f" The same in {count}: {named}." if others else ""
+    said = event["advice"] or words(event["verdict"])
+    return f"{at}: {said}{same}" if at else f"{said}{same}"
 
 
-def _changed(verb, dry=None):
-    def write(group, _):
-        event = group[0]
-        changes = event.get("layers", {})
-        if not changes:
-            return f"{verb} {event.get('message', '')}".rstrip(" .") + "."
-        after = dtype_of(next(iter(changes.values()))["after"])
-        reason = next(iter(event.get("because", {}).values()), "")
-        why = f": {reason}" if reason else ""
-        done = dry if dry and event.get("dry_run") else verb
-        return f"{done} {format_names(changes, 2)} to {after}{why}."
-
-    return write
+# A smaller share of the elements may differ from batch to batch.
+_RISE = 0.01
 
 
-def _train_end(group, _):
-    # Only the first sentence, whose later lines are indented.
-    summary = group[0].get("summary", "Training ended.")
-    return summary.replace("\n    ", " ").split("\n")[0]
+def harm(event: dict, run) -> str:
+    """Returns the harm of a low loss scale in a clause.
+
+    It counts the layers with more zero gradients than in any reading before,
+    and names the worst. It is empty if there was no reading before.
+
+    Args:
+        event: Dict, an event of the run of kind `"loss_scale_low"`.
+        run: `Run`.
+    """
+    try:
+        grid = run.grid("gradient_zero", MAX_COLUMNS)
+    except KeyError:
+        return ""
+    start = event.get("at_step", 0)
+    since = (grid.last >= start) & (grid.last < _end(event, run))
+    before = _most(grid, grid.last < start)
+    after = _most(grid, since)
+    rises = after - before
+    known, worse = ~np.isnan(rises), rises > _RISE
+    if np.isnan(before).all():
+        return ""
+    if not known.any():
+        return "no gradients were read since"
+    if not worse.any():
+        return "no layer has had more zeros among its gradients since"
+    row = np.nanargmax(rises)
+    step = grid.last[since][np.nanargmax(grid.worst[row, since])]
+    share, had = before[row], "have" if worse.sum() > 1 else "has"
+    return (
+        f"since then, {worse.sum():,} of {format_count(known.sum(), 'layer')} "
+        f"{had} had more zero gradients, {grid.layers[row]} the most: "
+        f"{format_share(share)} before, {format_share(after[row])} after step "
+        f"{step:,}"
+    )
+
+
+def _most(grid, columns):
+    """The largest share of each layer in these columns."""
+    return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
+
+
+def _end(event, run):
+    """The step at which the scale recovered, or infinity."""
+    name = event.get("optimizer", "")
+    back = (
+        e["step"]
+        for e in run.of_kind("loss_scale_recovered")
+        if e.get("optimizer", "") == name and e["step"] > event["step"]
+    )
+    return next(back, math.inf)
 
 
 def _advised(group, run):
@@ -320,13 +364,6 @@ def _advised(group, run):
 _WRITE: dict[str, Callable] = {
     "skipped_step": _skipped,
     "verdict": _verdict,
-    "demote": _changed("Demoted", "Would demote"),
-    "shrink": _changed("Returned"),
-    "promote": _changed("Returned"),
-    "loss_scaling": _changed("Loss scaling:"),
-    "undo": _changed("Undone: returned"),
-    "return": lambda group: f"The tuner {group[0]['message']}.",
-    "train_end": _train_end,
     "loss_scale_low": _advised,
     "metric_not_finite": _advised,
     "validation_not_finite": _advised,
@@ -335,7 +372,6 @@ _WRITE: dict[str, Callable] = {
 
 # Titles of numbers of a verdict; others keep their name in the log.
 _NUMBERS = {
-    "code": "line of your code",
     "operation": "what it computed",
     "error": "error against float32",
     "largest_inside_in_float32": "largest number inside the layer, in float32 "
@@ -346,19 +382,12 @@ _NUMBERS = {
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# The steps of bad batches say the same.
-_PLACES = ("epoch", "batch", "batches")
+# The sentence, or the steps of bad batches, say the same.
+_SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 
 def _details(group) -> Iterator[str]:
     event = group[0]
-    yield from _bad_rows(group)
-    if event.get("message") and event.get("layers"):
-        # The sentence already contains the first clause.
-        yield from event["message"].split("; ")[1:]
-    if way := event.get("direction"):
-        in_ = "update of weights" if way == "update" else f"{way} pass"
-        yield f"in the {in_}"
     if event["kind"] == "verdict":
         first, *others = ([*_numbers(e)] for e in group)
         yield from first
@@ -374,23 +403,9 @@ def _details(group) -> Iterator[str]:
     yield from filter(None, (event.get("summary"), event.get("details")))
 
 
-def _bad_rows(group):
-    """The bad rows of each batch."""
-    event = group[0]
-    if event["kind"] == "bad_batches":
-        found = [b for b in event.get("batches") or [] if isinstance(b, dict)]
-        pairs = [(b.get("step"), b.get("rows")) for b in found]
-    else:
-        pairs = [(moment(e), e.get("bad_input")) for e in group]
-    for step, rows in pairs:
-        if listed := _rows(rows):
-            at = f"batch of step {_value('step', step)}"
-            yield f"{at}: not finite, first in {listed} (rows count from 0)"
-
-
 def _numbers(verdict):
     for name, value in verdict.get("numbers", {}).items():
-        if verdict["verdict"] == "bad_data" and name in _PLACES:
+        if name in _SAID:
             continue
         number, stem = _number(value), name.removesuffix("_bits")
         title = words(name) if stem == name else f"{words(stem)} loss scale"

@@ -1,13 +1,17 @@
-"""What the layers of a run would do in another format, and a plan.
+"""Predicts the layers of a run in another format, and makes a plan.
 
-It uses only the ranges of numbers that layers return. Ranges cannot show a loss
-of precision.
+It uses only the ranges of numbers that layers return: the largest magnitude,
+which the log has as headroom, and the smallest that counts in the histograms of
+exponents. Ranges cannot show a loss of precision.
 """
 
+import bisect
 import collections
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from keras_mixprec.flop_shares import flops
 from keras_mixprec.formats import (
@@ -18,14 +22,19 @@ from keras_mixprec.formats import (
     format_share,
 )
 from keras_mixprec.reporting.bad_input import left_out
-from keras_mixprec.reporting.facts import dtype_at
+from keras_mixprec.reporting.facts import (
+    dtype_at,
+    is_repaired,
+    kind_of,
+    moment,
+)
 from keras_mixprec.reporting.format_limits import (
     CHOICES,
     SPARE_BITS,
     format_limits,
+    measured_against,
 )
-from keras_mixprec.reporting.grid import MAX_COLUMNS
-from keras_mixprec.reporting.ranges import run_ranges
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS, as_sent, layer_of
 from keras_mixprec.reporting.told import words
 
 # Formats of a plan. Keras' `quantize` sets the others.
@@ -51,17 +60,15 @@ _STATES = {
 _ORDER = [*_STATES]
 
 # Ranges of a run that also fails in float32 are useless for a plan.
-_NO_MATTER = {
-    "divergence": "No plan: training diverged in float32 too, so precision is "
-    "not the cause, and these ranges say nothing about a run that does not "
-    "diverge.",
-    "weights_lost": "No plan: weights are infinite or NaN, so these ranges say "
-    "nothing about a run with finite ones. Restore a checkpoint first.",
-}
+_NO_MATTER = ("divergence", "weights_lost")
+_NO_PLAN = (
+    "No plan: the run fails in float32 too, so its ranges say nothing about a "
+    "run that does not."
+)
 
 
 class _Part(NamedTuple):
-    """What a part of a layer would do in a format.
+    """The prediction for a part of a layer in a format.
 
     `asks` is true if a plan therefore keeps the layer in float32.
     """
@@ -123,14 +130,10 @@ def what_if(
         }
         rows = [_row(layer, judged[layer["path"]]) for layer in layers]
         rows.sort(key=lambda row: _ORDER.index(row["state"]))
-        plan = {"text": _NO_MATTER.get(verdict, ""), "file": None}
+        plan = {"text": _NO_PLAN, "file": None}
         if dtype not in _PLANNED:
-            set_by = "is set by Keras' quantize"
-            how = "needs none" if dtype == "float32" else set_by
-            plan["text"] = (
-                f"A plan holds {' and '.join(_PLANNED)}: {dtype} {how}."
-            )
-        elif not plan["text"]:
+            plan["text"] = f"Only {' and '.join(_PLANNED)} have a plan."
+        elif verdict not in _NO_MATTER:
             plan = _plan(layers, judged, ranges, dtype, [*bad_input])
         formats[dtype] = {"layers": rows, "plan": plan}
     return {"measured": bool(ranges["layers"]), "formats": formats}
@@ -251,7 +254,7 @@ def _window_in_words(window):
 
 def _plan(layers, judged, ranges, dtype, bad_input):
     """The plan with the fewest layers in float32."""
-    reasons, unmeasured, behind = _reasons(layers, judged, ranges, dtype)
+    reasons, unmeasured = _reasons(layers, judged, ranges, dtype)
     costs = {x["path"]: flops(x) for x in layers}
     # The layers that this plan moves to float32 may have caused the skips.
     is_blamed = any(
@@ -277,10 +280,12 @@ def _plan(layers, judged, ranges, dtype, bad_input):
         held = sum(cost for path, cost in costs.items() if path not in reasons)
         said.append(f"{format_share(held / total)} of FLOPs in {dtype}.")
     if dtype == "float16":
-        skipped = ranges["overflowing_scale"]
-        said.append(_scale_in_words(scale, skipped, is_blamed))
-    for path, own in behind.items():
-        said.append(f"Not known, behind {path}: {format_names(own, 4)}.")
+        said.append(f"Loss scale 2**{scale}.")
+        if (skipped := ranges["overflowing_scale"]) is not None:
+            start = f"2**{math.ceil(skipped)}"
+            said.append(
+                f"The run skipped steps at loss scales from {start} on."
+            )
     if unmeasured:
         said.append(f"Without a finite reading: {format_names(unmeasured, 4)}.")
     text = " ".join(filter(None, [*said, left_out(bad_input)]))
@@ -294,11 +299,10 @@ def _plan(layers, judged, ranges, dtype, bad_input):
 
 
 def _reasons(layers, judged, ranges, dtype):
-    """Why layers need float32, unmeasured layers, and those behind a fault."""
+    """Finds layers that need float32, and those without a finite reading."""
     reasons: dict[str, str] = {}
-    unmeasured, behind = [], collections.defaultdict(list)
+    unmeasured = []
     mixed = any(not _began_wide(layer) for layer in layers)
-    has_cause = False
     for layer in layers:
         path = layer["path"]
         own = judged[path]
@@ -307,8 +311,6 @@ def _reasons(layers, judged, ranges, dtype):
         feeders = layer.get("fed_by") or []
         over = (x for x in feeders if _is_beyond(judged, ranges, x, dtype))
         feeder, state = next(over, None), own.activation.state
-        # A layer with a verdict may have caused the zeros after it.
-        is_cause, has_cause = not has_cause, has_cause or bool(own.refused)
         if mixed and _began_wide(layer):
             reasons[path] = "it was in float32 from the beginning of the run"
         elif grave or own.refused:
@@ -316,19 +318,15 @@ def _reasons(layers, judged, ranges, dtype):
         elif feeder:
             beyond = f"beyond {dtype}"
             reasons[path] = f"it receives what {feeder} computes, {beyond}"
-        elif state == "passed" and layer["passed_from"]:
-            behind[layer["passed_from"]].append(path)
-        elif state == "zero" and is_cause:
-            reasons[path] = "its activations were all zero, which have no range"
         elif state in ("passed", "zero", "unknown"):
             unmeasured.append(path)
-            if not mixed:
+            if not (mixed or layer["passed_from"]):
                 reasons[path] = "nothing was measured of it"
-    return reasons, unmeasured, behind
+    return reasons, unmeasured
 
 
 def _is_beyond(judged, ranges, path, dtype):
-    """Whether a layer's float32 output exceeds the format."""
+    """Returns whether a layer's float32 output exceeds the format."""
     state = judged[path].activation.state if path in judged else ""
     # A verdict may know the size of infinite numbers.
     largest = ranges["layers"].get(path, {}).get("in_float32", -math.inf)
@@ -356,20 +354,212 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
     return max(possible, key=score)
 
 
-def _scale_in_words(scale, skipped, is_blamed):
-    if skipped is None:
-        return f"Loss scale 2**{scale}."
-    start = f"2**{math.ceil(skipped)}"
-    if is_blamed:
-        return (
-            f"Loss scale 2**{scale}; the run skipped steps from {start} on, "
-            "which may be due to the layers with a verdict."
-        )
-    if scale < skipped:
-        return f"Loss scale 2**{scale}: from {start} on the run skipped steps."
-    return f"No loss scale is known: the run skipped steps even at {start}."
-
-
 def _began_wide(layer):
     # The tuner may demote a layer before the first step.
     return layer["dtypes"][0][1] == "float32" and layer["demoted_at"] is None
+
+
+# The ranges.
+
+PARTS = ("activation", "gradient", "weight_gradient", "weight")
+
+# The exponent at which histograms count infinities and NaNs.
+_NONFINITE = 128
+
+# Elements may become zero if the rest keeps this share of the sum of squares.
+# The diagnosis asks the same of gradients.
+KEPT_ENERGY = 0.99
+
+
+def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
+    """Returns the ranges of all layers of a run, ready for JSON.
+
+    Args:
+        run: `Run`.
+        columns: Int. The maximum number of columns to read of each metric.
+
+    Returns:
+        Dict with
+
+        - `"overflowing_scale"`: the least loss scale at which a step was
+          skipped since dtypes last changed, as a power of two, or `None`;
+        - `"needed_scale"`: the loss scale in the last verdict that names one;
+        - `"layers"`: a dict by path. It has a range for each measured part,
+          `"refused"`, the kinds of verdicts that each format does not repair,
+          and `"in_float32"`, the logarithm of the largest float32 output in
+          its last verdict.
+
+        A range has `"largest"`, the logarithm of the largest magnitude, and
+        `"low"`, the exponent of the smallest magnitude that counts, each with
+        its step. Gradients do not include the loss scale.
+    """
+    begins = sorted(event["step"] for event in run.begins)
+    layers = _since_calls(run.layers, begins)
+    paths = {layer["path"] for layer in layers}
+    found: dict = collections.defaultdict(dict)
+    for part, name, row, step, value in _readings(run, layers, begins, columns):
+        own = found[layer_of(row, paths)].setdefault(part, {**_UNREAD})
+        sign = 1 if name == "largest" else -1
+        if own[name] is None or sign * value > sign * own[name]:
+            own |= {name: value, f"{name}_step": step}
+    verdicts = run.of_kind("verdict")
+    for verdict in verdicts:
+        _add_verdict(found[verdict["layer"]], verdict)
+    found.pop(None, None)
+    needed = [v.get("numbers", {}).get("needed_bits") for v in verdicts]
+    needed = [bits for bits in needed if isinstance(bits, int | float)]
+    changed = max((s for x in layers for s, _ in x["dtypes"][1:]), default=-1)
+    return {
+        "layers": {path: own for path, own in found.items() if own},
+        "overflowing_scale": _lowest_overflowing(run, changed),
+        "needed_scale": needed[-1] if needed else None,
+    }
+
+
+_UNREAD = dict.fromkeys(("largest", "largest_step", "low", "low_step"))
+
+
+def _readings(run, layers, begins, columns) -> Iterator[tuple]:
+    """Yields part, `"largest"` or `"low"`, row, step and bits."""
+    limit = _limits(layers)
+    scale = _scale_bits(run.scale, begins)
+    # The log does not say which optimizer trains which layer.
+    unknown = "gradient" if len(run.scale) > 1 else None
+    for part in PARTS:
+        grid = _grid(run, f"{part}_headroom_bits", columns)
+        if part == unknown or grid is None:
+            continue
+        counts = _grid(run, f"{part}_nonfinite", columns)
+        left = as_sent(grid.worst)
+        left[~np.isfinite(left)] = np.nan
+        if counts is not None and counts.worst.shape == left.shape:
+            left[counts.worst > 0] = np.nan
+        steps = grid.last.tolist()
+        shift = scale if part == "gradient" else lambda step: 0.0
+        largest = np.array([limit(s) - shift(s) for s in steps]) - left
+        rows = np.flatnonzero(~np.isnan(largest).all(axis=1))
+        places = np.nanargmax(largest[rows], axis=1)
+        for row, place in zip(rows, places, strict=True):
+            value = round(largest[row, place].item(), 3)
+            yield part, "largest", grid.layers[row], steps[place], value
+    for row in run.histogram_rows():
+        part, step = row["part"], row["step"]
+        low = smallest_that_counts(row["exponents"], row["counts"])
+        if low is not None and part != unknown:
+            low -= scale(step) if part == "gradient" else 0
+            yield part, "low", row["layer"], step, round(float(low), 3)
+
+
+def smallest_that_counts(exponents, counts) -> int | None:
+    """Returns the smallest exponent that is needed to keep `KEPT_ENERGY`.
+
+    Args:
+        exponents: List of ints, rising.
+        counts: List of ints, the number of magnitudes at each exponent.
+
+    Returns:
+        Int, `None` if there are no finite numbers.
+    """
+    finite = [
+        (exponent, count)
+        for exponent, count in zip(exponents, counts, strict=True)
+        if count > 0 and exponent < _NONFINITE
+    ]
+    if not finite:
+        return None
+    # NumPy would take five times as long for 40 numbers.
+    top = finite[-1][0]
+    energies = [count * 4.0 ** (e - top) for e, count in finite]
+    wanted, kept = KEPT_ENERGY * sum(energies), 0.0
+    for (exponent, _), energy in zip(finite[::-1], energies[::-1], strict=True):
+        kept += energy
+        if kept >= wanted:
+            return exponent
+    return finite[0][0]
+
+
+def _limits(layers):
+    """A function from a step to the limit that headroom referred to."""
+    changes = sorted({since for x in layers for since, _ in x["dtypes"]})
+    limits = []
+    for since in changes or [0]:
+        then = [{"compute_dtype": dtype_at(x, since + 1)} for x in layers]
+        limits.append(format_limits(measured_against(then))["maximum_bits"])
+
+    def limit(step):
+        return limits[max(bisect.bisect_left(changes, step) - 1, 0)]
+
+    return limit
+
+
+def _since_calls(layers, begins):
+    """The table of layers, with dtypes from the start of their `fit`.
+
+    A later call of `fit` writes its table one step after its start.
+    """
+
+    def since(step):
+        return step - 1 if step - 1 in begins else step
+
+    return [
+        layer | {"dtypes": [[since(s), d] for s, d in layer["dtypes"]]}
+        for layer in layers
+    ]
+
+
+def _scale_bits(courses, begins):
+    """A function from a step to the loss scale, as a power of two.
+
+    A call of `fit` without a loss scale does not inherit an earlier one.
+    """
+    course = courses[0] if courses else {"steps": [], "scale": []}
+    steps, scales = course["steps"], course["scale"]
+
+    def bits(step):
+        if not steps:
+            return 0.0
+        # A skipped step changes the scale of the next step.
+        place = max(bisect.bisect_right(steps, step - 1) - 1, 0)
+        call = bisect.bisect_right(begins, step - 1) - 1
+        if call >= 0 and steps[place] < begins[call]:
+            return 0.0
+        scale = scales[place]
+        return math.log2(scale) if 0 < scale < math.inf else 0.0
+
+    return bits
+
+
+def _add_verdict(own, verdict):
+    """Adds the formats that a verdict rules out, and its largest output."""
+    kind = kind_of(verdict["verdict"])
+    for dtype in CHOICES if kind.repaired_by else ():
+        kinds = own.setdefault("refused", {}).setdefault(dtype, [])
+        if kind.name not in kinds and not is_repaired(kind.name, dtype):
+            kinds.append(kind.name)
+    largest = verdict.get("numbers", {}).get("largest_output_in_float32")
+    if isinstance(largest, int | float) and 0 < largest < math.inf:
+        own["in_float32"] = math.log2(largest)
+
+
+def _lowest_overflowing(run, since):
+    """The least loss scale at which only gradients were not finite.
+
+    Non-finite losses and batches do not depend on the scale. Steps up to
+    `since` had other dtypes.
+    """
+    scales = [
+        event["scale"]
+        for event in run.of_kind("skipped_step")
+        if not (event.get("bad_input") or event.get("loss"))
+        and moment(event) > since
+        and isinstance(event.get("scale"), int | float)
+        and 0 < event["scale"] < math.inf
+    ]
+    return math.log2(min(scales)) if scales else None
+
+
+def _grid(run, metric, columns):
+    try:
+        return run.grid(metric, columns)
+    except KeyError:
+        return None

@@ -1,69 +1,65 @@
-"""What to do next, and what the tuner did apart from demotions."""
+"""Advice on a run, also as code, and the work of the tuner."""
 
+import glob
+import re
 from collections.abc import Iterable, Mapping
 
-from keras_mixprec.formats import format_count, format_names, format_power
+from keras_mixprec.formats import (
+    format_count,
+    format_moment,
+    format_names,
+    format_power,
+)
 from keras_mixprec.reporting.facts import (
     asks_for_scale,
     dtypes_now,
     is_repaired,
     kind_of,
     low_scales,
+    said_alike,
 )
-from keras_mixprec.reporting.fixes import fix_of
-from keras_mixprec.reporting.flat_loss import standing_loss
 from keras_mixprec.reporting.headline import over_by
-from keras_mixprec.reporting.told import said_alike
 
-# Why the tuner does not repair a finding.
-_NO_REPAIR = {
-    "bad_data": "the batches were at fault, not the layers",
-    "divergence": "float32 fails as well",
-    "loss_mismatch": "the loss does not suit the model",
-    "unreachable_targets": "outputs cannot reach the targets",
-    "not_learning": "float32 does not learn either",
-    "loss_scale_ignored": "the code around the optimizer was at fault",
-    "weights_lost": "no dtype brings weights back",
-    "scale_search": "no layer was at fault",
-}
+# Events of the tuner that the sentence about the run does not have.
+_DONE = ("promote", "shrink", "advise_scale", "raise_scale", "lower_scale")
+# The events that it has.
+_TOLD = ("demote", "undo", "give_up")
 
 
-def tuner_did(events: list, layers: list) -> str:
+def tuner_did(run) -> str:
     """Returns what a tuner did in the last `fit`, or would have done.
 
     The sentence about the run has its demotions and findings.
 
     Args:
-        events: List of dicts, by rising step.
-        layers: List of dicts, the table of layers.
-
-    Example:
-    >>> from keras_mixprec.reporting.what_next import tuner_did
-    >>> tuner_did([{"kind": "train_begin", "step": 0, "tuner": True}], [])
-    'It watched and changed nothing: no layer was at fault.'
+        run: `Run`.
     """
-    begins = [n for n, e in enumerate(events) if e["kind"] == "train_begin"]
-    if not begins:
+    events, layers = run.events, run.layers
+    if not run.begins:
         return ""
-    own = events[begins[-1] :]
-    if not own[0].get("tuner", True):
+    if not run.settings.get("tuner"):
         return _would(events, layers)
-    if not own[0].get("tuner"):
-        return ""
-    who = f"In the last of {len(begins)} fits it" if begins[1:] else "It"
+    own = events[events.index(run.settings) :]
     done = [event for event in own if not event.get("dry_run")]
-    texts = (_SAYS[e["kind"]](e) for e in done if e["kind"] in _SAYS)
-    if said := dict.fromkeys(filter(None, texts)):
-        return f"{who} {', and '.join(said)}."
+    said = [
+        f"{event['message']} ({format_moment(event['step'])})"
+        for event in done
+        if event["kind"] in _DONE and "message" in event
+    ]
+    if said:
+        return f"It {'; it '.join(said)}."
     if done != own or any(event["kind"] in _TOLD for event in done):
         return ""
+    kinds = [e["verdict"] for e in own if e["kind"] == "verdict"]
+    idle = not any(kind_of(kind).repaired_by for kind in kinds)
+    why = ", because no layer needed another dtype" * idle
     kept = any(event["kind"] == "loss_scale_kept" for event in own)
-    scale = "; the loss scale that they lowered is restored" if kept else ""
-    return f"{who} watched and changed nothing{_why_nothing(own)}{scale}."
+    scale = ". It restored the loss scale that bad data had lowered" * kept
+    return f"It watched and changed nothing{why}{scale}."
 
 
 def _would(events, layers):
-    """What a tuner would have done; empty if nothing."""
+    """Says what a tuner would have done, if anything."""
     now, is_over = dtypes_now(events, layers), over_by(events, layers)
     paths = dict.fromkeys(
         event["layer"]
@@ -87,47 +83,8 @@ def _lowered_by_data(events):
     return [e for e in low_scales(events) if e.get("cause") == "bad_data"]
 
 
-def _returned(event):
-    return f"returned {format_names(event['layers'], 2, 'layer')} to 16 bits"
-
-
-def _scale(verb):
-    def said(event):
-        if "after" not in event:
-            return ""
-        scale = format_power(event["after"])
-        return f"{verb} {scale} at step {event['step']:,}"
-
-    return said
-
-
-_SAYS = {
-    "promote": _returned,
-    "shrink": _returned,
-    "advise_scale": _scale("changed nothing for want of a loss scale of"),
-    "raise_scale": _scale("raised the loss scale to"),
-    "lower_scale": _scale("lowered the loss scale to"),
-}
-# The sentence about the run has these.
-_TOLD = ("demote", "undo", "give_up")
-
-
-def _why_nothing(events):
-    kinds = [e["verdict"] for e in events if e["kind"] == "verdict"]
-    if not kinds:
-        return ": no layer was at fault"
-    # Repairable findings that remain have other reasons.
-    if any(kind_of(kind).repaired_by for kind in kinds):
-        return ""
-    known = [_NO_REPAIR[kind] for kind in kinds if kind in _NO_REPAIR]
-    return f": {known[0]}" if known else ""
-
-
 def what_next(
-    finding: Mapping | None,
-    events: list,
-    layers: list,
-    course: Mapping | None = None,
+    finding: Mapping | None, events: list, layers: list
 ) -> dict | None:
     """Returns what the user should do about the main finding of a run.
 
@@ -135,7 +92,6 @@ def what_next(
         finding: Dict from `main_finding`.
         events: List of dicts, by rising step.
         layers: List of dicts, the table of layers.
-        course: Dict, the loss by step. Defaults to `None`.
 
     Returns:
         Dict with `"text"`, a sentence or two, and `"code"` for it, which may be
@@ -146,11 +102,9 @@ def what_next(
     event = finding["event"]
     fix = fix_of(event, events, layers)
     if finding["repaired"]:
-        return _after_repair(event, fix, events, layers, course)
-    code = next(
-        (fix[x] for x in ("training", "data", "diagnosis") if x in fix), ""
-    )
-    text = event.get("advice") or "This code finds the cause." * bool(code)
+        return _after_repair(event, fix, events, layers)
+    code = fix.get("training") or fix.get("data", "")
+    text = event.get("advice")
     if not text:
         return None
     if event["kind"] == "verdict":
@@ -168,35 +122,21 @@ def what_next(
     return {"text": text, "code": code + then}
 
 
-def _after_repair(event, fix, events, layers, course):
-    done = _whether_done(event, events, course)
+def _after_repair(event, fix, events, layers):
     if asks_for_scale(event):
         text = "Start the next run with that loss scale, or it is not repaired."
-        return {"text": f"{text}{done}", "code": fix.get("training", "")}
+        return {"text": text, "code": fix.get("training", "")}
     now = dtypes_now(events, layers)
     if not is_repaired(event["verdict"], now.get(event["layer"])):
-        return {"text": done.strip(), "code": ""} if done else None
+        return None
     if plan := _plan_with(event["layer"], events):
         text = f"The next run starts with the repair in place, from {plan}."
-        return {"text": f"{text}{done}", "code": ""}
+        return {"text": text, "code": ""}
     return {
         "text": "The repair is not saved. PrecisionTuner(plan='plan.json') "
-        f"saves it for the next run.{done}",
+        "saves it for the next run.",
         "code": fix.get("plan", ""),
     }
-
-
-def _whether_done(event, events, course):
-    """A sentence if the loss has not fallen since a repair."""
-    stands = standing_loss(course, events)
-    if stands is None:
-        return ""
-    if not stands:
-        return " No loss is known since the repair, so train on to see it fall."
-    return (
-        f" {stands} Look for another cause, such as the learning rate or the "
-        "data."
-    )
 
 
 def _plan_with(layer, events: Iterable):
@@ -208,3 +148,112 @@ def _plan_with(layer, events: Iterable):
     if not own or (failed and failed[-1]["step"] >= own[-1]["step"]):
         return None
     return own[-1]["plan_file"]
+
+
+# The code.
+
+_IMPORT = "import keras_mixprec as kmp\n\n"
+_PLAN = (
+    "kmp.PrecisionPlan.from_model(model).save('plan.json')\n"
+    "# And from then on:\n"
+    "kmp.apply_policy(model, kmp.PrecisionPlan.load('plan.json'))\n"
+)
+_DROP = """import numpy as np
+
+keep = np.isfinite({part}).reshape(len({part}), -1).all(axis=1)
+{rest}
+"""
+_SCALED = "optimizer = kmp.LossScaleOptimizer(\n    optimizer, {}\n)\n"
+
+
+def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
+    """Returns the code that repairs the finding of an event.
+
+    The code repairs layers together if they were found together. It calls the
+    model `model`, its optimizer `optimizer` and the training data `x` and `y`.
+
+    Args:
+        event: Dict, one of `events`.
+        events: Dicts.
+        layers: List of dicts, the table of layers.
+
+    Returns:
+        Dict from the use of the code to the code, empty if there is none:
+
+        - `"training"`: for the next training;
+        - `"plan"`: the same, saved as a plan;
+        - `"data"`: drops bad rows.
+    """
+    if event["kind"] == "loss_scale_low" and "held" in event:
+        return {"training": _set_scale(event)}
+    if event["kind"] != "verdict":
+        return {}
+    if _widened(event):
+        beside = (e for e in events if e["step"] == event["step"])
+        named = [event, *(e for e in beside if e["kind"] == "verdict")]
+        dtypes = {x["path"]: x["dtypes"][0][1] for x in layers if "dtypes" in x}
+        paths = dict.fromkeys(filter(None, map(_widened, named)))
+        return _rules(paths, dtypes.get(event["layer"]))
+    if code := _of_scale(event):
+        return {"training": _IMPORT + code}
+    part = _bad_part(event) if event["verdict"] == "bad_data" else None
+    if part is None:
+        return {}
+    rest = "x, y = x[keep], y[keep]"
+    if "[" in part:  # The part is one of several arrays.
+        name, _, _ = part.partition("[")
+        rest = f"{name} = {{key: own[keep] for key, own in {name}.items()}}"
+    return {"data": _DROP.format(part=part, rest=rest)}
+
+
+def _bad_part(event):
+    """The array with non-finite rows, `None` if not known."""
+    named = (
+        re.match("(?:samples|rows)_of_(.+)", n)
+        for n in event.get("numbers", {})
+    )
+    parts = (found[1] for found in named if found)
+    return next((p for p in parts if p.partition("[")[0] in ("x", "y")), None)
+
+
+def _widened(event):
+    """The layer that a wider dtype repairs, or `None`."""
+    scale = "advised_bits" in event.get("numbers", {})
+    is_repair = kind_of(event["verdict"]).repaired_by and not scale
+    return event["layer"] if is_repair else None
+
+
+def _rules(paths, dtype):
+    low = dtype if dtype in ("float16", "bfloat16") else "float16"
+    listed = "".join(
+        f"    kmp.PrecisionRule({glob.escape(path)!r}, 'float32'),\n"
+        for path in paths
+    )
+    # The first rule that matches a layer wins, so these come first.
+    training = (
+        f"{_IMPORT}rules = [\n{listed}    *kmp.DEFAULT_RULES,\n]\n"
+        f"kmp.apply_policy(model, 'mixed_{low}', rules=rules)\n"
+    )
+    return {"training": training, "plan": training + _PLAN}
+
+
+def _set_scale(event):
+    optimizer = event.get("optimizer") or "optimizer"
+    scale = format_power(event["held"]).replace("2**", "2.0**")
+    return f"model.{optimizer}.set_loss_scale({scale})\n"
+
+
+def _of_scale(event):
+    numbers = event.get("numbers", {})
+    if numbers.get("scaled", True) is False:
+        # The advice covers a custom `train_step`.
+        return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
+    if "advised_bits" in numbers:
+        return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
+    # A scale that fell because of skipped steps would fall again.
+    low = "needed_bits" in numbers and "fell_from_bits" not in numbers
+    if event["verdict"] == "scale_too_low" and low:
+        return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")
+    if event["verdict"] == "policy" and "dtype" in numbers:
+        return f"kmp.apply_policy(model, 'mixed_{numbers['dtype']}')\n"
+    return None

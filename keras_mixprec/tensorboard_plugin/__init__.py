@@ -8,7 +8,6 @@ Files:
 - `endpoints.py`: the answers to the requests of the page.
 - `plugin.py`: serves them in TensorBoard.
 - `page_server.py`: serves them in `keras-mixprec serve`.
-- `log_folder.py`: the runs of a folder.
 - `static/`: the page, which starts at `index.js`. `palette.js` chooses the
   colour of a value, and `metrics.js` its words.
 """

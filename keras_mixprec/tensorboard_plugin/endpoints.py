@@ -11,6 +11,7 @@
 | `static/page.js`, `static/style.css` | the page |
 """
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping
@@ -18,13 +19,13 @@ from typing import NamedTuple
 
 from keras_mixprec import _clock
 from keras_mixprec.reporting.cards import overview
-from keras_mixprec.reporting.grid import MAX_COLUMNS
+from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.report_page import bundle, static
 from keras_mixprec.reporting.run import Run
+from keras_mixprec.reporting.run_files import RunFiles, find_runs
 from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 # The maximum length of a name of a run or a layer.
 _LONGEST = 4096
@@ -71,16 +72,24 @@ def check_method(method: str) -> None:
 
 
 class Endpoints:
-    """Answers the requests of the page, in any thread."""
+    """Answers the requests of the page, in any thread.
 
-    def __init__(self):
+    Args:
+        folders: Dict from names to folders with runs. An only folder may have
+            the name `""`. They are read again for each request.
+    """
+
+    def __init__(self, folders: dict[str, str]):
+        self._folders = folders
+        # The last list, because a walk through all folders takes time.
+        self._runs: dict[str, str] = {}
+        self._rows: dict[str, tuple] = {}
         # Types are not guessed by `mimetypes`: on Windows the registry may call
         # a script text/plain, and browsers do not load that.
         self._files = {
             "page.js": (f"{bundle()}\nexport {{ render }};", "text/javascript"),
             "style.css": (static("style.css"), "text/css"),
         }
-        self._rows = {}
 
     def static(self, name: str) -> Answer:
         """Returns a file of the page.
@@ -93,13 +102,23 @@ class Endpoints:
         text, content_type = self._files[name]
         return Answer(text.encode(), content_type)
 
-    def data(
-        self, runs: LogFolder, name: str, query: Mapping[str, str]
-    ) -> Answer:
+    def listed(self) -> list[dict]:
+        """Returns `RunFiles.listed` of each run."""
+        self._runs = {
+            f"{name}/{run}" if name else run: path
+            for name, folder in self._folders.items()
+            for run, path in find_runs(folder).items()
+        }
+        found = []
+        for run in self._runs:
+            with contextlib.suppress(OSError):  # Removed in between.
+                found.append(RunFiles(self._runs[run]).listed(run))
+        return found
+
+    def data(self, name: str, query: Mapping[str, str]) -> Answer:
         """Returns the answer of a route.
 
         Args:
-            runs: `LogFolder`.
             name: String, one of `ROUTES`.
             query: Dict of strings.
 
@@ -107,60 +126,53 @@ class Endpoints:
             RefusedError: If the route, the run or the query is wrong.
         """
         if name == "runs":
-            return Answer(to_json(runs.listed()).encode(), _JSON)
+            return Answer(to_json(self.listed()).encode(), _JSON)
         if name == "summaries":
-            return self._summaries(runs)
+            return self._summaries()
         if name not in _ANSWERS:
             raise RefusedError(404, "No such route")
         run = _argument(query, "run")
-        log = _opened(runs, run)
         try:
+            log = self._open(run)
             return _answer(name, run, log, tuple(sorted(query.items())))
         except OSError as error:
             raise RefusedError(404, "The log was removed.") from error
 
-    def _summaries(self, runs):
+    def _open(self, run):
+        if run not in self._runs:
+            self.listed()
+        if run not in self._runs:
+            raise RefusedError(404, f"No such run. Received: run={run!r}")
+        log = RunFiles(self._runs[run])
+        if log.listed(run)["newer_schema"]:
+            raise RefusedError(
+                400,
+                "A newer version of keras_mixprec wrote this run: update it.",
+            )
+        return log
+
+    def _summaries(self):
         """A row for each run, marked if it is not read yet."""
         ends, rows = _clock.now() + _PATIENCE, []
         has_read = False
-        for listed in runs.listed():
+        for listed in self.listed():
             run, written = listed["run"], listed["written"]
             if listed["newer_schema"]:
                 continue
             # A run without new data is not even opened.
             known, row = self._rows.get(run, (None, {"run": run}))
             # At least one is read in each call.
-            due = not has_read or _clock.now() < ends
-            if known != written and due:
+            if known != written and (not has_read or _clock.now() < ends):
                 has_read = True
                 try:
-                    row = self._row(runs, run)
+                    log = self._open(run)
+                    row = json.loads(to_json(row_of(Run(run, log))))
                 except (RefusedError, OSError):  # Removed in between.
                     continue
                 known = written
+                self._rows[run] = log.written, row
             rows.append(row if known == written else row | {"unread": True})
         return Answer(json.dumps(rows).encode(), _JSON)
-
-    def _row(self, runs, run):
-        """The row of a run, with types of JSON."""
-        log = _opened(runs, run)
-        known, row = self._rows.get(run, (None, {}))
-        if known != log.written:
-            row = json.loads(to_json(row_of(Run(run, log))))
-            self._rows[run] = log.written, row
-        return row
-
-
-def _opened(runs, run):
-    log = runs.open(run)
-    if log is None:
-        raise RefusedError(404, f"No such run. Received: run={run!r}")
-    if log.listed(run)["newer_schema"]:
-        raise RefusedError(
-            400,
-            "A newer version of keras_mixprec wrote this run: update it.",
-        )
-    return log
 
 
 @functools.lru_cache(_KEPT)

@@ -21,7 +21,6 @@ from keras_mixprec.tensorboard_plugin.endpoints import (
     RefusedError,
     check_method,
 )
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 HOST = "127.0.0.1"
 
@@ -70,7 +69,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
 
     Attributes:
         url: String. The address of the page.
-        runs: `LogFolder`.
+        endpoints: `Endpoints`.
     """
 
     daemon_threads = True
@@ -88,8 +87,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
                 "choose another with --port, or any that is free with --port 0",
             ) from error
         self.set_app(self._respond)
-        self.runs = LogFolder({"": log_dir})
-        self._endpoints = Endpoints()
+        self.endpoints = Endpoints({"": log_dir})
         self.url = f"http://{HOST}:{self.server_address[1]}/"
         page = _PAGE.format(log_dir=joined(os.path.abspath(log_dir)))
         self._pages = {
@@ -130,9 +128,9 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
         if not route:
             raise RefusedError(404, "No such page")
         if route[1] == "static":
-            return self._endpoints.static(route[2])
+            return self.endpoints.static(route[2])
         query = dict(parse_qsl(environ["QUERY_STRING"]))
-        return self._endpoints.data(self.runs, route[2], query)
+        return self.endpoints.data(route[2], query)
 
 
 class _Handler(WSGIRequestHandler):

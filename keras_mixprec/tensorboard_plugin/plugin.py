@@ -14,7 +14,6 @@ from keras_mixprec.tensorboard_plugin.endpoints import (
     RefusedError,
     check_method,
 )
-from keras_mixprec.tensorboard_plugin.log_folder import LogFolder
 
 
 class MixedPrecisionPlugin(base_plugin.TBPlugin):
@@ -27,12 +26,11 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
     plugin_name = PLUGIN_NAME
 
     def __init__(self, context):
-        self._runs = LogFolder(_folders(context.flags))
-        self._endpoints = Endpoints()
+        self._endpoints = Endpoints(_folders(context.flags))
 
     def is_active(self):
-        """Whether there is any run."""
-        return bool(self._runs.listed())
+        """Returns whether there is any run."""
+        return bool(self._endpoints.listed())
 
     def frontend_metadata(self):
         """The name of the tab and the module of the page."""
@@ -61,7 +59,7 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
         return self._endpoints.static(name)
 
     def _data(self, request, name):
-        return self._endpoints.data(self._runs, name, request.args)
+        return self._endpoints.data(name, request.args)
 
 
 def _folders(flags):

@@ -83,8 +83,8 @@ export function createHeatCard(store) {
     const { layers } = store.state.runData;
     const dtypes = new Set(layers.map(({ compute_dtype: dtype }) => dtype));
     const wide = [...dtypes].filter((dtype) => isWider(dtype, formatOf())).join(" or ");
-    if (isShownAsIf()) return ` All layers are in ${wide}: shown is what they would have left if they were ${formatOf()}.`;
-    return wide ? ` The format is that of the layer: ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
+    if (isShownAsIf()) return ` All layers are in ${wide}. The chart shows their headroom if they were in ${formatOf()}.`;
+    return wide ? ` Each layer has its own format, ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
   }
 
   function readingsInWords() {

@@ -12,7 +12,7 @@ const HEADS = ["Layer", "Activations", "Gradients fit loss scales (2 bits to spa
 const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
   "lose digits. Loss scales are for the gradients of outputs and weights; which small ones of weights count " +
   "is not in the log. Before training check the plan with keras_mixprec.diagnose on a batch.";
-const NO_RANGES = "Nothing was measured of the layers of this run. MixPrecMonitor measures " +
+const NO_RANGES = "This run has no measurements of layers. MixPrecMonitor measures " +
   "them at every probe_every steps, within max_overhead of the time.";
 
 export function createWhatIf(store) {
