@@ -218,7 +218,7 @@ def test_findings_of_lint_are_logged_at_the_first_step(repaired, tmp_path):
     assert first == [0, "bad", "argument_beyond_format", "bytes"]
     assert {e["level"] for e in events} <= {"bad", "warning"}
     assert "no_loss_scaling" not in [e["finding"] for e in events]
-    assert "argument_beyond_format in" in prose(run.watcher.report)
+    assert "Argument beyond format" in prose(run.watcher.report)
     assert run.verdicts == []
 
 
