@@ -109,7 +109,7 @@ def test_larger_gradients_become_usual():
 @pytest.mark.parametrize("jit", JITS)
 def test_a_rehearsal_takes_spikes(jit):
     model = model_of(jit=jit, norm=False)
-    model.optimizer = kmp.LossScaleOptimizer(model.optimizer, 1.0)
+    model.optimizer = kmp.LossScaleOptimizer("adam", 1.0)
     model.optimizer.build(model.trainable_variables)
     model.optimizer.skip_spikes()
     fit(model)

@@ -69,11 +69,10 @@ class Step(Protocol):
         Reading it is free where the backend runs eagerly.
         """
 
-    def known_finite(self, tensor):
-        """Returns `True` if all is finite and knowing so waits for nothing.
+    def choose(self, condition, if_true, if_false):
+        """Returns the result of one of two functions that write nothing.
 
-        So on a CPU, outside of compiled functions. `False` if it is not finite
-        or that is not known.
+        A step runs only one of them if the backend can branch.
         """
 
     def unscale(self, gradients, inverse, keep, variables=()):
