@@ -114,11 +114,10 @@ def test_a_rehearsal_takes_spikes(jit):
     model.optimizer.skip_spikes()
     fit(model)
     gate, spike = model.optimizer.spikes, (X[:ROWS], 1e4 * Y[:ROWS])
-    before = gate.limit()
-    losses = rehearse(model, [spike], 3, rates_of(model)).losses
-    assert losses[0] != losses[1] != losses[2]
+    first, second = rehearse(model, [spike], 2, rates_of(model)).losses
+    assert first != second
     fit(model, x=spike[0], y=spike[1])
-    assert (gate.read().skipped, gate.limit()) == (1, before)
+    assert gate.read().skipped == 1
 
 
 def test_a_tuner_leaves_nothing_behind():

@@ -133,9 +133,9 @@ class StepStages:
     def are_unscaled(self, gradients: list, scale) -> bool:
         """Returns whether the gradients of an `apply` are unscaled.
 
-        Those that `unscale` returned are, and those that it was given are not.
-        New ones, such as clipped ones, are unscaled if `unscale` was given as
-        many numbers.
+        Gradients that `unscale` returned are unscaled, and gradients that it
+        was given are not. New ones, such as clipped ones, are unscaled if
+        `unscale` was given as many numbers.
 
         Args:
             gradients: List of gradients, or `None`.
