@@ -200,10 +200,7 @@ ROWS = [[1, 2], [3, 4], [1, 2], [3, 4], [1e30, 2], [3, 4], [1, 2], [3, 4]]
 @pytest.mark.long
 @each_jit
 def test_a_skipped_step_leaves_the_moving_statistics(jit, tmp_path):
-    model, data = (
-        normalizing(jit),
-        (np.array(ROWS, "float32"), np.zeros((8, 1))),
-    )
-    fit(model, data, [monitor(tmp_path)])
+    model, watcher = normalizing(jit), monitor(tmp_path)
+    fit(model, (np.array(ROWS, "float32"), np.zeros((8, 1))), [watcher])
     # From (0, 1) half of the way to mean 2, 3 and variance 1, 1, once.
     np.testing.assert_allclose(moving(model), [[1.0, 1.5], [1.0, 1.0]], 1e-3)
