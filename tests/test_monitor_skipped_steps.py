@@ -199,16 +199,8 @@ ROWS = [[1, 2], [3, 4], [1, 2], [3, 4], [1e30, 2], [3, 4], [1, 2], [3, 4]]
 
 @pytest.mark.long
 @each_jit
-def test_an_overflow_leaves_the_moving_statistics_finite(jit, tmp_path):
+def test_a_skipped_step_leaves_the_moving_statistics(jit, tmp_path):
     model, watcher = normalizing(jit), monitor(tmp_path)
     fit(model, (np.array(ROWS, "float32"), np.zeros((8, 1))), [watcher])
-    # From (0, 1) half of the way to mean 2, 3 and variance 1, 1; then the
-    # second channel once more, and the first not at all.
-    np.testing.assert_allclose(
-        moving(model), [[1.0, 1.5 / 2 + 3 / 2], [1.0, 1.0]], rtol=1e-3
-    )
-    # Outside of training anything can be written.
-    model.evaluate(np.full((4, 2), BAD), np.ones((4, 1)), verbose=0)
-    model.layers[1].moving_mean.assign([np.inf, 0.0])
-    assert np.isinf(moving(model)[0][0])
-    assert sum(watcher.summary.nonfinite_losses.values()) == 1
+    # From (0, 1) half of the way to mean 2, 3 and variance 1, 1, once.
+    np.testing.assert_allclose(moving(model), [[1.0, 1.5], [1.0, 1.0]], 1e-3)

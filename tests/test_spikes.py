@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
+from keras_mixprec.numerics.rehearsal import rates_of, rehearse
 from tests.monitor_models import every_backend
 
 ROWS, STEPS, BAD = 8, 200, 150
@@ -102,6 +103,21 @@ def test_larger_gradients_become_usual():
     assert taken == usual + [False] * 128 + [True] * 12
     assert optimizer.skipped_steps == 0
     assert optimizer.spikes.read().last == pytest.approx(100 / 9)
+
+
+@every_backend
+@pytest.mark.parametrize("jit", JITS)
+def test_a_rehearsal_takes_spikes(jit):
+    model = model_of(jit=jit, norm=False)
+    model.optimizer = kmp.LossScaleOptimizer("adam", 1.0)
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.skip_spikes()
+    fit(model)
+    gate, spike = model.optimizer.spikes, (X[:ROWS], 1e4 * Y[:ROWS])
+    first, second = rehearse(model, [spike], 2, rates_of(model)).losses
+    assert first != second
+    fit(model, x=spike[0], y=spike[1])
+    assert gate.read().skipped == 1
 
 
 def test_a_tuner_leaves_nothing_behind():

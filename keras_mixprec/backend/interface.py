@@ -64,11 +64,10 @@ class Step(Protocol):
         It costs nothing while the backend runs eagerly.
         """
 
-    def known_finite(self, tensor):
-        """Returns `True` if all is finite and no computation has to be awaited.
+    def choose(self, condition, if_true, if_false):
+        """Returns the result of one of two functions that write nothing.
 
-        This is possible on a CPU, outside of compiled functions. `False` if the
-        tensor is not finite, or if this is not known.
+        A step runs only one of them if the backend can branch.
         """
 
     def unscale(self, gradients, inverse, keep, variables=()):

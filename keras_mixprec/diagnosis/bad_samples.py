@@ -10,7 +10,7 @@ from keras_mixprec.diagnosis.advice import advice
 from keras_mixprec.diagnosis.batch import named_leaves
 from keras_mixprec.diagnosis.verdict import Finding, Verdict
 from keras_mixprec.keras_internals import arrays_in_fit
-from keras_mixprec.loss_scaling.current_step import PARTS
+from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.numerics.arrays import as_numpy
 
 # Samples that a verdict lists.

@@ -13,15 +13,14 @@ This holds in `fit`, in a custom `train_step` and in a loop by hand.
 Files:
 
 - `optimizer.py`: `LossScaleOptimizer`, from its constructor to its files.
-- `stages.py`: the stage of a step, and which calls are wrong in it.
+- `stages.py`: which gradients of a step are unscaled already.
 - `checked_gradients.py`: whether a step is skipped: all gradients are checked,
   then applied everywhere or nowhere; windows of accumulated gradients.
 - `spikes.py`: steps with far larger gradients than usual, which are skipped.
 - `rules.py`: update rules, state in, state out: dynamic, fixed and scheduled
   scales, and the rules of other systems.
 - `history.py`: what the optimizer remembers of its steps, in its variables.
-- `current_step.py`: batch and loss of the step being taken: which rows are not
-  finite.
+- `inputs.py`: the rows and weights of a step that are not finite.
 - `constants.py`: constants of an optimizer that are lost in 16-bit variables.
 - `ensure.py`: loss scaling for models that have none, or Keras' own.
 """

@@ -15,7 +15,6 @@ from keras_mixprec.keras_internals import (
     updated_variables,
     variable_indices,
 )
-from keras_mixprec.loss_scaling.current_step import loss_kinds
 from keras_mixprec.loss_scaling.stages import as_tensors
 
 # A dtype that ends below this holds less than float32: float16, not bfloat16.
@@ -140,10 +139,9 @@ class CheckedGradients:
                 # one in its window overflowed, is not recorded as an overflow.
                 skipped = _where(finite, False, True)
             if skipped is not False:
-                kinds, loss = self._kinds(skipped)
-                optimizer.history.remember(
-                    skipped, self.flags, kinds, self.scale, loss
-                )
+                kinds = backend.nonfinite_kinds(self._given, skipped)
+                kinds = self._in_build_order(backend.sum_over_replicas(kinds))
+                optimizer.history.remember(skipped, self.flags, kinds)
 
         backend.commit(
             optimizer,
@@ -153,13 +151,6 @@ class CheckedGradients:
             record,
             remember,
         )
-
-    def _kinds(self, skipped):
-        """Which of `NONFINITE_KINDS` gradients and loss hold, if skipped."""
-        kinds = self._backend.nonfinite_kinds(self._given, skipped)
-        together = ops.concatenate([kinds, loss_kinds()[None]])
-        together = self._backend.sum_over_replicas(together)
-        return self._in_build_order(together[:-1]), together[-1]
 
     def _unscaled(self):
         return self._backend.unscale(

@@ -9,40 +9,17 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.constants import check_constants
 from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mixprec.loss_scaling.rules import (
-    DynamicLossScale,
-    FixedLossScale,
-    LossScale,
-)
+from keras_mixprec.loss_scaling.rules import DynamicLossScale, FixedLossScale
 
 
-def adopt(
-    optimizer: keras.optimizers.LossScaleOptimizer,
-    rule: LossScale | None = None,
-) -> LossScaleOptimizer:
-    """Returns an optimizer that continues where Keras' own is.
+def adopt(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns what takes the place of Keras' own `LossScaleOptimizer`.
 
-    It shares the inner optimizer, the loss scale and the
-    step counter with `optimizer`, and is saved as Keras saves it. It differs
-    where Keras' would lose weights: a scale of 0 or infinity, and non-finite
-    rows of a sparse gradient or of another replica.
-
-    Args:
-        optimizer: A `keras.optimizers.LossScaleOptimizer`, built or not.
-        rule: The update rule. Defaults to `None`, the one of `optimizer`.
-
-    Returns:
-        A `LossScaleOptimizer`; `optimizer` itself if it is one already, or of
-        a class that somebody derived from Keras'.
+    Any other optimizer is returned as it is.
     """
     if not can_adopt(optimizer):
         return optimizer
-    own_rule = DynamicLossScale.preset(
-        "keras",
-        initial_scale=optimizer.initial_scale,
-        growth_interval=optimizer.dynamic_growth_steps,
-    )
-    return LossScaleOptimizer.continuing(optimizer, rule or own_rule)
+    return LossScaleOptimizer.continuing(optimizer)
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -114,7 +91,7 @@ def _wrapped(model, rule):
     # package.
     wrapper = keras.optimizers.LossScaleOptimizer(model.optimizer)
     set_saved_optimizer(model, wrapper)
-    model.optimizer = adopt(wrapper, rule)
+    model.optimizer = LossScaleOptimizer.continuing(wrapper, rule)
     if model.train_function is not None:
         model.make_train_function(force=True)
     return model.optimizer

@@ -1,6 +1,5 @@
 """The loss scale optimizer."""
 
-import copy
 import warnings
 from collections.abc import Iterable
 from typing import Any, Self
@@ -11,10 +10,7 @@ from keras import ops
 
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
-from keras_mixprec.formats import count_kinds
 from keras_mixprec.keras_internals import (
-    no_automatic_dependency_tracking,
-    track_variable,
     updated_variables,
 )
 from keras_mixprec.loss_scaling.checked_gradients import (
@@ -48,17 +44,8 @@ from keras_mixprec.loss_scaling.stages import (
     as_tensors,
 )
 
-# Arguments of the inner optimizer: Keras' constructor sets them on the wrapper.
-_OF_INNER = (
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "gradient_accumulation_steps",
-)
+# Attributes that the wrapper and the inner optimizer each have.
+_OF_BOTH = {"name", "built", "loss_scale_factor"}
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
@@ -95,8 +82,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             Keras. The loss scale moves with each micro-batch all the same.
             Defaults to `False`.
         name: String. Name of the optimizer.
-        **kwargs: `dynamic=False` fixes the scale at `initial_scale`, as in
-            Keras 2. Other arguments of Keras' optimizers are refused with the
+        **kwargs: Keras refuses other arguments of its optimizers, with the
             advice to set them on `inner_optimizer`.
 
     Raises:
@@ -138,15 +124,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ):
         inner_optimizer = _check_inner(inner_optimizer)
         _check_window(discard_window, inner_optimizer)
-        rule = resolve_rule(
-            loss_scale,
-            initial_scale,
-            dynamic_growth_steps,
-            kwargs.pop("dynamic", True),
-        )
+        rule = resolve_rule(loss_scale, initial_scale, dynamic_growth_steps)
         super().__init__(inner_optimizer, name=name, **kwargs)
-        for argument in _OF_INNER:
-            self.__dict__.pop(argument, None)
+        # Keras sets the inner optimizer's arguments on the wrapper too.
+        for argument in vars(self).keys() & vars(inner_optimizer).keys():
+            if not argument.startswith("_") and argument not in _OF_BOTH:
+                del self.__dict__[argument]
         self.rule = rule
         self.initial_scale = self._initial_scale()
         self.history = StepHistory()
@@ -158,19 +141,29 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.spikes: SpikeGate | None = None
         self._stages = StepStages()
         self._scale_variable: Any = None
-        self._growth_variable: Any = None
 
     @classmethod
     def continuing(
-        cls, other: keras.optimizers.LossScaleOptimizer, rule: LossScale
+        cls,
+        other: keras.optimizers.LossScaleOptimizer,
+        rule: LossScale | None = None,
     ) -> Self:
         """Returns an optimizer that continues where Keras' own is.
 
+        It shares the inner optimizer, the loss scale and the step counter with
+        Keras' optimizer, and is saved as Keras saves that one. It differs where
+        Keras' would lose weights: a scale of 0 or infinity, and non-finite rows
+        of a sparse gradient or of another replica.
+
         Args:
-            other: Keras' optimizer, built or not. They share the inner
-                optimizer, the loss scale and the step counter.
-            rule: The update rule.
+            other: `keras.optimizers.LossScaleOptimizer`, built or not.
+            rule: The update rule. Defaults to `None`, the one of `other`.
         """
+        rule = rule or DynamicLossScale.preset(
+            "keras",
+            initial_scale=other.initial_scale,
+            growth_interval=other.dynamic_growth_steps,
+        )
         own = cls(other.inner_optimizer, loss_scale=rule, name=other.name)
         own._continues_keras_own = True
         if other.built:
@@ -178,8 +171,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             own._repair_scale()
         return own
 
-    # Without this, Keras would track the model's variables as the optimizer's.
-    @no_automatic_dependency_tracking
     def build(self, var_list: list, shared: Any = None) -> None:
         """Creates the variables for a list of trainable variables.
 
@@ -198,16 +189,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         # A monitor changes no run: what Keras' own lets pass goes on.
         if not self._continues_keras_own:
             check_constants(self.inner_optimizer, var_list)
-        self._trainable_variables = list(var_list)
-        self._trainable_variables_indices = {
-            self._var_key(v): i for i, v in enumerate(var_list)
-        }
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
+        keras.optimizers.Optimizer.build(self, var_list)
         state = self.rule.initial_state()
         if shared is not None:
             self.step_counter = shared.step_counter
             self._scale_variable = shared.dynamic_scale
-            self._track_variable(self.step_counter)
-            self._track_variable(self._scale_variable)
         else:
             self.step_counter = self._add_state(
                 "step_counter", (), "int", int(state.good_steps)
@@ -215,19 +203,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._scale_variable = self._add_state(
                 "dynamic_scale", (), "float32", self._initial_scale()
             )
-        if isinstance(self.rule, DynamicLossScale):
-            # A compiled step reads it, so that it can be set later.
-            self._growth_variable = self._add_state(
-                "growth_interval", (), "int", self.rule.growth_interval
-            )
         paths = [getattr(v, "path", v.name) for v in var_list]
         with active.step().outside_graph():
-            windows = self.window is not None
-            self.history.build(self._add_state, paths, self.rule, windows)
-        self._build_inner(var_list)
-        self.built = True
-        if self._unread_state is not None:
-            with active.step().outside_graph():
+            self.history.build(self._add_state, paths, state)
+            if self._unread_state is not None:
                 self.load_own_variables(self._unread_state)
 
     def _add_state(self, name, shape, dtype, value=0):
@@ -251,17 +230,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self.spikes = SpikeGate(self._add_state)
         self.spikes.start()
         return is_new
-
-    def _build_inner(self, variables):
-        inner = self.inner_optimizer
-        if not inner.built:
-            inner.build(variables)
-        # Keras tracks some variables as they are set (Nadam's product), but not
-        # while a wrapper is being built. A jitted step on JAX would lose them.
-        for variable in list(vars(inner).values()):
-            known = any(variable is v for v in inner.variables)
-            if isinstance(variable, keras.Variable) and not known:
-                track_variable(inner, variable)
 
     def _initial_scale(self):
         scale = self.rule.initial_state().scale
@@ -292,7 +260,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
         in float16.
         """
-        self._stages.scales()
+        self._stages.scaling = True
+        self._stages.begin()
         return ops.cast(loss, "float32") * self._scale_in_use()
 
     def stateless_scale_loss(self, optimizer_variables: list, loss: Any) -> Any:
@@ -346,7 +315,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inverse = 1.0 / scale
         unscaled = active.step().unscale(as_tensors(gradients), inverse, keep)
         overflows = overflowing([g for g in unscaled if g is not None])
-        self._stages.unscales(gradients, unscaled, scale, overflows)
+        self._stages.unscaled(gradients, unscaled, scale, overflows)
         return unscaled
 
     def get_scaled_loss(self, loss: Any) -> Any:
@@ -407,9 +376,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Returns:
             Tuple of the new `trainable_variables` and `optimizer_variables`.
         """
-        return keras.optimizers.Optimizer.stateless_apply(
-            self, optimizer_variables, grads, trainable_variables
-        )
+        step = self, optimizer_variables, grads, trainable_variables
+        (done,) = self.stateless_apply_together(step)
+        return done
 
     @staticmethod
     def apply_together(*steps: tuple) -> None:
@@ -468,29 +437,25 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
-        if message := self._stages.forgotten(self):
+        if message := self._stages.forgotten(self.name):
             warnings.warn(message, stacklevel=3)
         scale = active.step().value(self._scale_variable)
         unscaled = self._stages.are_unscaled(grads, scale)
         seen = self._stages.overflows if unscaled else []
-        self._stages.steps()
+        self._stages.begin()
         return CheckedGradients(self, grads, variables, scale, unscaled, seen)
 
     def _advance(self, finite, norms, read):
         """Moves the scale on and records the step."""
-        rule, counts = self.rule, read(self.history.counts)
-        scale, pending = read(self._scale_variable), self.history.pending_scale
+        counts = read(self.history.counts)
         before = LossScaleState(
-            scale=scale,
+            scale=read(self._scale_variable),
             good_steps=read(self.step_counter),
             hysteresis_left=counts[HYSTERESIS],
-            pending_scale=scale if pending is None else read(pending),
+            pending_scale=read(self.history.pending_scale),
             steps=counts[STEPS],
         )
-        if self._growth_variable is not None and not isinstance(finite, bool):
-            rule = copy.copy(rule)
-            rule.growth_interval = read(self._growth_variable)
-        after = rule.next_state(before, finite)
+        after = self.rule.next_state(before, finite)
         self.history.record(finite, norms, counts, before, after)
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
@@ -503,13 +468,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Inside a compiled step, the value of that step.
         """
-        self._stages.reads_scale()
+        self._stages.read_scale()
         return self._scale_in_use()
 
     @property
     def dynamic_scale(self) -> keras.Variable:
         """The variable that holds the loss scale, as in Keras."""
-        self._stages.reads_scale()
+        self._stages.read_scale()
         return self._scale_variable
 
     @property
@@ -538,8 +503,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"Received: dynamic_growth_steps={value!r} for {self.rule!r}"
             )
         self.rule = self.rule.with_arguments(growth_interval=value)
-        if self._growth_variable is not None:
-            self._growth_variable.assign(self.rule.growth_interval)
 
     @property
     def attempted_steps(self) -> int:
@@ -563,14 +526,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def overflow_counts(self) -> dict:
         """Returns, by variable path, in how many steps it overflowed."""
-        return self.history.read_by_path("overflows") if self.built else {}
+        return self.history.read_by_path("overflows")
 
     def nonfinite_counts(self) -> dict:
         """Returns in how many steps a gradient held infinities or NaN.
 
         A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
         """
-        return self._count_kinds("nonfinite_counts")
+        return self.history.read_by_kind("nonfinite_counts")
 
     def nonfinite_losses(self) -> dict:
         """Returns how many batches of `fit` had a loss that is not finite.
@@ -578,10 +541,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         A dict with `"inf"`, `"-inf"` and `"nan"`. It is counted while a
         callback of this package watches; each replica counts its own part.
         """
-        return self._count_kinds("nonfinite_losses")
-
-    def _count_kinds(self, name):
-        return self.history.read_kinds(name) if self.built else count_kinds()
+        return self.history.read_by_kind("nonfinite_losses")
 
     def gradient_norms(self) -> dict:
         """Returns, by variable path, the last step's unscaled gradient norm.
@@ -589,7 +549,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Under `tf.distribute` it is the sum of the replicas' norms, an upper
         bound of the norm of their sum.
         """
-        return self.history.read_by_path("gradient_norms") if self.built else {}
+        return self.history.read_by_path("gradient_norms")
 
     def nonfinite_steps(self) -> list:
         """Returns the last 32 skipped steps, oldest first.
@@ -599,7 +559,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         `.kinds`. `.kinds` says which of `"inf"`, `"-inf"` and `"nan"` each of
         these gradients held.
         """
-        return self.history.read_recent() if self.built else []
+        return self.history.read_recent()
 
     def set_loss_scale(self, scale: float) -> None:
         """Continues with another loss scale.
@@ -616,10 +576,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         scale = check_scale("scale", scale)
         self.history.note_scale(float(self._scale_in_use()), scale)
         self._scale_variable.assign(scale)
-        # Some rules apply a new scale one step later. They would overwrite this
-        # one.
-        if self.history.pending_scale is not None:
-            self.history.pending_scale.assign(scale)
 
     def step_counts(self) -> tuple:
         """Returns attempted, skipped and consecutive skipped steps."""
@@ -744,7 +700,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "dynamic_growth_steps": rule.growth_interval,
             }
             plain = resolve_rule(
-                "dynamic", rule.initial_scale, rule.growth_interval, True
+                "dynamic", rule.initial_scale, rule.growth_interval
             )
             if rule == plain:
                 return config | arguments

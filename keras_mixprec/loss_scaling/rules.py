@@ -249,21 +249,16 @@ class DynamicLossScale(LossScale):
         max_scale: float | None = 2.0**32,
     ):
         self.initial_scale = check_scale("initial_scale", initial_scale)
-        self.growth_factor = check_number("growth_factor", growth_factor, low=1)
-        if np.float32(self.growth_factor) == 1:
-            raise ValueError(
-                "`growth_factor` must be greater than 1 in float32; use "
-                "`FixedLossScale` for a scale that does not grow. "
-                f"Received: growth_factor={growth_factor!r}"
-            )
-        self.backoff_factor = check_number(
-            "backoff_factor", backoff_factor, low=0, high=1
+        # In float32, so that a step always moves the scale.
+        self.growth_factor = check_number(
+            "growth_factor", growth_factor, low=1 + 2.0**-23
         )
-        if np.float32(self.backoff_factor) in (0, 1):
-            raise ValueError(
-                "`backoff_factor` must lie strictly between 0 and 1 in "
-                f"float32. Received: backoff_factor={backoff_factor!r}"
-            )
+        self.backoff_factor = check_number(
+            "backoff_factor",
+            backoff_factor,
+            low=SMALLEST_SCALE,
+            high=1 - 2.0**-24,
+        )
         self.growth_interval = check_integer(
             "growth_interval", growth_interval, low=1
         )
@@ -443,7 +438,7 @@ class ScheduledLossScale(LossScale):
         )
         check_type("schedule", schedule, kinds, what)
         if isinstance(schedule, dict):
-            schedule = _check_table(schedule)
+            schedule = _from_table(schedule)
         self.schedule = schedule
         # Computed now to refuse a bad start, and because a schedule has no
         # value on the host while a step is being compiled.
@@ -452,16 +447,10 @@ class ScheduledLossScale(LossScale):
 
     def scale_at(self, step: Any) -> Any:
         """Returns the scale of attempted step `step`, counted from 0."""
-        if not isinstance(self.schedule, dict):
-            scale = self.schedule(step)
-            if namespace(step) is np:
-                return np.float32(float(scale))
-            return ops.cast(scale, "float32")
-        xp = namespace(step)
-        scale = xp.zeros_like(step, dtype="float32")
-        for start, value in self.schedule.items():
-            scale = xp.where(step >= start, np.float32(value), scale)
-        return scale
+        scale = self.schedule(step)
+        if namespace(step) is np:
+            return np.float32(ops.convert_to_numpy(scale))
+        return ops.cast(scale, "float32")
 
     def update(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step; see `LossScale.update`."""
@@ -469,19 +458,12 @@ class ScheduledLossScale(LossScale):
 
     def get_config(self) -> dict:
         """Returns the arguments."""
-        if isinstance(self.schedule, dict):
-            # JSON has no integer keys.
-            table = {str(k): v for k, v in self.schedule.items()}
-            return {"schedule": table}
         return {"schedule": keras.saving.serialize_keras_object(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
         """Creates the rule from what `get_config` returned."""
-        schedule = config["schedule"]
-        if "class_name" in schedule:
-            return cls(keras.saving.deserialize_keras_object(schedule))
-        return cls({int(k): v for k, v in schedule.items()})
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]))
 
 
 def _step_with(state, scale, finite):
@@ -493,58 +475,51 @@ def _step_with(state, scale, finite):
     )
 
 
-def _check_table(table):
+def _from_table(table):
+    """Returns the schedule of a table of steps and their scales."""
     table = {
         check_integer("schedule step", step): check_scale(
             f"schedule[{step!r}]", scale
         )
-        for step, scale in table.items()
+        for step, scale in sorted(table.items())
     }
     if 0 not in table:
         raise ValueError(
             "A `schedule` table needs a scale for step 0. "
             f"Received: schedule={table}"
         )
-    return dict(sorted(table.items()))
+    # A value of Keras' schedule holds up to the boundary, not from it on.
+    last = [step - 1 for step in table]
+    return keras.optimizers.schedules.PiecewiseConstantDecay(
+        last, [table[0], *table.values()]
+    )
 
 
-def resolve_rule(loss_scale, initial_scale, growth_steps, dynamic) -> LossScale:
-    """Returns the update rule that the arguments ask for together."""
-    given = {
+def resolve_rule(loss_scale, initial_scale, growth_steps) -> LossScale:
+    """Returns the update rule for the arguments of the optimizer."""
+    arguments = {
         "initial_scale": initial_scale,
         "growth_interval": growth_steps,
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    if not isinstance(loss_scale, str):
-        if given or not dynamic:
-            raise ValueError(
-                "`initial_scale`, `dynamic_growth_steps` and `dynamic` "
-                "configure a dynamic loss scale and cannot be combined with "
-                f"another one. Received: loss_scale={loss_scale!r}, "
-                f"initial_scale={initial_scale!r}, "
-                f"dynamic_growth_steps={growth_steps!r}, dynamic={dynamic!r}"
-            )
-        if isinstance(loss_scale, LossScale):
-            return loss_scale
-        schedule = keras.optimizers.schedules.LearningRateSchedule
-        if isinstance(loss_scale, (dict, schedule)):
-            return ScheduledLossScale(loss_scale)
-        return FixedLossScale(check_scale("loss_scale", loss_scale))
-    if loss_scale != "dynamic":
+    given = {n: value for n, value in arguments.items() if value is not None}
+    if loss_scale == "dynamic":
+        return DynamicLossScale(**given)
+    if given:
+        raise ValueError(
+            "`initial_scale` and `dynamic_growth_steps` configure a dynamic "
+            "loss scale, and cannot be combined with another one. Received: "
+            f"loss_scale={loss_scale!r}, initial_scale={initial_scale!r}, "
+            f"dynamic_growth_steps={growth_steps!r}"
+        )
+    if isinstance(loss_scale, LossScale):
+        return loss_scale
+    if isinstance(loss_scale, str):
         raise ValueError(
             "`loss_scale` must be 'dynamic', a number, a schedule, or a "
             "rule such as `DynamicLossScale.preset('torch')`. "
             f"Received: loss_scale={loss_scale!r}"
         )
-    if dynamic:
-        return DynamicLossScale(**given)
-    if list(given) != ["initial_scale"]:
-        raise ValueError(
-            "`dynamic=False` fixes the loss scale, so it needs "
-            "`initial_scale` and no `dynamic_growth_steps`. To scale without "
-            "skipping bad steps, leave the wrapper out and set "
-            "`loss_scale_factor` on the optimizer. Received: "
-            f"initial_scale={initial_scale!r}, "
-            f"dynamic_growth_steps={growth_steps!r}"
-        )
-    return FixedLossScale(initial_scale)
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(loss_scale, (dict, schedule)):
+        return ScheduledLossScale(loss_scale)
+    return FixedLossScale(check_scale("loss_scale", loss_scale))

@@ -79,11 +79,6 @@ class SpikeGate:
         )
         return ops.logical_and(compared, large)
 
-    @property
-    def skips(self):
-        """Whether the last step was a spike: a boolean scalar tensor."""
-        return ops.greater(self._counts()[_IN_A_ROW], 0)
-
     def record(self, size, finite, ordinary):
         """Counts a step.
 
@@ -142,7 +137,7 @@ def skip_spikes(model: keras.Model) -> bool:
     """
     optimizers = [
         optimizer
-        for optimizer in _in_state(model)
+        for optimizer in optimizers_in_step(model)
         if hasattr(optimizer, "skip_spikes") and optimizer.built
     ]
     return any([optimizer.skip_spikes() for optimizer in optimizers])
@@ -150,11 +145,12 @@ def skip_spikes(model: keras.Model) -> bool:
 
 def gates_of(model: keras.Model) -> list:
     """Returns the `SpikeGate`s of a model's optimizers."""
-    found = [getattr(o, "spikes", None) for o in _in_state(model)]
+    found = [getattr(o, "spikes", None) for o in optimizers_in_step(model)]
     return [gate for gate in found if gate is not None]
 
 
-def _in_state(model):
+def optimizers_in_step(model) -> list:
+    """Returns the optimizers whose variables a train step may write."""
     found = [*optimizers_of(model).values()]
     if keras.backend.backend() == "jax":
         # No others are in the state of a compiled step.

@@ -1,15 +1,9 @@
-"""The stage of an optimizer's step, and which calls are wrong in it.
+"""Which gradients of an optimizer's step are unscaled already.
 
-| call | stage after it |
-|---|---|
-| `scale_loss` | `SCALED`; begins a step |
-| `unscale` | `UNSCALED` |
-| `apply` | `STEPPED` |
-
-As in `torch.amp.GradScaler`, which skips a step whose gradients `unscale` has
-seen overflow, too: code between the two may make them finite. But here
-`unscale` returns new tensors. Code that only looks at them applies the original
-gradients, which are still scaled.
+As in `torch.amp.GradScaler`, a step is skipped if `unscale` has seen gradients
+overflow, because code between `unscale` and `apply` may make them finite.
+Unlike there, `unscale` returns new tensors. Code that only looks at them
+applies the original gradients, which are still scaled.
 """
 
 import math
@@ -22,32 +16,28 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 
-READY, SCALED, UNSCALED, STEPPED = "ready", "scaled", "unscaled", "stepped"
 
-
-class _Step(NamedTuple):
-    """Facts about a step.
+class _Unscaled(NamedTuple):
+    """What `unscale` has done in the step under way.
 
     Attributes:
-        stage: String, one of the four.
-        given: List of the gradients that `unscale` was given.
-        unscaled: List of those that it returned.
-        overflows: List of what each `unscale` has seen, as in `unscales`.
+        given: List of the gradients that it was given.
+        returned: List of the gradients that it returned.
+        overflows: List of tensors: which gradients overflowed in each call.
         trace: The trace that it was called in, or `None`.
     """
 
-    stage: str = READY
     given: list = []
-    unscaled: list = []
+    returned: list = []
     overflows: list = []
     trace: Any = None
 
 
 class StepStages:
-    """The stage of an optimizer's step.
+    """Follows the step of an optimizer from `scale_loss` to `apply`.
 
-    Replicas of one strategy take turns between its calls, so each has a stage
-    of its own. Gradients are held from `unscale` to `apply`, no longer.
+    The replicas of a strategy take turns between these calls, so each has a
+    step of its own.
 
     Attributes:
         scaling: Boolean, whether a `train_step` scales the loss; `None` while
@@ -57,35 +47,32 @@ class StepStages:
     def __init__(self):
         self.scaling = None
         self._backend = active.step()
-        self._steps = {None: _Step()}
+        self._steps = {None: _Unscaled()}
 
     def __reduce__(self):
         return type(self), ()
 
-    def scales(self):
-        """The loss is multiplied by the loss scale, which begins a step."""
-        self.scaling = True
-        self._set(_Step(SCALED))
+    def begin(self):
+        """A step begins: nothing is unscaled."""
+        self._set(_Unscaled())
 
-    def reads_scale(self):
-        """The loss scale is read; a `train_step` may multiply by it.
-
-        Not if it has applied gradients before it read the scale.
-        """
-        if self.scaling is None and training_model() is not None:
+    def read_scale(self):
+        """Notes that the loss scale is read, so a `train_step` may use it."""
+        # A step that has applied gradients before cannot have scaled them.
+        if self.scaling is None and _training_model() is not None:
             self.scaling = True
 
-    def forgotten(self, optimizer) -> str | None:
-        """Returns what to say of a `train_step` whose loss is not scaled.
+    def forgotten(self, name: str) -> str | None:
+        """Returns a warning if a `train_step` has not scaled the loss.
 
-        Once, as it applies its first gradients, which are not divided then, so
-        that training goes right. Outside of a `train_step` the loss may have
-        been scaled in any way.
+        It does so once, when the `train_step` applies its first gradients.
+        These are not divided then, so that training goes right. Outside of a
+        `train_step`, code may have scaled the loss in any way.
 
         Args:
-            optimizer: The optimizer that these stages are of.
+            name: String, the name of the optimizer.
         """
-        model = training_model() if self.scaling is None else None
+        model = _training_model() if self.scaling is None else None
         if model is None:
             return None
         # Another optimizer may have scaled the same loss.
@@ -95,61 +82,60 @@ class StepStages:
             if "_stages" in vars(other)
         )
         done = (
-            "They are divided by it all the same. Updates are wrong if the "
-            "loss was not scaled, or if the scale of another optimizer differs"
+            "Updates are wrong if the loss was not scaled, or if the scale of "
+            "another optimizer differs, because gradients are divided by it"
             if self.scaling
-            else "They are applied as they are, undivided. Small ones become 0 "
-            "in float16"
+            else "They are applied undivided, and small ones become 0 in "
+            "float16"
         )
         return (
             f"The `train_step` of {model.name!r} applies gradients of a loss "
-            "that is not multiplied by the loss scale of "
-            f"{optimizer.name!r}. {done}. Call `loss = self.optimizer."
-            f"{scaling_call()}` before the gradients are computed."
+            f"that is not multiplied by the loss scale of {name!r}. {done}. "
+            f"Call `loss = self.optimizer.{scaling_call()}` before you compute "
+            "gradients."
         )
 
     @property
     def overflows(self) -> list:
-        """What each `unscale` of the step has seen, as in `unscales`."""
+        """The `overflows` of all calls of `unscale` in this step."""
         return self._get().overflows
 
-    def unscales(self, gradients: list, unscaled: list, scale, overflows: list):
-        """`unscale` returns what it has made of gradients.
+    def unscaled(self, gradients: list, returned: list, scale, overflows: list):
+        """Notes a call of `unscale`.
 
         Args:
             gradients: List of gradients, or `None`, as they were given.
-            unscaled: List of what is returned for them.
+            returned: List of what is returned for them.
             scale: Tensor. The loss scale.
             overflows: List of one tensor: which of the gradients overflow. It
                 is empty without gradients.
         """
         step = self._get()
         self._set(
-            _Step(
-                UNSCALED,
+            _Unscaled(
                 step.given + _present(gradients),
-                step.unscaled + _present(unscaled),
+                step.returned + _present(returned),
                 step.overflows + overflows,
                 _trace([scale, *gradients]),
             )
         )
 
-    def steps(self):
-        """`apply` has taken gradients, which ends the step."""
-        self._set(_Step(STEPPED))
-
     def check_unscale(self, gradients: list):
         """Raises if any of the gradients is unscaled already."""
-        known = self._get().unscaled
+        known = self._get().returned
         if any(_is_in(known, g) for g in _present(gradients)):
-            raise ValueError(_TWICE)
+            raise ValueError(
+                "These gradients are unscaled already: `unscale` has returned "
+                "them. Use `gradients = optimizer.unscale(gradients)` once, "
+                "and compute norms from the result."
+            )
 
     def are_unscaled(self, gradients: list, scale) -> bool:
-        """Returns whether the gradients of an `apply` are unscaled ones.
+        """Returns whether the gradients of an `apply` are unscaled.
 
-        The very tensors that `unscale` was given are not, those that it
-        returned are. New ones are, such as clipped ones, if it was given as
-        many numbers.
+        Gradients that `unscale` returned are unscaled, and gradients that it
+        was given are not. New ones, such as clipped ones, are unscaled if
+        `unscale` was given as many numbers.
 
         Args:
             gradients: List of gradients, or `None`.
@@ -159,19 +145,29 @@ class StepStages:
             ValueError: If it cannot be known.
         """
         step = self._get()
-        if self.scaling is False or step.stage is not UNSCALED:
+        if self.scaling is False or not step.given:
             return self.scaling is False
         gradients = _present(gradients)
-        unscaled = [_is_in(step.unscaled, g) for g in gradients]
-        if all(unscaled):
+        returned = [_is_in(step.returned, g) for g in gradients]
+        if all(returned):
             return True
         given = any(_is_in(step.given, g) for g in gradients)
-        if not given and _count(step.unscaled) >= _count(gradients):
+        if not given and _count(step.returned) >= _count(gradients):
             if step.trace is not _trace([scale, *gradients]):
-                raise ValueError(_OTHER_FUNCTION)
+                raise ValueError(
+                    "These gradients may be scaled or not: `unscale` was "
+                    "called outside of the function that is compiled now. Call "
+                    "`unscale` and `apply` in one compiled function. To see "
+                    "norms only, call `optimizer.gradient_norms()` after "
+                    "`apply`."
+                )
             return True
-        if any(unscaled):
-            raise ValueError(_MIXED)
+        if any(returned):
+            raise ValueError(
+                "Some of these gradients come from `unscale`, and the others "
+                "are still scaled. Unscale all of them: `gradients = "
+                "optimizer.unscale(gradients)`."
+            )
         return False
 
     def _get(self):
@@ -220,14 +216,12 @@ def scaling_call() -> str:
     return "scale_loss(loss)"
 
 
-def training_model():
-    """The model whose `train_step` is on the stack, `None` if there is none.
-
-    AutoGraph calls its own translation `tf__train_step`.
-    """
+def _training_model():
+    """The model whose `train_step` is on the stack, `None` if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
+        # AutoGraph calls its own translation `tf__train_step`.
         if code.co_name in ("train_step", "tf__train_step"):
             # The first argument is the model; it need not be called `self`.
             model = frame.f_locals.get([*code.co_varnames, None][0])
@@ -235,33 +229,3 @@ def training_model():
                 return model
         frame = frame.f_back
     return None
-
-
-_TWICE = """\
-These gradients are unscaled already: `unscale` has returned them, or `apply`
-has taken them as unscaled.
-Wrong:
-    grads = optimizer.unscale(grads)
-    norm = global_norm(optimizer.unscale(grads))
-Right:
-    grads = optimizer.unscale(grads)
-    norm = global_norm(grads)"""
-
-_MIXED = """\
-Some of these gradients come from `unscale`, others are still scaled.
-Wrong:
-    grads[0] = optimizer.unscale(grads[:1])[0]
-    optimizer.apply(grads)
-Right:
-    grads = optimizer.unscale(grads)
-    optimizer.apply(grads)"""
-
-_OTHER_FUNCTION = """\
-These gradients may be scaled or not: `unscale` was called outside of the
-function that is compiled now, which gets its results as new tensors.
-Wrong:
-    unscaled = optimizer.unscale(grads)
-    compiled_apply(grads or unscaled)
-Right, to change them: call `unscale` and `apply` in one compiled function.
-Right, to look at them: `norm(grads) / optimizer.loss_scale`, or after `apply`
-`optimizer.gradient_norms()`."""

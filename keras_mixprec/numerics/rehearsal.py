@@ -99,6 +99,9 @@ class StepTaker:
                 stack.enter_context(
                     patched(optimizer._stages, {"scaling": True})
                 )
+                # Without spikes, training would not diverge.
+                if optimizer.spikes:
+                    optimizer.spikes.stop()
             self._python = PythonState(self._model)
             yield
 

@@ -17,7 +17,11 @@ from keras_mixprec.backend.jax.pieces import (
     known_outside,
     run_in_pieces,
 )
-from keras_mixprec.backend.jax.state import values_of, variables_of
+from keras_mixprec.backend.jax.state import (
+    pairs_of,
+    values_of,
+    variables_of,
+)
 from keras_mixprec.backend.user_code import line_of
 from keras_mixprec.keras_internals import (
     get_stateless_scope,
@@ -146,11 +150,7 @@ def take_step(model, data, traced):
     values = [value for _, value in traced]
     with keras.StatelessScope(), holding(variables, values):
         logs, state = model.train_step(state, data)
-    return logs, [
-        pair
-        for variables, values in zip(variables_of(model), state, strict=True)
-        for pair in zip(variables, values, strict=True)
-    ]
+    return logs, pairs_of(model, state)
 
 
 def predict_step(model, data):

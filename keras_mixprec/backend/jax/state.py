@@ -14,3 +14,12 @@ def variables_of(model):
 def values_of(*parts):
     """Returns a tuple of the values of lists of variables."""
     return tuple([variable.value for variable in part] for part in parts)
+
+
+def pairs_of(model, state):
+    """Returns the pairs of these variables and their values in a state."""
+    return [
+        pair
+        for variables, values in zip(variables_of(model), state, strict=True)
+        for pair in zip(variables, values, strict=True)
+    ]

@@ -15,7 +15,7 @@ def gradient_norms(gradients):
     return grouped_norms(
         gradients,
         lambda tensor, axes: jnp.sum(jnp.square(tensor), axis=axes),
-        _cond,
+        choose,
     )
 
 
@@ -59,8 +59,13 @@ def to_host_bool(finite):
     return finite if _is_traced(finite) else bool(finite)
 
 
-def known_finite(tensor):
-    return False
+def choose(condition, if_true, if_false):
+    # Outside of a jitted step `lax.cond` recompiles both branches each time.
+    if not _is_traced(condition):
+        return if_true() if condition else if_false()
+    # A new function each time: for a known one JAX would reuse a trace, maybe
+    # with the weights of another model.
+    return jax.lax.cond(condition, lambda: if_true(), lambda: if_false())
 
 
 def unscale(gradients, inverse, keep, variables=()):
@@ -122,13 +127,6 @@ def _commit_traced(optimizer, finite, update, remember):
     )
     for variable, value in zip(touched, values, strict=True):
         variable.assign(value)
-
-
-def _cond(condition, if_true, if_false):
-    # Outside of a jitted step `lax.cond` recompiles both branches each time.
-    if _is_traced(condition):
-        return jax.lax.cond(condition, if_true, if_false)
-    return if_true() if condition else if_false()
 
 
 def _is_traced(value):

@@ -44,11 +44,10 @@ def nonfinite_kinds(gradients, skipped):
     rows = [_rows(g) for g in gradients]
     if skipped is True:
         return grouped_kinds(rows)
-    return _cond(
+    return choose(
         skipped,
         lambda: grouped_kinds(rows),
         lambda: tf.zeros((len(rows), 3)),
-        lowered=under_xla(),
     )
 
 
@@ -96,9 +95,11 @@ def to_host_bool(finite):
     return bool(finite) if tf.executing_eagerly() else finite
 
 
-def known_finite(tensor):
-    known = tf.executing_eagerly() and _on_cpu()
-    return known and math.isfinite(tf.reduce_sum(tensor))
+def choose(condition, if_true, if_false):
+    # Both functions write nothing, so this is the cheapest condition.
+    if under_xla():
+        return tf.cond(condition, if_true, if_false)
+    return _cond(condition, if_true, if_false, lowered=False)
 
 
 def unscale(gradients, inverse, keep, variables=()):

@@ -1,7 +1,6 @@
 """An optimizer step that may be skipped, on torch; see `interface.py`."""
 
 import contextlib
-import math
 
 import torch
 
@@ -54,10 +53,8 @@ def to_host_bool(finite):
     return bool(finite)
 
 
-def known_finite(tensor):
-    # Two operations instead of the seven of `isfinite` and `all`. If the sum
-    # overflows, the answer is not known.
-    return tensor.device.type == "cpu" and math.isfinite(tensor.sum().item())
+def choose(condition, if_true, if_false):
+    return if_true() if condition else if_false()
 
 
 def unscale(gradients, inverse, keep, variables=()):
