@@ -138,14 +138,14 @@ def test_a_run_is_that_of_numpy(rule, dtype, window, mode):
 
 @each_mode
 def test_what_is_set_between_compiled_steps_takes_effect(mode):
-    scaling = {"initial_scale": 4.0, "dynamic_growth_steps": 6}
     optimizer, (variable,), apply = stepper(
-        mode, (2,), inner=sgd(1.0), **scaling
+        mode, (2,), inner=sgd(1.0), initial_scale=4.0
     )
     good = np.full(2, 4.0, "float32")
     for _ in range(5):
         apply([good])
     optimizer.learning_rate = 0.5
+    optimizer.dynamic_growth_steps = 3
     apply([good])
     np.testing.assert_array_equal(numbers([variable])[0], [-4.5, -4.5])
     assert float(optimizer.loss_scale) == 8.0

@@ -228,10 +228,17 @@ class MetricGuard:
         # A custom step may return values of this batch alone.
         spoilt = {} if self._tracker else self._numbers()
         lost = self._record(histories, bad, kinds, skips, batch)
-        for variable in self._written():
+        skipped = ops.any(ops.stack(skips))
+        of_layers = len(self._layer_state or ())
+        for index, variable in enumerate(self._written()):
             # A variable that the step has created starts at 0.
             old, new = before.get(id(variable), 0), _read(variable)
-            variable.assign(ops.where(bad, ops.cast(old, new.dtype), new))
+            undo = bad
+            if index < of_layers:
+                # A mean that is not finite now would never be finite again.
+                broken = ops.logical_not(ops.all(ops.isfinite(new)))
+                undo = ops.logical_or(bad, ops.logical_and(skipped, broken))
+            variable.assign(ops.where(undo, ops.cast(old, new.dtype), new))
         epoch = _read(histories[0].epoch)
         epoch = ops.where(bad, ops.where(lost, _LOST, epoch), _COUNTED)
         histories[0].epoch.assign(epoch)

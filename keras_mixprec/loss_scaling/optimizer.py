@@ -1,5 +1,6 @@
 """The loss scale optimizer."""
 
+import copy
 import warnings
 from collections.abc import Iterable
 from typing import Any, Self
@@ -141,6 +142,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.spikes: SpikeGate | None = None
         self._stages = StepStages()
         self._scale_variable: Any = None
+        self._growth_variable: Any = None
 
     @classmethod
     def continuing(
@@ -202,6 +204,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             )
             self._scale_variable = self._add_state(
                 "dynamic_scale", (), "float32", self._initial_scale()
+            )
+        if isinstance(self.rule, DynamicLossScale):
+            # A compiled step reads it, so that it can be set later.
+            self._growth_variable = self._add_state(
+                "growth_interval", (), "int", self.rule.growth_interval
             )
         paths = [getattr(v, "path", v.name) for v in var_list]
         with active.step().outside_graph():
@@ -455,7 +462,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             pending_scale=read(self.history.pending_scale),
             steps=counts[STEPS],
         )
-        after = self.rule.next_state(before, finite)
+        rule = self.rule
+        if self._growth_variable is not None and not isinstance(finite, bool):
+            rule = copy.copy(rule)
+            rule.growth_interval = read(self._growth_variable)
+        after = rule.next_state(before, finite)
         self.history.record(finite, norms, counts, before, after)
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
@@ -503,6 +514,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"Received: dynamic_growth_steps={value!r} for {self.rule!r}"
             )
         self.rule = self.rule.with_arguments(growth_interval=value)
+        if self._growth_variable is not None:
+            self._growth_variable.assign(self.rule.growth_interval)
 
     @property
     def attempted_steps(self) -> int:
