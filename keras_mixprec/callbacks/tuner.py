@@ -142,8 +142,9 @@ class PrecisionTuner(CopiedCallback):
             `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
         recover: Boolean, whether to return to the last good state when training
             has diverged or weights are lost. Training goes on with a learning
-            rate that holds, or with clipped gradients. If there is another
-            cause, it stops in that state. Steps that are not finite are
+            rate that holds, with clipped gradients, or with the same settings
+            if it does not fail again from there. If there is another cause, it
+            stops in that state. Steps that are not finite are
             skipped, also if nothing scales the loss, and so are steps whose
             gradients are ten times as large as the largest since `fit` began.
             If the weights are to blame for three of these in a row, it returns
@@ -240,7 +241,7 @@ class PrecisionTuner(CopiedCallback):
         self._session: Any = None
         self._repairs: Any = None
         self._before: list = []
-        self._warned = self._keeps_file = False
+        self._warned = self._keeps_file = self._wraps = False
 
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
@@ -254,6 +255,27 @@ class PrecisionTuner(CopiedCallback):
                 '`on_limit="float32"` takes a rebuild, which `max_rebuilds=0` '
                 "does not allow. Received: max_rebuilds=0, on_limit='float32'"
             )
+
+    def set_model(self, model: Any) -> None:
+        """Wraps the optimizer.
+
+        Keras calls this before `on_train_begin` of any callback, where
+        `BackupAndRestore` restores the optimizer that it finds.
+        """
+        super().set_model(model)
+        self._wraps = False
+        if getattr(model, "optimizer", None) is not None:
+            self._wrap_optimizer(model)
+
+    def _wrap_optimizer(self, model):
+        # A `train_step` of the user's own may not call `optimizer.scale_loss`.
+        if self.dry_run or has_own_step(model):
+            return
+        if lacks_loss_scaling(model):
+            ensure_loss_scaling(model)
+            self._wraps = True
+        if self.recover:
+            skip_nonfinite_steps(model)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
@@ -273,12 +295,11 @@ class PrecisionTuner(CopiedCallback):
         # An error in writing it is raised now.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
-        if not self.dry_run and _can_be_scaled(model):
-            ensure_loss_scaling(model)
+        # The plan may have set layers to float16.
+        self._wrap_optimizer(model)
+        if self._wraps:
             text = "the loss is scaled from now on"
             self._before.append(("loss_scaling", text, {}))
-        if self.recover and not self.dry_run and not has_own_step(model):
-            skip_nonfinite_steps(model)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan and says what came out."""
@@ -371,8 +392,3 @@ def _check_rungs(rungs):
             f"which always repairs a layer. Received: rungs={rungs!r}"
         )
     return some
-
-
-def _can_be_scaled(model):
-    # A `train_step` of the user's own may not call `optimizer.scale_loss`.
-    return not has_own_step(model) and lacks_loss_scaling(model)
