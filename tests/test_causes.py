@@ -13,11 +13,7 @@ ROWS, STEPS = 16, 24
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS * STEPS, 8)).astype("float32")
 Y = X[:, :1] + 0.1
-JIT = False
-
-
-def dense(units, **arguments):
-    return layers.Dense(units, **arguments)
+dense = layers.Dense
 
 
 def model_of(*inner, optimizer, policy, loss="mse", shape=(8,)):
@@ -26,7 +22,7 @@ def model_of(*inner, optimizer, policy, loss="mse", shape=(8,)):
     model = keras.Sequential([keras.Input(shape), *(make() for make in inner)])
     if policy == "mixed_float16":
         optimizer = kmp.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, loss, jit_compile=JIT)
+    model.compile(optimizer, loss, jit_compile=False)
     return model
 
 
