@@ -6,17 +6,14 @@ import pytest
 from keras import layers
 
 import keras_mixprec as kmp
+from tests import scale_use_models
 from tests.monitor_models import every_backend, monitor
 
 ROWS, STEPS = 16, 24
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS * STEPS, 8)).astype("float32")
 Y = X[:, :1] + 0.1
-JIT = False
-
-
-def dense(units, **arguments):
-    return layers.Dense(units, **arguments)
+dense = layers.Dense
 
 
 def model_of(*inner, optimizer, policy, loss="mse", shape=(8,)):
@@ -25,7 +22,7 @@ def model_of(*inner, optimizer, policy, loss="mse", shape=(8,)):
     model = keras.Sequential([keras.Input(shape), *(make() for make in inner)])
     if policy == "mixed_float16":
         optimizer = kmp.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, loss, jit_compile=JIT)
+    model.compile(optimizer, loss, jit_compile=False)
     return model
 
 
@@ -44,17 +41,12 @@ def penalized():
 
 
 SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+PENALTY = {"cause": "penalty", "largest_of": "hidden"}
 # Layers, optimizer, factors of inputs and targets, the numbers to find.
 RUNS = {
     "rate": (usual, lambda: SGD(100.0), 1, 1, {"cause": "learning_rate"}),
     "adam": (usual, lambda: ADAM(50.0), 1, 1, {"cause": "learning_rate"}),
-    "penalty": (
-        penalized,
-        lambda: SGD(0.01),
-        1,
-        1,
-        {"cause": "penalty", "largest_of": "hidden"},
-    ),
+    "penalty": (penalized, lambda: SGD(0.01), 1, 1, PENALTY),
     "inputs": (usual, lambda: SGD(0.05), 1e3, 1, {"cause": "inputs"}),
     "targets": (usual, lambda: SGD(0.05), 1, 1e6, {"cause": "targets"}),
 }
@@ -91,15 +83,18 @@ def test_the_cause_is_named_and_no_layer_is(name, policy, tuned, tmp_path):
         assert f"{verdict.numbers['holds']:g}" in verdict.advice
 
 
-def test_a_schedule_that_raised_the_rate_is_told(tmp_path):
+def test_a_schedule_that_raised_the_rate_is_told_and_lowered(tmp_path):
     jump = keras.optimizers.schedules.PiecewiseConstantDecay([70], [1e-3, 1e3])
     model = model_of(*usual(), optimizer=SGD(jump), policy="mixed_float16")
     watcher = monitor(tmp_path)
-    fit(model, watcher, epochs=5)
+    tuner = kmp.PrecisionTuner(verbose=0, recover=True)
+    losses = fit(model, watcher, tuner, epochs=8)
     numbers = watcher.verdicts[0].numbers
     assert numbers["learning_rate"] == 1e3
     assert numbers["learning_rate_before"] == pytest.approx(1e-3)
     assert numbers["since"] == 64
+    assert next(e["to"] for e in tuner.history if "to" in e) == 64
+    assert losses[-1] < 2.0
 
 
 LAYERS = {
@@ -168,27 +163,17 @@ def test_what_is_returned_to_is_what_was(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_schedule_is_lowered(tmp_path):
-    jump = keras.optimizers.schedules.PiecewiseConstantDecay([70], [1e-3, 1e3])
-    model = model_of(*usual(), optimizer=SGD(jump), policy="float32")
-    tuner = kmp.PrecisionTuner(verbose=0, recover=True)
-    losses = fit(model, tuner, epochs=8)
-    assert next(e["to"] for e in tuner.history if "to" in e) == 64
-    assert losses[-1] < 2.0
-
-
 @pytest.mark.parametrize("most", [0, 1])
 def test_it_returns_so_often_and_no_more(most, tmp_path):
-    class Raise(keras.callbacks.Callback):
+    def again(batch, logs):
         """Sets the learning rate again after the tuner lowered it."""
+        inner = raising.model.optimizer.inner_optimizer
+        inner.learning_rate.assign(100.0)
 
-        def on_train_batch_begin(self, batch, logs=None):
-            inner = self.model.optimizer.inner_optimizer
-            inner.learning_rate.assign(100.0)
-
+    raising = keras.callbacks.LambdaCallback(on_train_batch_begin=again)
     model = model_of(*usual(), optimizer=SGD(100.0), policy="mixed_float16")
     tuner = kmp.PrecisionTuner(verbose=0, recover=True, max_returns=most)
-    fit(model, tuner, Raise(), epochs=8)
+    fit(model, tuner, raising, epochs=8)
     returns = [e for e in tuner.history if e["kind"] == "return"]
     assert len(returns) == most + 1
     assert returns[-1]["done"] is None
@@ -203,22 +188,37 @@ def test_bad_rows_lose_no_weights_without_a_loss_scale(tmp_path):
     assert np.isfinite(losses).all()
 
 
-HEALTHY = {
-    "usual": (usual, lambda: ADAM(0.01)),
-    "noisy": (usual, lambda: SGD(0.05)),
-}
+@every_backend
+@pytest.mark.parametrize("recover", [None, False, True])
+def test_weights_lost_in_the_last_steps_are_told(recover, tmp_path):
+    # Nothing counts here: no loss scale, and a `train_step` without a loss.
+    step = scale_use_models.Step(scaled=lambda model, loss: loss)
+    model = model_of(*usual(), optimizer=SGD(0.01), policy="float32")
+    scale_use_models.with_step(model, step)
+
+    def lose(batch, logs):
+        if batch == STEPS - 2:
+            losing.model.layers[0].bias.assign(np.full(16, np.nan))
+
+    losing = keras.callbacks.LambdaCallback(on_train_batch_begin=lose)
+    watcher = monitor(tmp_path)
+    own = kmp.PrecisionTuner(verbose=0, recover=bool(recover))
+    callbacks = [watcher] + [own] * (recover is not None)
+    model.fit(X, Y, ROWS, verbose=0, callbacks=[*callbacks, losing])
+    assert "weights_lost" in {v.kind for v in watcher.verdicts}
+    finite = all(np.isfinite(w).all() for w in model.get_weights())
+    assert finite == (recover is True)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_is_as_it_would_be(name, policy, tmp_path):
-    make, optimizer = HEALTHY[name]
-    noise = RANDOM.normal(size=Y.shape) * (name == "noisy")
-    losses = []
+@pytest.mark.parametrize(("rate", "noise"), [(0.01, 0.0), (0.05, 1.0)])
+def test_a_healthy_run_is_as_it_would_be(rate, noise, policy, tmp_path):
+    y, losses = Y + noise * RANDOM.normal(size=Y.shape), []
     for watched in (False, True):
-        model = model_of(*make(), optimizer=optimizer(), policy=policy)
+        optimizer = SGD(rate) if noise else ADAM(rate)
+        model = model_of(*usual(), optimizer=optimizer, policy=policy)
         tuner = kmp.PrecisionTuner(verbose=0, recover=True)
         callbacks = [monitor(tmp_path), tuner] * watched
-        losses.append(fit(model, *callbacks, y=Y + noise, epochs=8))
+        losses.append(fit(model, *callbacks, y=y, epochs=8))
     assert tuner.history == []
     assert losses[0] == losses[1]

@@ -7,9 +7,9 @@ from keras import layers
 
 import keras_mixprec as kmp
 from keras_mixprec.numerics.rehearsal import rates_of, rehearse
-from tests.monitor_models import every_backend
+from tests.monitor_models import every_backend, monitor
 
-ROWS, STEPS, BAD = 8, 200, 150
+ROWS, STEPS, BAD, NORM = 8, 200, 150, "norm"
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS * STEPS, 8)).astype("float32")
 Y = np.tanh(X[:, :1] + X[:, 1:2] ** 2)
@@ -21,7 +21,7 @@ def model_of(policy="float32", jit=False, norm=True):
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     parts = [layers.Dense(16, activation="relu", name="hidden")]
-    parts += [layers.BatchNormalization()] * norm
+    parts += [layers.BatchNormalization(name=NORM)] * norm
     parts += [layers.Dense(1, name="head", dtype="float32")]
     model = keras.Sequential([keras.Input((8,)), *parts])
     optimizer = keras.optimizers.Adam(0.01, use_ema=True)
@@ -65,23 +65,60 @@ def test_a_run_is_as_if_it_had_not_seen_the_spikes(policy, jit, count):
     assert sum(event["count"] for event in spikes) == count
 
 
+def spoil(step, layer, name, factor):
+    """Multiplies a variable by a factor at a step."""
+
+    def at(batch, logs):
+        if batch == step:
+            variable = getattr(spoiling.model.get_layer(layer), name)
+            variable.assign(keras.ops.multiply(variable.value, factor))
+
+    spoiling = keras.callbacks.LambdaCallback(on_train_batch_begin=at)
+    return spoiling
+
+
 @every_backend
-def test_lost_weights_that_are_finite_are_put_back():
-    sound, model = model_of(norm=False), model_of(norm=False)
-
-    def flip(batch, logs):
-        if batch == BAD:
-            kernel = flipping.model.get_layer("hidden").kernel
-            kernel.assign(np.array(keras.ops.convert_to_numpy(kernel)) * 2**13)
-
+@pytest.mark.parametrize(
+    ("parts", "to"),
+    [
+        ((BAD, "hidden", "kernel", 2.0**13), 128),
+        # Before there are enough steps to tell a spike by.
+        ((30, "hidden", "kernel", 2.0**13), 0),
+        ((BAD, NORM, "moving_variance", np.inf), 128),
+    ],
+)
+def test_lost_weights_are_put_back_and_training_goes_on(parts, to):
+    sound, model = (model_of(norm=NORM in parts) for _ in range(2))
     fit(sound)
     repaired = tuner()
-    flipping = keras.callbacks.LambdaCallback(on_train_batch_begin=flip)
-    fit(model, repaired, flipping)
+    loss = fit(model, repaired, spoil(*parts))["loss"]
     (back,) = (e for e in repaired.history if e["kind"] == "return")
-    assert back["to"] == 128
+    assert back["to"] == to
+    assert not model.stop_training
     losses = [m.evaluate(X, Y, verbose=0)[0] for m in (model, sound)]
     assert losses[0] < 2 * losses[1]
+    # The epoch's results are of the steps since then.
+    assert loss[0] < 1
+
+
+@every_backend
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_backup_restores_the_optimizer_wherever_the_tuner_is(place, tmp_path):
+    states = []
+
+    def note(epoch, logs):
+        states.append(state(noting.model))
+        if epoch == 1:
+            raise InterruptedError
+
+    noting = keras.callbacks.LambdaCallback(on_epoch_begin=note)
+    for _ in range(2):
+        callbacks = [keras.callbacks.BackupAndRestore(tmp_path), noting]
+        callbacks.insert(place, tuner())
+        options = {"epochs": 2, "verbose": 0, "callbacks": callbacks}
+        with pytest.raises(InterruptedError):
+            model_of().fit(X[:80], Y[:80], **options)
+    np.testing.assert_equal(*states[1:])
 
 
 @every_backend
@@ -138,11 +175,17 @@ def test_samples_of_other_sizes_are_no_spikes():
     assert not [e for e in repaired.history if e["kind"] == "spikes"]
 
 
-def test_data_that_change_for_good_are_trained_on():
-    y = Y.copy()
-    y[rows(BAD, STEPS)] *= 300
+@pytest.mark.parametrize("rate", ["at once", "slowly"])
+def test_data_that_change_for_good_are_trained_on(rate, tmp_path):
+    place = np.arange(len(X)) / ROWS - BAD
+    factor = np.where(place < 0, 1, 300)
+    if rate == "slowly":
+        factor = 100 * np.arange(len(X)) / len(X)
     model, repaired = model_of(norm=False), tuner()
-    fit(model, repaired, y=y)
+    watcher = monitor(tmp_path)
+    fit(model, repaired, watcher, y=Y * factor[:, None])
+    assert not watcher.verdicts
     # Until the next reading, and then no more.
-    assert [event["kind"] for event in repaired.history] == ["spikes"]
+    kinds = [event["kind"] for event in repaired.history]
+    assert kinds == ["spikes"] * (rate == "at once")
     assert int(model.optimizer.iterations) > STEPS - 30

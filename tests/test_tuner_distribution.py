@@ -2,16 +2,11 @@
 
 import numpy as np
 import pytest
-from optimizer_models import BACKEND
 from tuner_models import CURE
 from workers import run_two_workers
 
-# On torch, where it takes seconds, it is the only one of several workers.
-slow = pytest.mark.slow if BACKEND != "torch" else lambda test: test
-
 
 @pytest.mark.slow
-@slow
 def test_two_workers():
     first, second = run_two_workers("tuned")
     for case in set(first) - {"untuned", "again"}:

@@ -73,19 +73,19 @@ def test_what_is_said_fits_the_screen(capsys):
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [(GOOD, "none at"), (219.0, "2 at")], ids=["0", "2"]
+    ("value", "seconds", "verbose", "found"),
+    [
+        (GOOD, 3.0, 1, "none at"),
+        (219.0, 3.0, 1, "2 at"),
+        (GOOD, 3.0, 0, None),
+        (GOOD, 0.0, 1, None),
+    ],
 )
-def test_one_that_takes_its_time_says_so(value, found, clock, capsys):
-    with clock.each_look_takes(3.0):
-        fit(chain(), [value], kmp.PrecisionTuner())
-    out = capsys.readouterr().out
-    assert re.search(
-        rf"checked 3 layers before .* in [\d.]+ s: {found} fault\.\n", out
-    )
-
-
-@pytest.mark.parametrize(("seconds", "verbose"), [(3.0, 0), (0.0, 1)])
-def test_else_it_is_silent(seconds, verbose, clock, capsys):
+def test_one_that_takes_its_time_says_so(
+    value, seconds, verbose, found, clock, capsys
+):
     with clock.each_look_takes(seconds):
-        fit(chain(), [GOOD], kmp.PrecisionTuner(verbose=verbose))
-    assert "check" not in capsys.readouterr().out
+        fit(chain(), [value], kmp.PrecisionTuner(verbose=verbose))
+    said = rf"checked 3 layers before .* in [\d.]+ s: {found} fault\.\n"
+    out = capsys.readouterr().out
+    assert re.search(said, out) if found else "check" not in out

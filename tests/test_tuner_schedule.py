@@ -88,7 +88,6 @@ def test_skips_in_a_row_are_diagnosed_at_once():
         # `first` does not fail on the batch that is diagnosed at the start.
         ([BIG], {"cooldown": 1000, "promote_after": 0}, 1),
     ],
-    ids=["later", "at first"],
 )
 def test_a_cooldown_is_waited_for_but_at_first(begin, arguments, least):
     model, callback = tuned(begin + [1e5] * 60, **arguments)
@@ -139,7 +138,6 @@ def watching(folder):
         # A monitor audits as its budget allows.
         (lambda folder: [watching(folder)], []),
     ],
-    ids=["tuner", "both", "monitor"],
 )
 def test_five_fits_are_audited_as_one(callbacks, audits, seen, tmp_path):
     model = healthy()
@@ -156,7 +154,6 @@ def test_five_fits_are_audited_as_one(callbacks, audits, seen, tmp_path):
         lambda model: model.set_weights([w + 1 for w in model.get_weights()]),
         lambda model: kmp.apply_policy(model, "mixed_bfloat16"),
     ],
-    ids=["compiled", "weights", "dtypes"],
 )
 def test_what_has_changed_is_audited_before_its_first_step(change, seen):
     model, _ = tuned([GOOD] * 2, model=healthy())
@@ -211,11 +208,10 @@ def test_both_share_one_diagnosis_and_one_log(order, seen, clock, tmp_path):
 
 
 @one_backend
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_a_second_tuner_in_one_fit_is_refused(dry_run):
+def test_a_second_tuner_in_one_fit_is_refused():
     model = chain()
     with pytest.raises(ValueError, match="`PrecisionTuner` only"):
-        fit(model, [GOOD] * 4, tuner(dry_run=dry_run), tuner())
+        fit(model, [GOOD] * 4, tuner(dry_run=True), tuner())
     tuned([BIG] * 4, model=model)
     assert demoted(model) == CURE
 
@@ -242,7 +238,6 @@ def bounded(weights):
             marks=one_backend,
         ),
     ],
-    ids=["monitor", "alone", "loss"],
 )
 def test_a_demotion_that_makes_training_diverge_is_undone(
     of_weights, beside, tmp_path
@@ -272,7 +267,6 @@ def test_a_demotion_that_makes_training_diverge_is_undone(
         # It was not a number before.
         (1e-14, [BIG] * 60),
     ],
-    ids=["still", "noisy", "nan"],
 )
 def test_a_demotion_that_training_bears_stays(rate, values):
     model, callback = tuned(values, model=models.regression(rate))

@@ -54,13 +54,12 @@ class PrecisionTuner(CopiedCallback):
     loss scale that only bad data lowered, unless several workers train
     together.
 
-    A demotion is undone if training diverges after it. That is so if the
-    largest weight grows a hundredfold within 500 steps. It is also so if the
-    float32 loss of one batch grows a hundredfold and is a hundred times the
-    loss before training. Weights, optimizer state and loss scale then return to
-    their values before the demotion. With several workers no demotion is
-    undone. The loss is compared after `cooldown` steps, and after twice as many
-    each time.
+    A demotion is undone if training diverges within 500 steps after it, as a
+    diagnosis judges that: the float32 loss of one batch is a thousand times as
+    large, or twice as large while the largest weight grows a hundredfold.
+    Weights, optimizer state and loss scale then return to their values before
+    the demotion. With several workers no demotion is undone. The loss is
+    compared after `cooldown` steps, and after twice as many each time.
 
     After `cooldown` quiet steps, layers that turn out not to need their
     demotion return to 16 bits. After `promote_after` steps, so do all demoted
@@ -145,8 +144,9 @@ class PrecisionTuner(CopiedCallback):
             `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
         recover: Boolean, whether to return to the last good state when training
             has diverged or weights are lost. Training goes on with a learning
-            rate that holds, or with clipped gradients. If there is another
-            cause, it stops in that state. Steps that are not finite are
+            rate that holds, with clipped gradients, or with the same settings
+            if it does not fail again from there. If there is another cause, it
+            stops in that state. Steps that are not finite are
             skipped, also if nothing scales the loss, and so are steps whose
             gradients are ten times as large as the largest since `fit` began.
             If the weights are to blame for three of these in a row, it returns
@@ -243,7 +243,7 @@ class PrecisionTuner(CopiedCallback):
         self._session: Any = None
         self._repairs: Any = None
         self._before: list = []
-        self._warned = self._keeps_file = False
+        self._warned = self._keeps_file = self._wraps = False
 
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
@@ -257,6 +257,27 @@ class PrecisionTuner(CopiedCallback):
                 '`on_limit="float32"` takes a rebuild, which `max_rebuilds=0` '
                 "does not allow. Received: max_rebuilds=0, on_limit='float32'"
             )
+
+    def set_model(self, model: Any) -> None:
+        """Wraps the optimizer.
+
+        Keras calls this before `on_train_begin` of any callback, where
+        `BackupAndRestore` restores the optimizer that it finds.
+        """
+        super().set_model(model)
+        self._wraps = False
+        if getattr(model, "optimizer", None) is not None:
+            self._wrap_optimizer(model)
+
+    def _wrap_optimizer(self, model):
+        # A `train_step` of the user's own may not call `optimizer.scale_loss`.
+        if self.dry_run or has_own_step(model):
+            return
+        if lacks_loss_scaling(model):
+            ensure_loss_scaling(model)
+            self._wraps = True
+        if self.recover:
+            skip_nonfinite_steps(model)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""
@@ -276,12 +297,11 @@ class PrecisionTuner(CopiedCallback):
         # An error in writing it is raised now.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
-        if not self.dry_run and _can_be_scaled(model):
-            ensure_loss_scaling(model)
+        # The plan may have set layers to float16.
+        self._wrap_optimizer(model)
+        if self._wraps:
             text = "the loss is scaled from now on"
             self._before.append(("loss_scaling", text, {}))
-        if self.recover and not self.dry_run and not has_own_step(model):
-            skip_nonfinite_steps(model)
 
     def on_train_end(self, logs: dict | None = None) -> None:
         """Writes the plan, and prints the result of the run."""
@@ -375,8 +395,3 @@ def _check_rungs(rungs):
             f"which always repairs a layer. Received: rungs={rungs!r}"
         )
     return some
-
-
-def _can_be_scaled(model):
-    # A `train_step` of the user's own may not call `optimizer.scale_loss`.
-    return not has_own_step(model) and lacks_loss_scaling(model)

@@ -142,6 +142,18 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
     return {}
 
 
+def is_good(model: keras.Model, own) -> bool:
+    """Returns whether training does not fail again from a state.
+
+    Args:
+        model: As for `cause_of_divergence`.
+        own: A `KeptState`.
+    """
+    with own.state.in_place():
+        batches = [of_tensors(own.batch, model)]
+        return not _Search(model, batches, rates_of(model)).fails()
+
+
 def _raised(rates, before):
     """Returns the largest learning rate before, if it is larger now."""
     now, then = max(rates.values(), default=0), max(before.values(), default=0)

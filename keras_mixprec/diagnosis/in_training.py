@@ -60,7 +60,7 @@ def examine_in_training(
     kinds = [finding.verdict.kind for finding in found.findings]
     if kinds == ["weights_lost"]:
         return _before_the_loss(model, batch, found, kept)
-    verdict = _divergence(model, batch, found, first, step, schedule)
+    verdict = _divergence(model, batch, found, first, step, schedule, kept)
     # Test on a usual batch, because 16 bits skip the step of an outlier.
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
@@ -146,7 +146,7 @@ def _diverges_next(model, batch, found, step):
     return _grown(now, start, step, batch)
 
 
-def _divergence(model, batch, found, first, step, schedule):
+def _divergence(model, batch, found, first, step, schedule, kept):
     """Returns the verdict that training has diverged, `None` if not.
 
     Layers that overflow then are its symptoms.
@@ -162,7 +162,25 @@ def _divergence(model, batch, found, first, step, schedule):
     schedule.start = start
     if not now.left(start) or _is_outlier(model, now, start, first):
         return None
+    if _have_data_changed(model, now, start, kept, batch):
+        return None
     return _grown(now, start, step, batch)
+
+
+def _have_data_changed(model, now, start, kept, batch):
+    """Returns whether the loss grew because the data have changed.
+
+    No state that was good has less than half the loss of now on this batch.
+    """
+    if not now.loss > start.loss:
+        return False
+    losses = []
+    for own in kept:
+        with own.state.in_place():
+            then = Course.of(model, loss_in_float32(model, own.batch))
+            if not then.left(start):
+                losses.append(loss_in_float32(model, batch))
+    return bool(losses) and now.loss < thresholds.WORSE * min(losses)
 
 
 def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:

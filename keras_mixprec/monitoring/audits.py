@@ -25,6 +25,7 @@ from keras_mixprec.monitoring.audit_schedule import audit_schedule
 from keras_mixprec.monitoring.kept_states import KeptStates
 from keras_mixprec.monitoring.metric_values import validated
 from keras_mixprec.monitoring.speed import DIAGNOSES
+from keras_mixprec.numerics.arrays import count_nonfinite, to_array
 from keras_mixprec.numerics.dry_step import NotBuiltError
 from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
@@ -234,6 +235,8 @@ class Examiner:
         self._last_kinds = {verdict.kind for verdict in verdicts}
         if "divergence" in self._last_kinds:
             self.look_at_task(few)
+        if self.states.has_grown and self._last_kinds.isdisjoint(LOST):
+            self.states.accept()
         # A search for the scale is normal.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
@@ -389,6 +392,33 @@ class Examiner:
             watch.log.event(step, event)
         for text in without_repeats(new) if watch.settings.verbose else []:
             print_message(text)
+
+    def has_lost_weights(self) -> bool:
+        """Returns whether weights are not finite and no verdict says so."""
+        model = self._watch.model
+        with (
+            contextlib.suppress(NotImplementedError),
+            active.processes().single_process(model),
+        ):
+            return not any(map(self.has_reported, LOST)) and any(
+                count_nonfinite(to_array(v.value))
+                for v in model.weights
+                if "float" in v.dtype
+            )
+        return False
+
+    def report_lost_weights(self):
+        """Reports lost weights that no diagnosis of a batch has found."""
+        if not self.has_lost_weights():
+            return
+        from keras_mixprec.diagnosis.cause import lost_weights
+
+        kind, model = "weights_lost", self._watch.model
+        with active.processes().single_process(model):
+            numbers = lost_weights(model)
+        text = advice(kind, **numbers)
+        step = self._watch.step
+        self.report([Verdict(kind, step=step, numbers=numbers, advice=text)])
 
     def _is_new(self, verdict):
         fault = (verdict.kind, verdict.layer, verdict.direction)

@@ -39,12 +39,11 @@ class Diagnoses:
 
     def tasks(self) -> list[Task]:
         """Returns the tasks of a `fit`."""
-        log = self._watch.counter_log
         return [
             Task(
                 "diagnose",
                 self._look,
-                lambda: 0 if log.step != self._asked_at else math.inf,
+                lambda: 0 if self._has_news() else math.inf,
             ),
             Task(
                 "diagnose",
@@ -62,14 +61,27 @@ class Diagnoses:
         if batch is not None and (
             self._visit
             or self._has_new_reason()
+            or self._examiner.has_lost_weights()
             or watch.progress.wants_comparison()
         ):
             self._examine(batch)
+        self._examiner.report_lost_weights()
+
+    def _has_news(self):
+        return self._watch.counter_log.step != self._asked_at or (
+            # It takes the batch of now to tell whether the data have changed.
+            self._examiner.states.has_grown
+            and not self._examiner.gave_up
+            and "growth" not in self._asked
+        )
 
     def _look(self):
         watch = self._watch
         self._asked_at = watch.counter_log.step
-        if self._asked_at == watch.step and self._has_new_reason():
+        is_known = self._asked_at != watch.step
+        if is_known and not self._examiner.states.has_grown:
+            return
+        if self._has_new_reason():
             self._visit = watch.on_next_batch(self._examine)
 
     def _has_new_reason(self):

@@ -82,14 +82,21 @@ class KeptStates:
     def back_to(self, step: int | None) -> KeptState:
         """Returns the state of a step, and forgets those after it.
 
+        The sums of losses start over as well.
+
         Args:
             step: Int, or `None` for the newest.
         """
         steps = [own.step for own in self.held]
         while step in steps and self.held[-1].step != step:
             self.held.pop()
-        self.growth, self._best = 0.0, math.inf
+        self.accept()
+        self._total = 0.0, 0.0
         return self.held[-1]
+
+    def accept(self):
+        """Takes a loss as large as the next one for usual."""
+        self.growth, self._best = 0.0, math.inf
 
     def wait(self, step: int):
         """Keeps no state before the next 64 steps are over."""
@@ -110,3 +117,5 @@ class KeptStates:
         state = State.of(model)
         if state.is_finite:
             self.held.append(KeptState(step, state, batch, rates_of(model)))
+        else:  # A reason for a diagnosis.
+            self.growth = math.nan

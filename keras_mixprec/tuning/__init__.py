@@ -24,7 +24,7 @@ hang.
 Files:
 
 - `controller.py`: decides when to diagnose, demote, undo and return to 16 bits.
-- `trigger.py`: when non-finite steps are more than a search for the loss scale.
+- `trigger.py`: when non-finite steps are a reason for a diagnosis.
 - `proposal.py`: which layers to demote to which dtype, and the consensus of
   workers on it.
 - `rescaling.py`: powers of two that keep a layer in float16.
@@ -33,7 +33,8 @@ Files:
   layers may return to 16 bits.
 - `validation.py`: whether a metric on held-back data allows a return to 16
   bits, and the plan.
-- `history.py`: reports what was done in `PrecisionTuner.history`, the log and
-  on the console, and has the plan written.
+- `recovery.py`: returns to the last good state when training has diverged.
+- `history.py`: reports changes in `PrecisionTuner.history`, in the log and on
+  the console, and has the plan written.
 - `plan_store.py`: the plan that a tuner starts from, and its file.
 """

@@ -18,12 +18,12 @@ from keras_mixprec.tuning.validation import Validation
 # Counters are read each time the step count has grown by 1/8, early on.
 _READINGS_GROW = 8
 
-# A return to 16 bits is tried on this many failing batches, the last ones.
+# A return to 16 bits is tried on this many of the last failing batches.
 _EVIDENCE = 4
 
 
 class Tuning:
-    """Decides when to diagnose, and changes what has to be changed.
+    """Decides when to diagnose a batch, and makes the repairs.
 
     Several workers do the same at the same steps, because they agree on each
     decision. Each diagnoses its own batches, and the findings of all count.
@@ -31,14 +31,14 @@ class Tuning:
     Args:
         tuner: The `PrecisionTuner`, for its arguments and its history.
         repairs: `Repairs` of the model.
-        before: List of arguments of `TunerHistory.report`, what was done before
-            training.
+        before: List of arguments for `TunerHistory.report`: the changes that
+            were made before training.
         held_back: `HeldBack`, or `None`.
         watch: The `Watch`.
 
     Attributes:
-        keeps_scale: Boolean, whether a loss scale is raised again that fell
-            because of bad data alone.
+        keeps_scale: Boolean, whether a loss scale is raised again if bad data
+            alone lowered it.
         records: `TunerHistory`.
     """
 
@@ -62,15 +62,16 @@ class Tuning:
         # True if non-finite steps are the reason for the last diagnosis.
         self._triggered = False
         self._changed_at: int | None = None
-        # Batches, and a copy of the weights while a demotion is on probation.
         self._evidence: deque = deque(maxlen=_EVIDENCE)
+        # The batch whose loss a probation compares.
         self._sample = None
         self._probation: Probation | None = None
-        # The other workers would wait for one that fails.
+        # If a task fails here, the other workers would wait for this one, so
+        # the error has to end training.
         self._purpose = "" if watch.several_workers else "tune this model"
 
     def tasks(self) -> list[Task]:
-        """Returns what is done in `fit`, in this order."""
+        """Returns the tasks of a `fit`, in this order."""
         who = "PrecisionTuner"
         return [
             Task(
@@ -88,7 +89,7 @@ class Tuning:
                 lambda: self._probation.due if self._probation else math.inf,
                 who,
             ),
-            # Then it waits for a batch that fails, or has the next one audited.
+            # It waits for a batch that fails, or audits the next one.
             Task(
                 self._purpose,
                 self._look,
@@ -108,7 +109,7 @@ class Tuning:
     def _begin(self):
         self._has_begun = True
         watch, step = self._watch, self._watch.step
-        # Refuses a mistake before anything else is reported.
+        # A mistake in the arguments ends `fit` before anything is reported.
         self._validation.begin(step)
         for kind, message, fields in self._before:
             self.records.report(kind, step, message, **fields)
@@ -129,7 +130,7 @@ class Tuning:
         """Reads the counters, and diagnoses if it is time to."""
         watch, step = self._watch, self._watch.step
         schedule = watch.examiner.schedule
-        # The first steps show most.
+        # Most faults show in the first steps.
         gap = min(watch.taken // _READINGS_GROW, self._tuner.update_freq)
         self._due = step + max(gap, 1)
         left = schedule.steps_left(watch.taken)
@@ -150,7 +151,7 @@ class Tuning:
             self._audit(step)
 
     def _wait(self, step):
-        """Waits for a batch that fails, as the next one need not."""
+        """Waits for a batch that fails. The next one may be sound."""
         trigger, held = self._trigger, self._watch.held
         before = trigger.count()
 
@@ -185,7 +186,8 @@ class Tuning:
 
     def _is_cooling(self, step):
         changed = self._changed_at
-        # The batch before the first step may not show all faults.
+        # A change before the first step needs no cooldown: the batch there may
+        # not show all faults.
         if changed in (None, self._watch.first_step):
             return False
         return step < changed + self._tuner.cooldown
@@ -203,8 +205,8 @@ class Tuning:
             step: Int.
             triggered: Boolean, whether non-finite steps are the reason, and the
                 whole batch is examined.
-            is_overhead: Boolean, whether it counts as overhead. If not, it is
-                seen first whether there is more in it than in its first rows.
+            is_overhead: Boolean, whether it counts as overhead, and takes the
+                first rows only. If not, it takes the rows that matter.
         """
         self._triggered = triggered
         if self._sample is None or not triggered:
@@ -237,14 +239,15 @@ class Tuning:
             examination: `Examination`.
             batch: The examined batch, as `train_step` takes it.
             step: Int.
-            raised: Boolean, whether its step has raised, which cannot wait.
+            raised: Boolean, whether its step has raised an error. Such a repair
+                does not wait for the cooldown.
 
         Returns:
             The proposal, `None` if no change is allowed now.
         """
         if raised:
             self._changed_at = None
-        # All workers are triggered alike, and audit at the same steps.
+        # Several workers have to audit at the same steps, so none may hurry.
         if not self._watch.several_workers:
             sooner = self._watch.examiner.schedule.hurry()
             if sooner is not None:
@@ -289,7 +292,7 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted | self._repairs.left_alone(wanted, step))
-            # An advised one has been set.
+            # An advised scale has been set already.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._watch.counters.raise_scales(agreed.scale_bits, step)
 
@@ -302,11 +305,11 @@ class Tuning:
             changes = {p: (d.before, d.policy) for p, d in new.items()}
             self.records.change("demote", step, changes, new)
         elif self._triggered:
-            # A fault that goes on is known: not every step is diagnosed.
+            # The fault is known, so the next steps need no diagnosis.
             self._trigger.false_alarm()
 
     def _set_scale(self, bits, step, adapts):
-        """Lets gradients survive that do not at the loss scale in use."""
+        """Sets a loss scale at which the gradients survive."""
         counters, repairs = self._watch.counters, self._repairs
         before, dry = counters.scale_bits(), self._tuner.dry_run
         done = dry
@@ -373,7 +376,7 @@ class Tuning:
     def _compare(self):
         """Undoes the demotion if weights or the loss grew too far since."""
         probation, step = self._probation, self._watch.step
-        growth = probation.divergence(step)
+        growth = probation.divergence()
         (diverged,) = any_worker(self._watch.model, [growth is not None])
         if diverged or probation.is_over:
             self._probation = None

@@ -1,4 +1,4 @@
-"""Which layers a tuner has demoted, demoting more, and its limits."""
+"""Keeps track of demoted layers, and demotes and restores layers."""
 
 import weakref
 
@@ -96,11 +96,11 @@ class Repairs:
         return self._reference()
 
     def layers(self) -> dict:
-        """Returns a dict from path to layer, of the model as it is."""
+        """Returns a dict from path to layer."""
         return layers_of(self._model)
 
     def policies(self) -> dict:
-        """Returns a dict from path to policy, of the model as it is."""
+        """Returns a dict from path to the policy that each layer has now."""
         return {p: policy_name(layer) for p, layer in self.layers().items()}
 
     def plan(self) -> PrecisionPlan:
@@ -140,10 +140,10 @@ class Repairs:
         return wanted
 
     def left_alone(self, wanted: dict, step: int) -> dict:
-        """Returns the demotions of layers that others leave isolated.
+        """Returns demotions for 16-bit layers that others would isolate.
 
         Args:
-            wanted: Dict, the demotions of the others.
+            wanted: Dict, the other demotions.
             step: Int.
         """
         before = [*map(id, isolated_layers(self._model))]
@@ -158,7 +158,7 @@ class Repairs:
         }
 
     def all_in_float32(self, step: int, reason: str, kind: str) -> dict:
-        """Returns the demotion of every layer in 16 bits.
+        """Returns a demotion for every layer in 16 bits.
 
         Args:
             step: Int.
@@ -238,7 +238,7 @@ class Repairs:
         return None if started is None else _clock.now() - started
 
     def sign(self, sign_off: dict):
-        """Notes what a metric on held-back data was at the end of training."""
+        """Notes the validation at the end of training."""
         self.sign_off = sign_off
 
     def _change(self, policies):
@@ -262,14 +262,14 @@ class Repairs:
     # Returning to 16 bits.
 
     def begin(self, step: int):
-        """Goes on counting steps at `step`, where a `fit` begins."""
+        """Begins a `fit` at this step, and continues to count steps."""
         self._earlier = self._steps - step
         # Demotions of an earlier process wait from here on.
         known = dict.fromkeys(self.demotions, self._steps)
         self._waiting_since = known | self._waiting_since
 
     def end(self, step: int):
-        """A `fit` ends with this step."""
+        """Ends a `fit` at this step."""
         self._steps = self._earlier + step
 
     def next_trial(
@@ -277,10 +277,9 @@ class Repairs:
     ) -> tuple:
         """Returns an event kind, and the layers to try in 16 bits again.
 
-        After a demotion, once, all layers if they were demoted at different
-        steps: a later one may have made earlier ones needless (`"shrink"`).
-        After that each layer alone, after longer and longer waits
-        (`"promote"`).
+        If layers were demoted at different steps, all are tried once: a later
+        demotion may have made earlier ones needless (`"shrink"`). After that,
+        each layer waits longer after each try (`"promote"`).
 
         Args:
             step: Int.
@@ -308,12 +307,12 @@ class Repairs:
         ]
 
     def tried(self, paths, step: int):
-        """Takes note that layers still need their demotion."""
+        """Notes that layers still need their demotion."""
         self._count(paths)
         self._waiting_since |= dict.fromkeys(paths, step + self._earlier)
 
     def keep(self, paths, why: str):
-        """Adds to the reasons of demotions why they stay, as of the last try.
+        """Adds the result of the last try to the reasons for demotions.
 
         Args:
             paths: Iterable of paths of demoted layers.
@@ -342,7 +341,7 @@ class Repairs:
     # The plan.
 
     def state(self) -> dict:
-        """Returns what another process needs to go on from here."""
+        """Returns the state that another process continues from."""
         return {
             "rebuilds": self.rebuilds,
             "tries": self.tries,
@@ -352,26 +351,22 @@ class Repairs:
         }
 
     def follow(self, plan: PrecisionPlan, state: dict) -> tuple[dict, dict]:
-        """Continues from what fits of a plan.
+        """Continues from the entries of a plan that fit the model.
 
         Args:
             plan: `PrecisionPlan`.
-            state: Dict, what a tuner left with it; empty if somebody else
-                wrote it.
+            state: Dict, as from `state`; empty if no tuner wrote the plan.
 
         Returns:
-            The changes, and a dict from path to why the plan is not followed
-            there.
+            The changes, and a dict from path to why its entry is not used.
 
         Raises:
             ValueError: If the state is damaged.
         """
-        checked, entries = (
-            check_state(state),
-            {MODEL_PATH: plan.default, **plan},
-        )
+        checked = check_state(state)
+        entries = {MODEL_PATH: plan.default, **plan}
         demotions, asked = checked["demotions"], self.asked
-        # An older tuner has left only what it demoted.
+        # Older files have no `asked`, only the demoted layers.
         built = {path: d.before for path, d in demotions.items()}
         made_for = state.get("asked", {**plan, **built}) if state else asked
         made_for = {p: made_for.get(p, policy) for p, policy in asked.items()}

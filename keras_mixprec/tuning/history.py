@@ -31,7 +31,7 @@ class TunerHistory:
         repairs: `Repairs` of the model.
 
     Attributes:
-        has_news: Boolean, whether anything was done in this `fit`.
+        has_news: Boolean, whether this `fit` has an entry.
     """
 
     def __init__(self, tuner, watch, repairs):
@@ -45,7 +45,7 @@ class TunerHistory:
         self._repairs = repairs
 
     def report(self, kind: str, step: int, message: str, **fields):
-        """Reports that something happened.
+        """Adds an entry to the history and the log, and prints its message.
 
         Args:
             kind: String. As in `PrecisionTuner.history`.
@@ -62,7 +62,7 @@ class TunerHistory:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
-        """Reports that layers compute in something else now, or would.
+        """Reports that the policies of layers change, or would change.
 
         Args:
             kind: As for `report`.
@@ -78,7 +78,7 @@ class TunerHistory:
         if why:
             reasons = dict.fromkeys(d.kind for d in why.values())
             message += f" because of {', '.join(reasons)}"
-        # The advice of a verdict is float32, which always repairs.
+        # The verdicts advise float32, so the reason for bfloat16 is given.
         if kind == "demote" and "mixed_bfloat16" in _after(changes):
             why_here = "`bfloat16=True`"
             if self._tuner.bfloat16 == "auto":
@@ -109,14 +109,14 @@ class TunerHistory:
         }
 
     def scale(self, step: int, verb: str, before: float, after: float):
-        """Reports a change of the loss scale; one that is left as it is, once.
+        """Reports a change of the loss scale, or advises one, once.
 
         Args:
             step: As for `report`.
-            verb: String, `"raise"` or `"lower"` for what is or would be done,
-                `"advise"` for what the user has to do.
-            before: Float. The power of two that it was.
-            after: Float. The power of two that it is, or has to be.
+            verb: String, `"raise"`, `"lower"`, or `"advise"` if the user has to
+                change it.
+            before: Float. The old scale, as a power of two.
+            after: Float. The new scale, as a power of two.
         """
         kind, stays = f"{verb}_scale", self._dry or verb == "advise"
         if stays and any(event["kind"] == kind for event in self._history):
@@ -143,8 +143,7 @@ class TunerHistory:
             changes: As for `change`.
             growth: String. The growth that was found, `None` if another worker
                 found it.
-            since: Int. The step whose weights and optimizer state are there
-                again.
+            since: Int. The step whose weights and optimizer state return.
         """
         self.report(
             "undo",
@@ -162,7 +161,7 @@ class TunerHistory:
         Args:
             step: As for `report`.
             since: Int. The step whose state it is.
-            done: String. The change that training goes on with, `None` if it
+            done: String. The settings that training goes on with, `None` if it
                 stops.
         """
         then = f"goes on with {done}" if done else "stops training there"
@@ -175,13 +174,13 @@ class TunerHistory:
         Args:
             step: As for `report`.
             count: Int. How many since the last report.
-            times: Float. The size of the gradients of the last one, as a
-                multiple of the largest before.
+            times: Float. The gradients of the last one, as a multiple of the
+                largest before.
         """
-        which = "1 step whose" if count == 1 else f"{count:,} steps; the last's"
+        steps = "1 step" if count == 1 else f"{count:,} steps"
         message = (
-            f"skips {which} gradients were {times:.3g} times as large as the "
-            "largest before"
+            f"skips {steps} because gradients were {times:.3g} times as large "
+            "as the largest before"
         )
         self.report("spikes", step, message, count=count, times=times)
 
@@ -205,9 +204,9 @@ def start_message(
 
     Args:
         disk: `PlanOnDisk`.
-        fits: Boolean, whether any of the plan is used.
+        fits: Boolean, whether any entry of the plan is used.
         changes: Dict from path to the policies before and after.
-        aside: Dict from path to why the plan is not followed there.
+        aside: Dict from path to why its entry is not used.
         keeps_file: Boolean, whether the file is not written to.
     """
     sets = f", which sets {listed(changes)} to {_after(changes)}"

@@ -14,7 +14,7 @@ from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 
-# A layer is tried again after twice as long each time: no run lasts for more.
+# The wait doubles with each try, so no run makes more tries.
 _MOST_TRIES = 1000
 
 
@@ -27,8 +27,8 @@ class Demotion(NamedTuple):
         step: Int. When that changed.
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
-        reason: String. The verdict, or why else.
-        because: String. The same without numbers, for the row of the layer.
+        reason: String. The verdict, or another reason.
+        because: String. The reason without numbers, for the row of the layer.
             Empty if `reason` is short.
     """
 
@@ -85,7 +85,7 @@ def _is_demotion(value):
 
 
 def _each(is_valid):
-    """Returns a check of an object of JSON by its entries."""
+    """Returns a check for every value of a JSON object."""
     return lambda value: (
         isinstance(value, dict) and all(map(is_valid, value.values()))
     )
@@ -102,7 +102,7 @@ _VALID = {
 def left_aside(
     plan: dict, made_for: dict, asked: dict, containers: set
 ) -> dict:
-    """Returns where a model is not what a plan was made for.
+    """Returns where a model differs from the one that a plan was made for.
 
     A plan repairs what a script asks for. If the script asks for another policy
     than when a tuner wrote the plan, the script wins. A model that was saved
@@ -110,9 +110,9 @@ def left_aside(
 
     Args:
         plan: Dict from path to policy, the model itself included.
-        made_for: Dict from path to the policy that the script had set then, of
-            the layers of the model.
-        asked: The same of what it has set now.
+        made_for: Dict from path to the policy that the script had set when the
+            plan was written, for the layers of the model.
+        asked: Dict from path to the policy that the script has set now.
         containers: Set of the paths of Functional and Sequential models, whose
             policies Keras' files do not hold.
 
@@ -160,7 +160,7 @@ class PlanOnDisk:
 
     def __init__(self, path):
         check_type("plan", path, (str, os.PathLike), "the path of a JSON file")
-        # Somebody may change the working folder before it is written.
+        # The working folder may change before the file is written.
         self.path = Path(path).absolute()
 
     def load(self, model) -> tuple[PrecisionPlan, dict] | None:
@@ -185,10 +185,7 @@ class PlanOnDisk:
 
     @property
     def earlier(self) -> Path:
-        """The path of a copy of the file that does not fit any more.
-
-        No file that is kept already is overwritten by another one.
-        """
+        """The path for a copy of the file that overwrites no other copy."""
         for number in itertools.count(1):
             old = ".old" if number == 1 else f".old{number}"
             kept = self.path.with_name(
@@ -200,7 +197,7 @@ class PlanOnDisk:
         return kept
 
     def save(self, repairs, keep_earlier: bool = False):
-        """Writes what the model follows now, before training.
+        """Writes the plan that the model follows, before training.
 
         Args:
             repairs: `Repairs` of the model.
@@ -208,7 +205,7 @@ class PlanOnDisk:
                 Defaults to `False`.
 
         Raises:
-            OSError: If it cannot be written; the old file is left as it was.
+            OSError: If it cannot be written. The old file stays as it was.
         """
         try:
             if keep_earlier:
@@ -222,7 +219,7 @@ class PlanOnDisk:
             ) from error
 
     def update(self, repairs):
-        """Writes what the model follows now, in training.
+        """Writes the plan that the model follows, in training.
 
         Args:
             repairs: `Repairs` of the model.

@@ -17,8 +17,8 @@ from keras_mixprec.policies.rescaled import RescaledPolicy
 from keras_mixprec.tuning.rescaling import Rescalings
 from keras_mixprec.verdict_kinds import KINDS
 
-# How often a rung is tried: layers that it does not repair go to the next one,
-# and what that uncovers once more.
+# How often a rung is tried. Layers that it does not repair go to the next one,
+# which may uncover more faults.
 _ROUNDS = 3
 
 # The repairs of a layer, from the narrowest; the last one always works.
@@ -65,10 +65,10 @@ def propose(
 ) -> dict:
     """Returns the least that repairs the faults of one batch.
 
-    Faults of range take the first rung that repairs them. Faults of precision
-    take float32. So do layers that make outputs, which bfloat16 rounds by up to
-    1/16 near 20: no loss falls below that. The diagnosis tried its culprits in
-    float32, so that is a repair; other rungs are tried here.
+    Layers that overflow or underflow take the first rung that repairs them.
+    Layers that lose precision take float32. Output layers do so too, because
+    bfloat16 rounds numbers near 20 by up to 1/16, and the loss stays above
+    that. The diagnosis has tried float32, so only other rungs are tried here.
 
     Args:
         examination: `Examination` of the model as it is.
@@ -99,7 +99,7 @@ def propose(
 
 
 class _Ladder:
-    """The rungs that are tried for a layer, one after the other."""
+    """Tries rungs for layers, one after the other."""
 
     def __init__(self, model, layers, batch, rungs):
         self._paths = {id(layer): path for path, layer in layers.items()}
@@ -109,7 +109,7 @@ class _Ladder:
         self._tried = set()
 
     def next_rungs(self, examination):
-        """The next rung of every layer at fault, as `propose` returns them."""
+        """Returns the next rung of each layer at fault, as `propose` does."""
         return {
             self._paths[id(layer)]: (policy, finding.verdict)
             for finding in examination.findings
@@ -137,18 +137,18 @@ class _Ladder:
         return "mixed_bfloat16" if takes_it else "float32"
 
     def _takes(self, layer, rung):
-        """Returns whether a rung is there for a layer, once."""
+        """Returns whether a layer may try a rung, which it may once."""
         known = (id(layer), rung) in self._tried
         self._tried.add((id(layer), rung))
         return rung in self._rungs and not known
 
 
 class WorkerProposal(NamedTuple):
-    """What one worker proposes.
+    """The repair that one worker proposes.
 
     Attributes:
         layers: Dict, as `propose` returns it.
-        explained: Boolean, whether something else than a layer is to blame.
+        explained: Boolean, whether something other than a layer is to blame.
         collapsed: Boolean, whether the loss scale cannot fall any further.
         scale_bits: Float. The power of two that suits the gradients, `None`
             if none was sought.
@@ -166,7 +166,7 @@ class WorkerProposal(NamedTuple):
 
     @classmethod
     def of(cls, layers: dict, examination: Examination, collapsed: bool):
-        """Returns what follows from one worker's diagnosis.
+        """Returns the proposal of one worker.
 
         Args:
             layers: As the attribute.
@@ -184,9 +184,9 @@ class WorkerProposal(NamedTuple):
         )
 
     def agreed(self, model, step: int) -> "WorkerProposal":
-        """Returns what follows from the proposals of all workers.
+        """Returns the proposal that follows from those of all workers.
 
-        The widest policy that any of them proposes for a layer, and the
+        It has the widest policy that any of them proposes for a layer, and the
         smallest loss scale. Every worker must call this.
 
         Args:
@@ -220,7 +220,7 @@ _ELSEWHERE = {FOUND_BY: "another worker"}
 
 
 def _width(policy):
-    """Orders policies; the further a layer is rescaled, the more it needed."""
+    """Returns a key that orders policies from narrow to wide."""
     rescaled = RescaledPolicy.from_name(policy)
     if rescaled is not None:
         return 0, abs(rescaled.input_bits)

@@ -1,12 +1,12 @@
 """Returns to the last good state, with what made training diverge changed."""
 
-import functools
 import math
 from typing import Any
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_mixprec.diagnosis.causes import is_good
 from keras_mixprec.diagnosis.criterion import norm
 from keras_mixprec.keras_internals import learning_rate_object
 from keras_mixprec.loss_scaling.spikes import Spikes, gates_of
@@ -15,7 +15,7 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.rehearsal import updating
 from keras_mixprec.verdict_kinds import LOST
 
-# Spikes in a row after which the weights may be at fault, and not the data.
+# After this many spikes in a row the weights may be at fault, not the data.
 _STREAK = 3
 
 
@@ -66,7 +66,7 @@ class Recovery:
         self._has_looked = False
 
     def helps(self, examination) -> bool:
-        """Whether nothing but another state helps against what was found."""
+        """Returns whether only an earlier state helps."""
         lost = any(
             verdict.kind in LOST and "not_finite" not in verdict.numbers
             for verdict, _ in examination.findings
@@ -76,28 +76,33 @@ class Recovery:
     def run(self, examination) -> tuple:
         """Returns to a good state.
 
-        Training stops there if what was to blame cannot be changed here.
+        If training fails from there and the cause cannot be changed, it stops.
 
         Args:
             examination: `Examination`.
 
         Returns:
-            The step of that state, and what was changed, `None` for nothing.
+            The step of that state, and the settings that training goes on with,
+            `None` if it stops.
         """
-        numbers: dict = {}
+        model, numbers = self._watch.model, {}
         for finding in examination.findings:
             numbers = finding.verdict.numbers | numbers
-        change = _CHANGES.get(numbers.get("cause", ""))
-        return self._back_to(
-            numbers.get("since"),
-            functools.partial(change, self, numbers) if change else None,
-        )
+        if "cause" in numbers:
+            return self._back_to(numbers.get("since"), numbers)
+        held = reversed(self._watch.examiner.states.held)
+        good = next((own.step for own in held if is_good(model, own)), None)
+        return self._back_to(good, {} if good is None else _GOOD)
 
-    def _back_to(self, step, change):
+    def _back_to(self, step, numbers):
         kept = self._watch.examiner.states.back_to(step)
         kept.state.put_back()
+        # The results of an epoch are those since the return.
+        for metric in self._watch.model.metrics:
+            metric.reset_state()
         self._left -= 1
-        done = change() if change and self._left >= 0 else None
+        change = _CHANGES.get(numbers.get("cause"))
+        done = change(self, numbers) if change and self._left >= 0 else None
         if done is None:
             self._watch.model.stop_training = True
             self._stopped_at = kept.state
@@ -112,9 +117,9 @@ class Recovery:
         """Reads which steps were spikes.
 
         Returns:
-            How many were since the last call, how many times as large as usual
-            the last one was, and whether there are so many in a row that the
-            next batch has to be looked at.
+            The number of new spikes, the size of the last one as a multiple of
+            the largest gradients before, and whether so many came in a row that
+            the weights may be at fault.
         """
         gates = gates_of(self._watch.model)
         with self._watch.counter_log.synchronized():
@@ -128,9 +133,9 @@ class Recovery:
     def from_spikes(self) -> tuple | None:
         """Returns to a good state if the weights are to blame for spikes.
 
-        They are if the batch that was kept with a state has usual gradients
-        there, and a spike now. If not, the data have changed, and larger
-        gradients count as usual from now on.
+        They are if a batch that had usual gradients in a good state is a spike
+        now. If not, the data have changed, and larger gradients count as usual
+        from now on.
 
         Returns:
             The result of `run`, `None` if it stays.
@@ -147,7 +152,10 @@ class Recovery:
                 break
         for gate in gates:
             gate.end_streak(accept=to_blame is None)
-        return to_blame and self._back_to(to_blame.step, lambda: _SAME)
+        return to_blame and self._back_to(to_blame.step, _GOOD)
+
+    def _continue(self, numbers):
+        return "the same settings, since training does not fail from there"
 
     def _lower(self, numbers):
         factor = numbers["holds"] / numbers["learning_rate"]
@@ -156,7 +164,7 @@ class Recovery:
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
         ):
-            # A function of the user sets the rate; it cannot be lowered here.
+            # A function of the user sets the rate.
             return None
         for part, rate in zip(parts, rates, strict=True):
             if isinstance(rate, LearningRateSchedule):
@@ -175,12 +183,17 @@ class Recovery:
 
 
 def _size(model, batch):
-    """The norm of a batch's gradients in float32."""
+    """Returns the norm of all gradients of a batch in float32."""
     step = exact_step(model, batch, records=False)
     norms = [norm(to_array(x)) for x in step.gradients.values()]
     return math.hypot(*norms) / step.scale
 
 
-_SAME = "the same settings, since the gradients there are as usual"
+# The numbers if the state was at fault, and not the settings.
+_GOOD = {"cause": "state"}
 
-_CHANGES = {"learning_rate": Recovery._lower, "gradients": Recovery._clip}
+_CHANGES = {
+    "state": Recovery._continue,
+    "learning_rate": Recovery._lower,
+    "gradients": Recovery._clip,
+}

@@ -1,12 +1,12 @@
 """Finds powers of two that keep a layer in float16 on rescaled inputs.
 
 An overflow or underflow is about the exponent, not the digits. A power of two
-cures it, exactly, in a layer that is positively homogeneous: `f(2**-k * x) ==
+repairs it, exactly, in a layer that is positively homogeneous: `f(2**-k * x) ==
 2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not say
-whether it is homogeneous. So this measures its degree `d` in float32, with
-other weights than its own, since a bias that is zero at first is trained, and
-on inputs about 1, since a softmax of large logits only looks homogeneous. Then
-it measures in float16, forward and backward, which `k` the numbers need.
+whether it is homogeneous, so its degree `d` is measured in float32. The layer
+gets other weights for that, because a bias may be zero only at first. Its
+inputs are about 1, because a softmax of large logits only looks homogeneous.
+Float16 runs, forward and backward, then show which `k` the numbers need.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ from keras_mixprec.policies.names import source_name
 from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# The power of two that multiplies inputs to show the degree.
+# Inputs are multiplied by this power of two to measure the degree.
 _PROBED_BITS = -4
 
-# Powers of two that are tried; a square moves by four from one to the next.
+# The powers of two to try. Squares change by a factor of 16 between them.
 _LADDER = range(-14, 15, 2)
 
-# Half a float16 ulp, as a share of the largest number of a result: what keeps a
-# layer from its degree, such as an epsilon, may not show in what float16 holds.
+# Half a float16 ulp, as a share of the largest number in a result. An epsilon
+# in a layer breaks homogeneity, which is harmless if float16 does not show it.
 _UNSEEN = 2.0**-11
 
 # A power of two may have twice the best error, or the error of a chain of
@@ -111,10 +111,10 @@ def _policy_of(calls, scale_bits):
 
 
 def _is_bound(call):
-    """Returns whether more depends on a layer's inputs than its outputs.
+    """Returns whether a layer cannot be rescaled.
 
-    Or what it is given comes from layers inside of it, which follow policies of
-    their own.
+    Its losses and its own state depend on its inputs as well, and sublayers
+    follow policies of their own.
     """
     layer = call.layer
     return bool(
@@ -128,9 +128,10 @@ def _is_bound(call):
 
 
 def _in_order(feasible):
-    """The powers of two that suit all calls, the one to be preferred first.
+    """Returns the powers of two that suit all calls, the best one first.
 
-    Not that which just suits this batch, but the next one.
+    The smallest one may not suit the next batch, so the second smallest is
+    best.
     """
     common = sorted(set.intersection(*feasible), key=abs)
     down = [bits for bits in common if bits <= 0]
@@ -152,8 +153,8 @@ class _Rescaling:
         scale_bits: Float. The loss scale in use, as a power of two.
 
     Attributes:
-        is_large: Boolean, whether its outputs do not fit its dtype, or the
-            next batch's may not.
+        is_large: Boolean, whether its outputs, or those of the next batch, may
+            not fit its dtype.
     """
 
     def __init__(self, call, scale_bits):
@@ -242,7 +243,7 @@ class _Rescaling:
 
 
 def _bits(array, other):
-    """How many powers of two an array is larger than another."""
+    """Returns by how many powers of two an array is larger than another."""
     sizes = [np.linalg.norm(a.astype("float64")) for a in (array, other)]
     return math.log2(max(sizes[0], 1e-300) / sizes[1])
 

@@ -1,35 +1,35 @@
-"""When non-finite steps are more than the search for the loss scale."""
+"""Decides when non-finite steps are a reason for a diagnosis."""
 
 from collections import deque
 
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 
-# The next batch that fails is diagnosed, which costs no more than a
-# diagnosis. It takes twice as many if it was but the scale search.
+# The number of non-finite steps that trigger a diagnosis, before any false
+# alarm.
 _PATIENCE = 1
 
-# Skips beyond those that a diagnosis expects of a search for the loss scale:
-# gradients of the first steps grow, and each diagnosis would expect a few more.
+# A search for the loss scale may skip this many more steps than a diagnosis
+# expects, because the gradients of the first steps grow.
 _SLACK = 3
 
 
 class Trigger:
     """Decides when non-finite steps are reason for a diagnosis.
 
-    Steps that were skipped or had a loss that is not finite count, on any
-    worker. One within 500 triggers a diagnosis; each false alarm, such as bad
-    data, doubles how many it takes. Steps that are skipped in a row always do,
-    unless there were fewer since the last false alarm. In a run that diverges,
-    nearly every step is non-finite. A diagnosis that says how far the loss
-    scale has to fall explains as many skipped steps.
+    A step counts if any worker skipped it or had a loss that is not finite.
+    One within 500 steps triggers a diagnosis. Each false alarm, such as bad
+    data, doubles that number. Skipped steps in a row trigger a diagnosis in any
+    case, unless there were too few since the last false alarm. If a diagnosis
+    says how far the loss scale has to fall, that explains as many skipped
+    steps.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
         span: Int. Steps that non-finite ones are counted over.
-        last_nonfinite_step: Int. The last step that had new ones, `None`
+        last_nonfinite_step: Int. The last reading that found new ones, `None`
             before.
     """
 
@@ -69,8 +69,8 @@ class Trigger:
         self._seen.append((step, self._total))
         while self._seen[0][0] < step - self.span:
             self._seen.popleft()
-        # A run that is stuck while no diagnosis may be made is diagnosed when
-        # one may.
+        # A run may be stuck while no diagnosis is allowed. It is diagnosed as
+        # soon as one is.
         is_stuck = self._in_a_row >= TRIGGER_STEPS
         self._examined_row &= is_stuck
         newly_stuck = is_stuck and not self._examined_row
@@ -79,27 +79,26 @@ class Trigger:
         return enough and self._total > self._explained
 
     def examined(self):
-        """The steps that are skipped now are being diagnosed."""
+        """Notes that the steps that are skipped now are being diagnosed."""
         self._examined_row = self._in_a_row >= TRIGGER_STEPS
 
     def explain(self, skips: int):
-        """The next steps that are skipped are known to be the scale search.
+        """Takes the next skipped steps for a search for the loss scale.
 
         Args:
-            skips: Int. How many it takes, as a diagnosis says.
+            skips: Int. The number of steps, from a diagnosis.
         """
         self._explained = self._total_read() + skips + _SLACK * bool(skips)
 
     def start_over(self):
-        """Counts from here on: what there was is known."""
+        """Forgets the non-finite steps so far."""
         self._seen = deque(list(self._seen)[-1:])
 
     def false_alarm(self):
-        """Waits for twice as many non-finite steps from here on."""
+        """Waits for twice as many non-finite steps from now on."""
         self._patience *= 2
         self.start_over()
         self._known = self._total_read()
 
     def _total_read(self):
-        """How many there were at the last reading."""
         return self._seen[-1][1] if self._seen else 0

@@ -1,4 +1,4 @@
-"""A metric on held-back data allows a return to 16 bits, and the plan.
+"""Lets a metric on held-back data decide about returns to 16 bits.
 
 The same weights are evaluated in float32 and under a plan. Evaluations are
 counted; those that can wait do so until enough steps were taken.
@@ -18,14 +18,14 @@ from keras_mixprec.tuning.proposal import by_policy
 # A run may make this many evaluations, plus one for each `_STEPS` steps.
 _EVALUATIONS, _STEPS = 50, 100
 
-# An evaluation that is expected to take longer is announced.
+# If an evaluation is expected to take more seconds, a message announces it.
 _PATIENCE = 2.0
 
 _OVER_BUDGET = "; validation is over its budget"
 
 
 class Validation:
-    """Lets a metric on held-back data decide, if there are such data.
+    """Compares a metric on held-back data with float32's, if there are data.
 
     All workers evaluate at the same steps, and the worst result of all counts.
 
@@ -117,10 +117,10 @@ class Validation:
     # The end of training.
 
     def sign_off(self, step: int, may_demote: bool):
-        """Holds the metric under the plan against float32's.
+        """Compares the metric under the plan with float32's.
 
         If it is not within the tolerance, the fewest layers that bring it there
-        are demoted, or named.
+        are demoted, or named if they may not be demoted.
 
         Args:
             step: Int.
@@ -154,7 +154,7 @@ class Validation:
         self._records.report("sign_off", step, text, **numbers)
 
     def _repair(self, trials, value, step, may_demote):
-        """Demotes what is to blame; returns it, and why it is not demoted."""
+        """Returns the layers to blame, and why they were not demoted."""
         repairs = self._repairs
         reason = f"in 16 bits {self._compared(trials, value)}"
         wanted = repairs.all_in_float32(step, reason, "validation")
@@ -178,7 +178,7 @@ class Validation:
         return blamed, ""
 
     def _to_blame(self, trials, wanted):
-        """The fewest layers without which the metric is within tolerance."""
+        """Returns the fewest layers to demote for a metric within tolerance."""
         self._announce(f"searches {len(wanted)} layers for those to blame")
         errors = dict.fromkeys(wanted, 0.0)
         for name, own in self._watch.examiner.schedule.errors.items():
@@ -282,7 +282,7 @@ class Validation:
 
 
 class _Trials:
-    """The metric with the weights as they are, each evaluated once.
+    """Evaluations of the metric with the weights of now, each made once.
 
     Args:
         validation: `Validation`.
@@ -301,7 +301,7 @@ class _Trials:
         Args:
             key: The key of the evaluation.
             assignment: As for `Evaluation.with_policies`.
-            is_must: Boolean, whether the budget does not count.
+            is_must: Boolean, whether to ignore the budget.
         """
         if key not in self._known:
             if not is_must:
