@@ -55,7 +55,7 @@ _keep(
 
 @_keep_if(
     "user-written normalization: x*x overflows above 255, an epsilon below "
-    "6e-8 is zero"
+    "3e-8 becomes 0"
 )
 def is_user_written_norm(layer, path) -> bool:
     """Returns whether a user-written layer calls itself a normalization."""
