@@ -35,7 +35,7 @@ _FILE_OF = {
     "ensure_loss_scaling": "loss_scaling.ensure",
     "global_policy": "policies.scope",
     "graph_rewrite": "policies.graph_rewrite",
-    "largest_batch": "analysis.largest_batch.run",
+    "largest_batch": "analysis.largest_batch",
     "load_report": "reporting.report",
     "lint": "analysis.lint.lint",
     "matmul_precision": "policies.matmul_precision",

@@ -7,7 +7,7 @@ from keras_mixprec.analysis.comparison.run import (
     compare_precisions as compare_precisions,
 )
 from keras_mixprec.analysis.doctor.run import doctor as doctor
-from keras_mixprec.analysis.largest_batch.run import (
+from keras_mixprec.analysis.largest_batch import (
     largest_batch as largest_batch,
 )
 from keras_mixprec.analysis.lint.lint import lint as lint

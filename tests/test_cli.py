@@ -257,17 +257,17 @@ EARLY = {
 WRONG = EARLY | {
     "": "required: command",
     "train": "invalid choice: 'train'",
-    "demo --epochs 0": "0 is not in 1",
+    "demo --epochs 0": "`epochs` must",
     "demo --log-dir x.npz/logs": "x.npz/logs",
     "doctor --backend theano": "'theano'",
     "doctor --slow": "unrecognized arguments: --slow",
     "report none": "'none'",
     "serve none": "no such folder. Received: none",
-    "serve . --port 99999": "99999 is not in 0",
+    "serve . --port 99999": "--port=99999",
     "lint": "required: model",
     "lint billionth.keras --policy float17": "'float17'",
     "lint billionth.keras --fail-on fatal": "'fatal'",
-    "lint billionth.keras --import nowhere": "Received: nowhere",
+    "lint billionth.keras --import nowhere": "Received: --import='nowhere'",
     "lint billionth.keras --data none.npz": "Received: none.npz",
     "lint none.keras": "no such file. Received: none.keras",
     "lint billionth.keras --select E501": "`select`",
@@ -333,7 +333,7 @@ DEFECTS = {
     COMPARE: f"{INSIDE}.comparison.run.find_devices",
     SHORT: f"{INSIDE}.comparison.training.model_share_in_16_bits",
     f"{CONVERT} float16 model.keras": (
-        "keras_mixprec.inference.convert.largest_activations"
+        "keras_mixprec.inference.comparison.largest_activations"
     ),
     f"{CONVERT} plan.json model.keras": (
         "keras_mixprec.inference.convert.drift"

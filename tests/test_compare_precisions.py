@@ -187,7 +187,7 @@ def uneven():
 WRONG = {
     "one of 'loss', 'mae'": {"metric": "accuracy"},
     "'float32', 'bfloat16_3x'": {"policies": ["float32+fast"]},
-    "by a dict": {"policies": ["float32", "float32"]},
+    "Use a dict": {"policies": ["float32", "float32"]},
     "`tolerance` must": {"tolerance": -0.1},
     "number of samples": {"data": uneven()},
     "With `isolate=True`": {"isolate": True, "build": lambda: models.dense()},
@@ -236,12 +236,12 @@ def test_a_monitor_does_not_take_the_pauses_for_training(tmp_path, clock):
 
 @pytest.mark.one_backend
 def test_what_others_hold_of_a_device_is_not_an_arms_memory(monkeypatch):
-    training = "keras_mixprec.analysis.comparison.training"
+    memory = "keras_mixprec.devices.memory"
     record = {"peak_bytes": 175, "measured_by": "device", "weights_bytes": 10}
     record |= {"slots_bytes": 5, "activations_bytes": 160}
-    monkeypatch.setattr(f"{training}.peak_bytes", lambda: (100, "device"))
-    monkeypatch.setattr(f"{training}.reset_peak", lambda: True)
-    monkeypatch.setattr(f"{training}.memory_record", lambda *_: record)
+    monkeypatch.setattr(f"{memory}.peak_bytes", lambda: (100, "device"))
+    monkeypatch.setattr(f"{memory}.reset_peak", lambda: True)
+    monkeypatch.setattr(f"{memory}.memory_record", lambda *_: record)
     for arm in compare(policies=POLICIES[:2])["arms"]:
         assert arm["memory"]["peak_bytes"] == 75
         assert arm["memory"]["activations_bytes"] == 60

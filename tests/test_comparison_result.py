@@ -65,12 +65,11 @@ def test_fewer_than_six_pairs_of_blocks_do_not_tell_which_is_faster(
     result = result_of(*arms)
     assert (result.best().policy == "fast") is told
     assert ("Slower than float32" in str(result)) is told
-    assert ("takes six pairs" in str(result)) is not told
+    assert ("Six timed blocks" in str(result)) is not told
 
 
 def test_the_best_is_the_fastest_within_tolerance(result):
-    assert result.best(under="tolerance").policy == "mixed_bfloat16"
-    assert result.best(under=0.5).policy == "bad"
+    assert result.best().policy == "mixed_bfloat16"
 
 
 def test_speeds_are_of_blocks_of_the_same_turn():
@@ -99,7 +98,7 @@ WRONG = {
     "not JSON": ("{", "not JSON"),
     "newer": (
         '{"format": "keras_mixprec.comparison", "version": 9, "arms": []}',
-        "another version",
+        "this version reads",
     ),
     "cut": (
         '{"format": "keras_mixprec.comparison", "version": 1}',
@@ -146,11 +145,11 @@ def test_a_real_comparison_finds_the_worse_plan(tmp_path):
     verdicts = [row["verdict"] for row in result.rows]
     within = "within tolerance"
     assert verdicts == ["reference", within, within, "worse"]
-    assert re.search("^again: within.* same losses", str(result), re.M)
+    assert re.search("^again: within.* equal the ref", str(result), re.M)
     # Noise may show one of the right ones as faster, never the worse one.
     policy, reason = result.best()
     assert policy == "float32" or dict(policy) == good
-    assert "bad trains at" not in reason
+    assert "bad trains" not in reason
     result.save(tmp_path / "result.json")
     loaded = ComparisonResult.load(tmp_path / "result.json")
     assert str(loaded) == str(result)

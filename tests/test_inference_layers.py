@@ -60,7 +60,7 @@ def test_text_is_looked_up(tmp_path):
 @needs_tensorflow
 @pytest.mark.skipif(HAS_TEXT, reason="it is looked up there")
 def test_text_that_the_backend_lacks_is_refused():
-    with pytest.raises(ValueError, match="with TensorFlow alone"):
+    with pytest.raises(ValueError, match="Only TensorFlow"):
         converted(*string_lookup())
 
 

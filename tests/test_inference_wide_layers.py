@@ -108,5 +108,5 @@ def test_a_search_takes_few_runs_and_says_where_it_stopped(runs, monkeypatch):
     _, report = converted(chain())
     assert {*report.wide_layers} >= {f"link{n}" for n in range(LENGTH)}
     assert report.drift[0]["relative"] < 0.05
-    assert any("fewer may do" in note for note in report.notes)
+    assert any("may be enough" in note for note in report.notes)
     assert len(runs) - took < took

@@ -12,9 +12,8 @@ import pytest
 from test_docs import keys, keys_in
 
 import keras_mixprec as kmp
-from keras_mixprec.analysis.largest_batch import run
-from keras_mixprec.analysis.largest_batch.run import search, step_at
-from keras_mixprec.analysis.largest_batch.trainer import Trainer
+from keras_mixprec.analysis import largest_batch as module
+from keras_mixprec.analysis.largest_batch import Trainer, search, step_at
 
 pytestmark = pytest.mark.one_backend
 
@@ -69,7 +68,7 @@ class Known:
 
 @pytest.fixture
 def largest(monkeypatch):
-    monkeypatch.setattr(run, "Trials", Known)
+    monkeypatch.setattr(module, "Trials", Known)
     monkeypatch.setattr(Known, "tried", [])
     return functools.partial(
         kmp.largest_batch, build=models.hungry, data=models.batch, verbose=0
@@ -153,7 +152,7 @@ def test_the_file_of_another_search_is_refused(
 
 WRONG = {
     "imports `build`: pass": {"build": lambda: None},
-    "`build`.*imported: No": {"build": "nowhere:build"},
+    "`build`.*imported: ModuleNotFound": {"build": "nowhere:build"},
     r"same number.*\[7, 8\]": {"data": (X, Y[:7])},
     "imports `data`: pass": {"data": lambda: (X, Y)},
     "`policy` must be one": {"policy": "float17"},
@@ -188,5 +187,5 @@ def test_what_is_no_lack_of_memory_is_raised(build, error, message):
 
 
 def test_the_first_rows_are_those_that_are_repeated():
-    first = run.first_batch({"x": np.arange(500)})
+    first = module.first_batch({"x": np.arange(500)})
     assert len(first[0]["x"]) == 256

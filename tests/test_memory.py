@@ -13,7 +13,7 @@ from keras_mixprec.devices.memory import (
     memory_record,
     peak_bytes,
     reset_peak,
-    status_of_process,
+    sizes_in_proc,
 )
 
 BACKEND = keras.backend.backend()
@@ -73,7 +73,7 @@ def test_a_process_has_a_peak_that_starts_over():
     assert measured_by == "process"
     if reset_peak():
         assert peak_bytes()[0] < before - 2**25
-    now = status_of_process()["VmRSS"]
+    now = sizes_in_proc()["VmRSS"]
     take(2**27)
     assert peak_bytes()[0] == pytest.approx(now + 2**27, rel=0.1)
 

@@ -73,7 +73,7 @@ def at_least_as_good(p, q):
 
 
 def test_the_curve_has_every_trial_and_marks_the_pareto_optimal(plan):
-    points = plan.trade_off.to_list()
+    points = [*plan.trade_off]
     assert all(0 <= p["share_in_16_bits"] <= 1 for p in points)
     assert [] in [p["float32"] for p in points]
     assert points[-1]["error"] == points[-1]["share_in_16_bits"] == 0
@@ -171,7 +171,7 @@ WRONG = {
     "`validate_fn` must return": {"validate_fn": lambda model: "low"},
     "`validate_fn` must be .*Received": {"validate_fn": 3},
     "one of 'val_loss', 'val_mae'": {"monitor": "f1", **DATA},
-    "is 5, .* 1.*Allow more": {"validate_fn": another_each_time()},
+    "is 5, .* 1.*Raise": {"validate_fn": another_each_time()},
 }
 
 

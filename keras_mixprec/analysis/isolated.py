@@ -1,8 +1,8 @@
-"""Functions that run in a process or a thread, asked by messages.
+"""Functions that run in a new process or thread and answer messages.
 
-A killed process takes nothing else with it. Its last output and how it ended
-are known then. This file does not import Keras, since a backend may be what
-breaks.
+If the process is killed, the caller goes on, and learns how it ended and what
+it printed last. This file does not import Keras, because the backend may be
+broken.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-# Characters of what a process that ended has printed last.
+# Characters of the last output of a process.
 _LAST = 2000
 
-# One that has closed its connection is about to end.
-_SECONDS_TO_END = 30
+# A process needs seconds to end. After that it is killed.
+SECONDS_TO_END = 30
 
 
 class EndedError(Exception):
-    """A process has ended before it answered; the message says how.
+    """A process has ended before it answered. The message says how.
 
     Attributes:
         signal: String, the name of the signal that killed it, or `""`.
         status: Int, the exit status.
-        printed: String, the end of what it has printed.
+        printed: String, its last output.
     """
 
     def __init__(self, status: int, printed: str):
@@ -45,7 +45,7 @@ class EndedError(Exception):
 
 
 class Threaded:
-    """A function in a thread of its own, and a connection to it.
+    """A function in a new thread, and a connection to it.
 
     Args:
         target: Function `(connection, *args)`.
@@ -68,11 +68,11 @@ class Threaded:
         """Returns the next message.
 
         Args:
-            timeout: Float. Seconds to wait. Defaults to `None`: until it comes.
+            timeout: Float. Seconds to wait. Defaults to `None`: any time.
 
         Raises:
-            EndedError: If none can come any more.
-            TimeoutError: If it takes longer.
+            EndedError: If the other side has ended.
+            TimeoutError: If the message takes longer.
         """
         if not self._connection.poll(timeout):
             raise TimeoutError
@@ -82,12 +82,12 @@ class Threaded:
             raise self._ended() from None
 
     def ask(self, message: Any, timeout: float | None = None) -> Any:
-        """Sends a message, and returns the next one, as `receive` does."""
+        """Sends a message, and returns the answer, as `receive` does."""
         self.send(message)
         return self.receive(timeout)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Waits so long for its end, and closes the connection."""
+        """Waits at most so long for its end, and closes the connection."""
         self._running.join(seconds)
         self._connection.close()
 
@@ -96,14 +96,15 @@ class Threaded:
 
 
 class Isolated(Threaded):
-    """The same in a new process.
+    """A function in a new process, and a connection to it.
 
     Args:
         target: Function `(connection, *args)` at the top of a module.
         args: Tuple.
-        imports_main: Boolean. If `True`, the process imports the script of the
-            caller, whose functions need that. Defaults to `True`.
-        **environment: Strings. Variables that are set for the process.
+        imports_main: Boolean. If `True`, the process imports the caller's
+            script, so that it finds functions of the script. Defaults to
+            `True`.
+        **environment: Strings. Environment variables of the process.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Isolated(Threaded):
         os.close(file)
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        # No daemon: these may not have workers that read data.
+        # Not a daemon, because a daemon may not start workers that read data.
         # The process unpickles it after redirecting its output, so that an
         # error is recorded.
         job = pickle.dumps((target, args))
@@ -129,7 +130,7 @@ class Isolated(Threaded):
         other.close()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ends it, after so many seconds by force."""
+        """Waits at most so long for its end, then kills it."""
         self._running.join(seconds)
         if self._running.is_alive():
             self._running.kill()
@@ -138,7 +139,7 @@ class Isolated(Threaded):
         os.unlink(self._output)
 
     def _ended(self):
-        self._running.join(_SECONDS_TO_END)
+        self._running.join(SECONDS_TO_END)
         with open(self._output, errors="replace") as file:
             printed = file.read()[-_LAST:]
         return EndedError(self._running.exitcode or 0, printed)
@@ -154,7 +155,7 @@ def _run(output, connection, job):
 
 @contextlib.contextmanager
 def _started_with(environment, imports_main):
-    """Context that starts processes with other environment variables."""
+    """Context that sets environment variables for new processes."""
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

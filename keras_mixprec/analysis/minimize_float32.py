@@ -1,34 +1,59 @@
 """The smallest set of layers that has to compute in float32."""
 
+import contextlib
+import math
 import os
 from collections.abc import Iterable
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import tree
 
 from keras_mixprec._checks import check_choice, check_integer, check_number
-from keras_mixprec.analysis.float32_search import (
-    Float32Search,
-    Limits,
-    batches_of,
-    identity_of,
-    starting_point,
+from keras_mixprec.analysis.resume import (
+    ResumeFile,
+    check_same,
+    fingerprint,
+    surroundings,
+    unnamed,
 )
+from keras_mixprec.backend import active
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.batch import (
     build_for,
     to_tensors,
     trains_without_targets,
 )
+from keras_mixprec.diagnosis.criterion import (
+    Errors,
+    is_finite,
+    step_criterion,
+    worst_errors,
+)
+from keras_mixprec.diagnosis.scales import scale_in_use
+from keras_mixprec.diagnosis.search import instability, smallest_set
+from keras_mixprec.diagnosis.step_search import Search
+from keras_mixprec.keras_internals import flat_layers, only_runs_graph
+from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.evaluation import Evaluation, held_back
-from keras_mixprec.numerics.layer_hooks import temporary_policies
+from keras_mixprec.numerics.layer_hooks import (
+    computing_in,
+    temporary_policies,
+)
 from keras_mixprec.policies.apply import matcher_of
-from keras_mixprec.policies.layers import MODEL_PATH, check_model
+from keras_mixprec.policies.layers import (
+    MODEL_PATH,
+    LayerEntry,
+    check_model,
+    walk_with_model,
+)
+from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
-from keras_mixprec.policies.rules import PrecisionRule
+from keras_mixprec.policies.rules import Matcher, PrecisionRule
+from keras_mixprec.policies.summary import model_share_in_16_bits
 from keras_mixprec.reporting.run_log import RunLog
+from keras_mixprec.reporting.schema import TRADE_OFF_EVENT
 
 _POLICIES = ("mixed_float16", "mixed_bfloat16")
 
@@ -54,21 +79,19 @@ def minimize_float32(
 ) -> PrecisionPlan:
     """Finds the smallest set of layers that has to compute in float32.
 
-    All else computes in 16 bits, and yet the loss and the gradients are
-    float32's within a tolerance, on every batch of the data. The model's own
-    `train_step` runs many times without updates. The search adds the least
-    exact layers in float32 one by one, and then tries halves of them in 16 bits
-    again. No layer in the plan can be spared; of two that could stand in for
-    each other, that with the most multiply-adds stays in 16 bits. The model is
-    not changed.
+    All other layers compute in 16 bits. The loss and the gradients agree with
+    float32's within a tolerance, on every batch of the data. The search moves
+    the least exact layers to float32 one by one, then tries halves of them in
+    16 bits again, until no layer can be left out. If either of two layers would
+    do, the one with the most multiply-adds stays in 16 bits.
 
-    A step takes some seconds in a large model, and each batch takes dozens:
-    give it a few batches, with the extremes of the data among them.
+    The model's own `train_step` runs many times without updates, and the model
+    does not change. Each batch takes dozens of steps, and a step takes some
+    seconds in a large model. Pass a few batches that include extreme samples.
 
     Args:
         model: A compiled `keras.Model`. If some of its layers compute in 16
-            bits, those that do not stay as they are. One that is float32
-            throughout resolves nothing.
+            bits, its other layers stay as they are.
         x: Inputs: an array, or a list or dict of arrays.
         y: Their targets. Defaults to `None`.
         sample_weight: Their weights. Defaults to `None`.
@@ -76,33 +99,32 @@ def minimize_float32(
         tolerance: Float. How far the loss may be off, as a share of float32's.
         gradient_tolerance: Float. How far the gradient of any layer's variables
             may be off, as a share of float32's.
-        rules: Iterable of `PrecisionRule`, with the meaning that it has for
-            `apply_policy`. Layers that they match follow them, needed or not;
-            `[]` leaves everything to the search.
+        rules: Iterable of `PrecisionRule`, as for `apply_policy`. Layers that
+            match a rule always follow it. `[]` leaves all to the search.
         batch_size: Int. Samples per batch.
-        verbose: 0 or 1. `1` shows a progress bar that counts the steps.
+        verbose: 0 or 1. `1` shows a progress bar that counts the trials.
         validate_fn: Function of the model that returns a number, or held-back
-            data, as `validate` of `PrecisionTuner`. The search evaluates the
-            set in inference. It adds the fewest layers that bring the metric
-            within `validation_tolerance` of float32's. Defaults to `None`.
+            data, as `validate` of `PrecisionTuner`. The search then adds the
+            fewest layers that bring the metric within `validation_tolerance` of
+            float32's. Defaults to `None`.
         monitor: String. The metric of held-back data that counts, as
             `EarlyStopping` names it. Defaults to `"val_loss"`.
         mode: String. `"min"`, `"max"` or `"auto"`, as for `PrecisionTuner`.
             Defaults to `"auto"`.
         validation_tolerance: Float, in the metric's own unit. How much worse
             than in float32 it may be. Defaults to `0.002`.
-        resume: String or path-like, a JSON file that keeps finished trials. A
-            search that was killed goes on from there, with the same result;
-            tolerances may be others. Defaults to `None`.
-        log_dir: String or path-like, a folder to which all trials are logged
-            for the tab of TensorBoard. Defaults to `None`.
+        resume: String or path-like, a JSON file that stores finished trials. A
+            search that was killed continues from it, with the same result. Only
+            the tolerances may change. Defaults to `None`.
+        log_dir: String or path-like, a folder in which all trials are logged
+            for the TensorBoard tab. Defaults to `None`.
 
     Returns:
-        A `PrecisionPlan`, not applied yet. The reason of each entry that was
-        found says how far off the loss and the worst gradient, or the metric,
-        are without it. Its `trade_off` lists all trials: the share of the FLOPs
-        in 16 bits, and the error; `.pareto()` has those that no other one is
-        better than.
+        A `PrecisionPlan`, not applied yet. For each layer that the search put
+        in float32, the reason gives the errors of loss and gradients, or the
+        metric, without it. `plan.trade_off` lists all trials with the share of
+        the FLOPs in 16 bits and the error. `plan.trade_off.pareto()` lists the
+        trials that no other trial beats.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -110,17 +132,16 @@ def minimize_float32(
             float32 is not finite on them, or no set reaches the tolerance. If
             `monitor` or `mode` is given without `validate_fn`. If `resume` is
             damaged or belongs to another model or other data.
-        OSError: If `log_dir` cannot be written to, before anything is tried.
+        OSError: If `log_dir` cannot be written, before the first trial.
 
     Warns:
         UserWarning: If a rule in `rules`, other than a default one, matches no
             layer.
 
-    Gradients use the loss scale of the model's optimizer if it is fixed. They
-    use 1 if the model computes in float16 without loss scaling. They use the
-    scale that fits the gradients of most layers in all other cases. Steps run
-    operation by operation: what XLA computes can differ. Another backend can
-    differ too, most of all in the dtypes that it lets a layer mix.
+    The loss scale is the optimizer's if it is fixed, and 1 if the model
+    computes in float16 without loss scaling. Otherwise it is the scale that
+    fits the gradients of most layers. Steps run operation by operation, so the
+    result under XLA or on another backend may differ.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -137,12 +158,11 @@ def minimize_float32(
     check_model(model)
     if not getattr(model, "compiled", False):
         raise ValueError(
-            "`model` must be compiled, since its loss and gradients are what "
-            "is compared: call `model.compile(...)` first. "
+            "`model` must be compiled: call `model.compile(...)` first. "
             f"Received: model={model.name!r}"
         )
     check_choice("policy", policy, _POLICIES)
-    limits = Limits(
+    limits = _Limits(
         check_number("tolerance", tolerance, low=0.0),
         check_number("gradient_tolerance", gradient_tolerance, low=0.0),
         check_number("validation_tolerance", validation_tolerance, low=0.0),
@@ -155,21 +175,21 @@ def minimize_float32(
     data = to_tensors((x, y, sample_weight), as_in_fit=True)
     if y is None and not trains_without_targets(model, data[0]):
         raise ValueError(
-            "The loss of this model needs targets: call "
+            "The loss of this model needs targets. Call "
             "`minimize_float32(model, x, y)`. Received: y=None"
         )
     # The search looks for overflow, so NumPy need not warn of it.
-    log_or_none = nullcontext() if log_dir is None else RunLog(log_dir)
-    with np.errstate(all="ignore"), log_or_none as log:
+    with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
+        log = None if log_dir is None else stack.enter_context(RunLog(log_dir))
         build_for(model, data)
         matcher = matcher_of(model, policy, rules)
-        start = starting_point(model, policy, matcher)
+        start = _starting_point(model, policy, matcher)
         own = {"policy": policy, "batch_size": batch_size}
         known = resume is not None
-        asked = identity_of(model, data, start, **own) if known else {}
-        batches = batches_of(data, batch_size)
+        asked = _identity_of(model, data, start, **own) if known else {}
+        batches = _batches_of(data, batch_size)
         with temporary_policies(start.assignment()):
-            search = Float32Search(
+            search = _Search(
                 model, batches, start, evaluation, resume, asked, verbose
             )
             causes = search.causes(limits)
@@ -186,7 +206,417 @@ def _plan(start, policy, causes):
     policies = start.policies | dict.fromkeys(found, "float32")
     reasons = start.reasons | found
     default = policies.pop(MODEL_PATH)
-    # A plan says why of layers only, and in their order.
+    # A plan has reasons for layers only, in their order.
     reasons = {p: reasons[p] for p in policies if reasons.get(p)}
     notes = {p: note for p, note in start.notes.items() if p in policies}
     return PrecisionPlan(policies, default, reasons, notes)
+
+
+class _Trial(NamedTuple):
+    """The errors of a model with some layers in float32.
+
+    Attributes:
+        paths: Set of the paths of these layers.
+        loss: Float. The error of the loss, as a share.
+        gradient: Float. The error of the worst gradient, as a share.
+        metric: Float. The metric on held-back data, `None` if not evaluated.
+    """
+
+    paths: frozenset
+    loss: float
+    gradient: float
+    metric: float | None = None
+
+
+class TradeOff(list):
+    """The trials of a search: share of the FLOPs in 16 bits against error.
+
+    A list of dicts, most FLOPs in 16 bits first:
+
+    | key | what |
+    |---|---|
+    | `share_in_16_bits` | share of the FLOPs in 16 bits, 0 to 1 |
+    | `error` | see below; `None` if not evaluated |
+    | `pareto_optimal` | `True` if no other trial beats it |
+    | `float32` | list of the paths of the layers in float32 |
+    | `loss_error`, `gradient_error` | errors as shares |
+    | `metric` | the metric on held-back data, `None` if not evaluated |
+
+    With held-back data the error is the difference of the metric from float32,
+    in its own unit, and 0 if the metric is better. Without such data it is the
+    larger of the errors of loss and gradients. It is infinite if only float32
+    is finite, or if a layer cannot mix its dtypes.
+
+    Args:
+        points: Iterable of dicts with all these keys but `pareto_optimal`.
+        metric: String. The name of the metric, `""` without one.
+    """
+
+    def __init__(self, points: Iterable[dict], metric: str = ""):
+        self._metric = metric
+        best = math.inf
+        for point in sorted(
+            points, key=lambda p: (-p["share_in_16_bits"], _error(p))
+        ):
+            # The first of several points with equal shares is the best one.
+            self.append({**point, "pareto_optimal": _error(point) < best})
+            best = min(best, _error(point))
+
+    def pareto(self) -> list[dict]:
+        """Returns the trials that no other trial beats."""
+        return [point for point in self if point["pareto_optimal"]]
+
+    def as_event(self) -> dict:
+        """Returns the event for the log."""
+        title = "error of loss or gradients (share)"
+        if self._metric:
+            title = f"{self._metric} worse than in float32 by"
+        return {"kind": TRADE_OFF_EVENT, "title": title, "points": [*self]}
+
+
+def _error(point):
+    error = point["error"]
+    return math.inf if error is None or math.isnan(error) else error
+
+
+class _Start(NamedTuple):
+    """The policies of a model's layers before the search.
+
+    Attributes:
+        policies: Dict of path to policy name, the model itself included.
+        reasons, notes: As in a `PrecisionPlan`.
+        candidates: List of `LayerEntry`, the layers that the search decides on.
+        layers: Dict of path to layer, the model itself included.
+    """
+
+    policies: dict
+    reasons: dict
+    notes: dict
+    candidates: list[LayerEntry]
+    layers: dict
+
+    def assignment(self) -> dict:
+        """Returns the layers that follow each policy, by its name."""
+        found = {}
+        for path, policy in self.policies.items():
+            found.setdefault(policy, []).append(self.layers[path])
+        return found
+
+
+def _starting_point(
+    model: keras.Model, policy: str, matcher: Matcher
+) -> _Start:
+    """Returns the policies that the rules and the model decide.
+
+    Args:
+        model: A built `keras.Model`. If any of its layers computes in 16 bits,
+            its other layers keep their policies.
+        policy: String. The policy of the candidates.
+        matcher: The `Matcher` that finds the rule for a layer.
+    """
+    entries = walk_with_model(model)
+    mixed = any(is_16_bit(policy_name(e.layer)) for e in entries)
+    layers = {entry.path: entry.layer for entry in entries}
+    start = _Start({}, {}, {}, [], layers)
+    for entry in entries:
+        own, path = policy_name(entry.layer), entry.path
+        rule = None if entry.layer is model else matcher.first(entry)
+        start.policies[path] = policy
+        if is_fixed(entry.layer):
+            start.policies[path] = own
+            start.notes[path] = f"left alone: it follows {own}"
+        elif rule:
+            start.policies[path] = rule.policy
+            start.reasons[path] = rule.reason
+        elif mixed and not is_16_bit(own):
+            start.policies[path] = own
+            start.reasons[path] = f"the model keeps it in {own}"
+        elif not only_runs_graph(entry.layer):
+            start.candidates.append(entry)
+    return start
+
+
+# The float32 metric may differ by this share in another process.
+_SAME = 1e-4
+
+_ALL_WIDE = "With every layer in float32 that the rules allow, "
+
+
+class _Limits(NamedTuple):
+    """The tolerances of loss, gradients and metric, as given."""
+
+    loss: float
+    gradient: float
+    metric: float
+
+
+class _Search:
+    """The search of one model, whose layers follow the starting point.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        batches: List of batches, as `train_step` takes them.
+        start: `_Start`.
+        evaluation: `Evaluation`, or `None`.
+        resume: As `minimize_float32` takes it.
+        asked: As `ResumeFile` takes it.
+        verbose: `0` or `1`. `1` shows a progress bar that counts the trials.
+
+    Raises:
+        ValueError: If float32 is not finite, or the file belongs to another
+            search.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: list,
+        start: _Start,
+        evaluation: Any,
+        resume: Any,
+        asked: dict,
+        verbose: int,
+    ):
+        self._model = model
+        self._start = start
+        self._evaluation = evaluation
+        # A file of another search is refused before any trial.
+        self._file = ResumeFile(resume, "trials", asked)
+        self._trials = {
+            frozenset(paths): _Trial(frozenset(paths), *numbers)
+            for paths, *numbers in self._file.found.get("trials", [])
+        }
+        bits, instabilities = _examine(model, batches, start)
+        self._scale = 2.0**bits
+        self._criteria = [
+            (
+                batch,
+                step_criterion(model, batch, result=0.0, others=0.0),
+            )
+            for batch in batches
+        ]
+        for _, criterion in self._criteria:
+            criterion.noise  # noqa: B018  As the weights and dtypes are now.
+        paths = [entry.path for entry in start.candidates]
+        self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
+        self._reference = evaluation.reference() if evaluation else None
+        self._check_reference(resume)
+        self._progress = verbose and keras.utils.Progbar(
+            None, stateful_metrics=["in_float32"], unit_name="trial"
+        )
+
+    def causes(self, limits: _Limits) -> dict:
+        """Returns the layers of the set, with the error without each one."""
+        try:
+            return self._causes(limits)
+        finally:
+            if self._progress:
+                self._progress.update(len(self._trials), finalize=True)
+
+    def trade_off(self) -> TradeOff:
+        """Returns the `TradeOff` of all trials."""
+        trials = {**self._trials}
+        name = self._evaluation.held_back.name if self._evaluation else ""
+        wide = frozenset(self._ranked)
+        if not self._share(wide):
+            trials.setdefault(wide, _Trial(wide, 0.0, 0.0, self._reference))
+        return TradeOff(map(self._point, trials.values()), name)
+
+    def _causes(self, limits):
+        found = smallest_set(
+            self._ranked,
+            lambda paths: self._errors(paths).within(*limits[:2]),
+        )
+        if found is None:
+            policies = self._start.policies
+            fixed = self._start.reasons | self._start.notes
+            kept = {p: policies[p] for p in fixed if is_16_bit(policies[p])}
+            raise ValueError(
+                f"{_ALL_WIDE}{_describe(self._errors(self._ranked))}. Raise "
+                f"`tolerance` or `gradient_tolerance`. Kept in 16 bits: {kept}."
+                f" Received: tolerance={limits.loss}, "
+                f"gradient_tolerance={limits.gradient}"
+            )
+        causes = {p: _describe(self._errors(found - {p})) for p in found}
+        if not self._evaluation:
+            return causes
+        others = [path for path in self._ranked if path not in found]
+        self._metric(())  # The curve begins here.
+
+        def fits(paths):
+            return self._worse_by(self._metric(found | paths)) <= limits.metric
+
+        more = smallest_set(others, fits)
+        if more is None:
+            raise ValueError(
+                f"{_ALL_WIDE}{self._named(self._metric(self._ranked))}. Raise "
+                "`validation_tolerance`. "
+                f"Received: validation_tolerance={limits.metric}"
+            )
+        return causes | {
+            path: self._named(self._metric((found | more) - {path}))
+            for path in more
+        }
+
+    def _errors(self, paths: Iterable[str]) -> Errors:
+        """The errors with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        if paths not in self._trials:
+            with computing_in("float32", self._layers(paths)):
+                errors = worst_errors(self._model, self._criteria, self._scale)
+            self._done(_Trial(paths, *map(float, errors)))
+        return Errors(*self._trials[paths][1:3])
+
+    def _metric(self, paths):
+        """The metric with the layers at `paths` in float32."""
+        paths = frozenset(paths)
+        self._errors(paths)
+        trial = self._trials[paths]
+        if trial.metric is None:
+            wide = {"float32": self._layers(paths)}
+            metric = math.nan
+            # Some backends cannot mix some dtypes within a layer.
+            with contextlib.suppress(*active.replay().REFUSALS):
+                metric = self._evaluation.with_policies(wide)
+            self._done(trial._replace(metric=metric))
+        return self._trials[paths].metric
+
+    def _done(self, trial):
+        self._trials[trial.paths] = trial
+        self._file.found = {
+            "reference": self._reference,
+            "trials": [
+                [sorted(t.paths), *t[1:]] for t in self._trials.values()
+            ],
+        }
+        self._file.save()
+        if self._progress:
+            values = [("in_float32", len(trial.paths))]
+            self._progress.update(len(self._trials), values)
+
+    def _check_reference(self, resume):
+        """Raises if the metric in float32 has changed."""
+        now, then = self._reference, self._file.found.get("reference")
+        if None in (now, then) or math.isclose(now, then, rel_tol=_SAME):
+            return
+        name = "the metric in float32"
+        check_same(resume, {name: now}, {name: then})
+
+    def _layers(self, paths):
+        return [self._start.layers[path] for path in paths]
+
+    def _share(self, paths):
+        with temporary_policies({"float32": self._layers(paths)}):
+            return model_share_in_16_bits(self._model)
+
+    def _point(self, trial):
+        error = max(trial.loss, trial.gradient)
+        if math.isnan(trial.loss):
+            error = math.inf
+        if self._evaluation:
+            error = None
+            if trial.metric is not None:
+                error = max(self._worse_by(trial.metric), 0.0)
+        return {
+            "share_in_16_bits": self._share(trial.paths),
+            "error": error,
+            "float32": sorted(trial.paths),
+            "loss_error": trial.loss,
+            "gradient_error": trial.gradient,
+            "metric": trial.metric,
+        }
+
+    def _worse_by(self, value):
+        return self._evaluation.worse_by(value, self._reference)
+
+    def _named(self, value):
+        name = self._evaluation.held_back.name
+        return f"{name} is {value:.6g}, in float32 {self._reference:.6g}"
+
+
+def _batches_of(data: tuple, size: int) -> list:
+    """Returns batches of `(x, y, sample_weight)` for `train_step`.
+
+    Args:
+        data: Tuple of three structures of tensors.
+        size: Int. Samples per batch.
+    """
+    count = len(next(x for x in tree.flatten(data) if x is not None))
+
+    def batch(first):
+        part = slice(first, first + size)
+        return keras.utils.pack_x_y_sample_weight(
+            *tree.map_structure(lambda x: x if x is None else x[part], data)
+        )
+
+    return [*map(batch, range(0, count, size))]
+
+
+def _identity_of(
+    model: keras.Model, data: tuple, start: _Start, **arguments
+) -> dict:
+    """Returns all that the errors of a search depend on, as short strings.
+
+    Args:
+        model: A built and compiled `keras.Model`.
+        data: `(x, y, sample_weight)`, tensors.
+        start: `_Start`.
+        **arguments: Further arguments of the search.
+    """
+    layers = [(path, type(x).__name__) for path, x in start.layers.items()]
+    config = getattr(model.optimizer, "get_config", lambda: None)()
+    return {
+        "the layers": fingerprint(layers),
+        "the policies": fingerprint(start.policies),
+        "the weights": fingerprint([v.value for v in model.weights]),
+        "the data": fingerprint(data),
+        "the loss or the optimizer": fingerprint(
+            type(model.optimizer), unnamed(config), model.loss
+        ),
+        **{f"`{name}`": repr(value) for name, value in arguments.items()},
+        **surroundings(),
+    }
+
+
+def _examine(model, batches, start):
+    """The loss scale as a power of two, and the instabilities by path."""
+    given, adapts, *_ = scale_in_use(model)
+    dtypes = {layer.compute_dtype for layer in flat_layers(model)}
+    # A float32 model scales no loss yet.
+    adapts = adapts or (given == 0.0 and "float16" not in dtypes)
+    found, lowest = {}, math.inf
+    paths = {entry.path for entry in start.candidates}
+    for batch in batches:
+        exact = exact_step(model, batch)
+        if not is_finite(exact):
+            raise ValueError(
+                "In float32 the loss or a gradient is not finite on these "
+                "data, so precision is not the cause. Call "
+                "`keras_mixprec.diagnose`."
+            )
+        bits = given
+        if adapts:
+            search = Search(model, batch, exact, compiled=False)
+            bits = search.predict_scale_bits()
+        # A scale that adapts stays below what any batch overflows at.
+        lowest = min(lowest, bits)
+        for call in exact.calls:
+            if call.path in paths:
+                own = instability(call, 2.0**bits)
+                found[call.path] = max(found.get(call.path, 0.0), own)
+    return lowest, found
+
+
+def _describe(errors):
+    if math.isnan(errors.loss):
+        return "a layer cannot mix its dtypes"
+    return (
+        f"the loss is {_off(errors.loss)}, "
+        f"a layer's gradient is {_off(errors.gradient)}"
+    )
+
+
+def _off(error):
+    if math.isinf(error):
+        return "not finite"
+    return f"off by {error:.1%}" if error < 10 else f"off {error:.0e} times"

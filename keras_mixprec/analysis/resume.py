@@ -1,8 +1,7 @@
-"""The file of an interrupted call, and whether it is of the same call.
+"""The file of an interrupted call, and whether the new call is the same.
 
-A fingerprint of everything asked for decides: the code of functions with all
-that it reaches, the bytes of arrays, configs and settings. Libraries count by
-their versions.
+A fingerprint decides that. It covers functions with all code that they reach,
+the bytes of arrays, configs and settings. Libraries count by their versions.
 """
 
 import contextlib
@@ -46,16 +45,17 @@ class ResumeFile:
     """The results of a call so far, in case it is interrupted.
 
     Args:
-        path: String or path-like, `None` for no file. One that is there is
-            continued.
+        path: String or path-like, `None` for no file. If there is a file, its
+            results are kept.
         kind: String. The name of the tool, such as `"largest_batch"`.
-        asked: Dict from all that the answer depends on to what JSON can hold.
+        asked: Dict of all that the answer depends on, as JSON can hold it.
 
     Attributes:
-        found: Dict, to be added to; JSON, with numbers that are not finite.
+        found: Dict of results, to be added to. JSON can hold it, non-finite
+            numbers aside.
 
     Raises:
-        TypeError: If `path` is none.
+        TypeError: If `path` is not a path.
         ValueError: If the file is damaged, or belongs to another call.
         OSError: If it cannot be read.
     """
@@ -88,9 +88,8 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "`resume` must be a new file, or one that the same call has "
-                "written. This file is damaged, or of another call. Delete it "
-                f"to begin again. Received: resume={str(path)!r}"
+                "The file is damaged, or another tool has written it. Delete "
+                f"it to begin again. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 
@@ -98,28 +97,28 @@ class ResumeFile:
 def check_same(
     path: str | os.PathLike, asked: Mapping, before: Mapping
 ) -> None:
-    """Raises if a file is the result of another question.
+    """Raises if a file belongs to another call.
 
     Args:
         path: String or path-like. The file.
-        asked: Dict of what this call asks for, by names for people.
-        before: Dict of what the file was asked for.
+        asked: Dict of all that the answer depends on, by names for people.
+        before: The same dict of the call that wrote the file.
 
     Raises:
-        ValueError: If they differ. The message names what does.
+        ValueError: If they differ. The message names the differences.
     """
     names = {**asked, **before}
     differing = sorted(n for n in names if asked.get(n) != before.get(n))
     if differing:
         raise ValueError(
-            "`resume` is the file of another call: it differs in "
-            f"{', '.join(differing)}. Delete it, or name another. "
+            "The file belongs to another call, which differs in "
+            f"{', '.join(differing)}. Delete it, or name another file. "
             f"Received: resume={os.fspath(path)!r}"
         )
 
 
 def surroundings() -> dict[str, str]:
-    """Returns what results depend on, apart from the arguments of a call."""
+    """Returns the parts of `asked` that are not arguments of the call."""
     found = find_devices()
     devices = [(d.name, d.memory) for d in list_devices()[1]]
     distribution = getattr(keras.distribution, "distribution", lambda: None)()
@@ -133,12 +132,11 @@ def surroundings() -> dict[str, str]:
 
 
 def fingerprint(*values: Any) -> str:
-    """Returns a string that is another one if any value is.
+    """Returns a string that differs if any value differs.
 
     Args:
         *values: Functions, classes, arrays, layers, containers of these, and
-            plain values. For an object of another library, only its class
-            counts.
+            plain values. An object of another library counts by its class.
     """
     walk = _Walk()
     for value in values:
@@ -147,7 +145,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def unnamed(config: Any) -> Any:
-    """Returns a config without names, which count what else was made."""
+    """Returns a config without names: they depend on how many objects exist."""
     if isinstance(config, Mapping):
         return {k: unnamed(v) for k, v in config.items() if k != "name"}
     if isinstance(config, list | tuple):
@@ -156,7 +154,7 @@ def unnamed(config: Any) -> Any:
 
 
 class _Walk:
-    """A hash that takes in objects with all that they refer to."""
+    """A hash of objects and of all that they refer to."""
 
     def __init__(self):
         self.found = hashlib.blake2b(digest_size=16)

@@ -4,8 +4,8 @@ Files, one a command:
 
 - `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `report.py`, `serve.py`;
   `demo.py` runs the demo.
-- `options.py`: how commands are declared, and the options that they share.
-- `files.py`: models, functions and arrays that a command is given.
+- `options.py`: the declaration of commands, and the options that they share.
+- `files.py`: reads models and arrays, and checks files before they are written.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from keras_mixprec.cli import (
     report,
     serve,
 )
-from keras_mixprec.cli.options import Command, add_command, integer
+from keras_mixprec.cli.options import Command, add_command
 
 # Modules that a command needs beyond the core.
 _EXTRAS = ("jax", "matplotlib", "sklearn", "tensorflow", "torch")
@@ -60,14 +60,14 @@ def main(argv: list[str] | None = None) -> int:
             raise
         package = module.replace("sklearn", "scikit-learn")
         message = (
-            f"this needs the module {module!r}, which is not installed; "
-            f"install it with: pip install {package}"
+            f"the module {module!r} is not installed. "
+            f"Install it with: pip install {package}"
         )
         if module in ("jax", "tensorflow", "torch"):
-            message += ", or choose another --backend"
+            message += ". Or choose another --backend"
     except (OSError, TypeError, ValueError) as error:
-        # Messages of our argument checks contain "Received: ". Any other error
-        # is a defect.
+        # The messages of argument checks contain "Received: ". Any other error
+        # is a defect, which shows its traceback.
         wrong_call = isinstance(error, OSError) or "Received: " in str(error)
         if arguments.traceback or not wrong_call:
             raise
@@ -90,18 +90,18 @@ _DEMO = Command(
     _demo,
     {
         "--epochs": {
-            "type": integer(1),
+            "type": int,
             "default": 6,
-            "help": "times over the images (default: 6)",
+            "help": "passes over the images (default: 6)",
         },
         "--log-dir": {
             "default": "logs",
-            "help": "where to log (default: logs)",
+            "help": "folder of the log (default: logs)",
         },
         "--open": {"action": "store_true", "help": "open the page of the run"},
     },
     "backend",
-    "see a layer that float16 breaks, named and repaired",
+    "watch how a layer that float16 breaks is found and repaired",
     "Trains a small network on images of handwritten digits. One of its layers "
     "overflows float16. It trains in float32, in float16 by Keras alone, and "
     "in float16 with the monitor and the tuner.",
@@ -120,7 +120,7 @@ def _parser():
     parser.add_argument(
         "--traceback",
         action="store_true",
-        help="show where a command ended, before its name: "
+        help="show the Python traceback of a usage error: "
         "keras-mixprec --traceback lint ...",
     )
     commands = parser.add_subparsers(required=True, metavar="command")

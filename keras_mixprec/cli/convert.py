@@ -1,4 +1,4 @@
-"""`keras-mixprec convert`: a saved model in 16 bits for inference."""
+"""`keras-mixprec convert`: converts a saved model to 16 bits."""
 
 import logging
 import os
@@ -11,25 +11,20 @@ from keras_mixprec.formats import SIXTEEN_BITS
 
 _OPTIONS: dict[str, Any] = {
     "model": "a .keras file",
-    "--to": {
+    "--to FORMAT": {
         "required": True,
-        "metavar": "FORMAT",
         "help": "float16, bfloat16, auto, or the file of a plan (.json)",
     },
-    "--calibration": {
+    "--calibration FILE": {
         "required": True,
-        "metavar": "FILE",
         "help": "an .npz file with the array x, or with each input by its "
         "name; or an .npy file with x",
     },
-    "--out": {
-        "required": True,
-        "metavar": "FILE",
-        "help": "the .keras file to write",
-    },
+    "--out FILE": {"required": True, "help": "the .keras file to write"},
     "--tolerance": {
         "type": float,
-        "help": "share of their norm that outputs may be off (default: 0.05)",
+        "help": "largest error of an output that is accepted, as a share of "
+        "its norm (default: 0.05)",
     },
     "--batch-size": {"type": int, "help": "samples per batch (default: 32)"},
 }
@@ -62,7 +57,7 @@ def _run(arguments):
 
 
 def _show_progress():
-    """Shows what the search of layers does, which may take minutes."""
+    """Shows the progress of the search for layers, which may take minutes."""
     log = logging.getLogger("keras_mixprec.inference")
     log.handlers = [logging.StreamHandler(sys.stderr)]
     log.setLevel(logging.INFO)
@@ -70,7 +65,7 @@ def _show_progress():
 
 
 def _check(arguments):
-    """Raises for what is wrong before anything is loaded."""
+    """Raises usage errors before anything is loaded."""
     formats, to = ("auto", *SIXTEEN_BITS), arguments.to
     if to not in formats and not to.endswith(".json"):
         raise ValueError(
@@ -97,8 +92,8 @@ COMMAND = Command(
     _OPTIONS,
     "json html import backend",
     "convert a saved model to 16 bits for inference",
-    "Writes a model with weights of 16 bits, half the size, "
-    "with outputs that were compared with float32's.",
+    "Writes a model of half the size, with weights in 16 bits. Compares its "
+    "outputs with float32's on the calibration data.",
     "keras-mixprec convert model.keras --to float16 --calibration x.npz "
     "--out small.keras",
 )

@@ -1,4 +1,4 @@
-"""`keras-mixprec doctor`: what the machine can do in 16 bits."""
+"""`keras-mixprec doctor`: measures what the machine can do in 16 bits."""
 
 from keras_mixprec.analysis.doctor.run import run_in_process
 from keras_mixprec.cli.options import Command
@@ -10,7 +10,7 @@ _OPTIONS = {
     },
     "--issue": {
         "action": "store_true",
-        "help": "print it as a block to paste into an issue",
+        "help": "print the report as a block to paste into an issue",
     },
 }
 
@@ -26,10 +26,10 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "json backend",
-    "examine the machine and measure what 16 bits bring on it",
-    "Lists devices, number formats, versions and what is known "
-    "to be bad, checks the results of each format, and times each against "
-    "float32. Progress goes to stderr.",
+    "measure what 16 bits bring on this machine",
+    "Lists devices, number formats, versions and known problems. Checks the "
+    "results of each format, and times it against float32. Progress goes to "
+    "stderr.",
     "keras-mixprec doctor --backend torch --quick",
     "an error was found",
 )

@@ -1,4 +1,4 @@
-"""Files that commands read, and that they are to write."""
+"""Files that commands read and write."""
 
 import errno
 import importlib
@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import textwrap
-import traceback
 import zipfile
 from typing import Any
 
@@ -22,20 +21,22 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
 
     Args:
         path: String.
-        modules: List of names, what to import before.
-        compiled: Boolean. Compiles it as the file says if true. A model
-            whose loss, optimizer or metrics cannot be loaded is returned
-            uncompiled, with a message. Defaults to `False`.
+        modules: List of names of modules to import before.
+        compiled: Boolean. If `True`, the model is compiled as the file says,
+            unless its loss, optimizer or metrics cannot be loaded. A message
+            says so. Defaults to `False`.
 
     Raises:
         ValueError: If there is no such file, or no model in it.
     """
     import keras
 
+    from keras_mixprec.analysis.comparison.sources import import_from
+
     # `python -m` finds modules in the current folder, so this does too.
     sys.path.insert(0, os.getcwd())
     for name in modules:
-        import_module(name)
+        import_from("--import", name)
     if not os.path.isfile(path):
         raise ValueError(f"There is no such file. Received: {path}")
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
@@ -65,35 +66,12 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
     return found
 
 
-def import_module(name: str) -> None:
-    """Imports a module of the caller's.
-
-    Args:
-        name: String.
-
-    Raises:
-        ValueError: If the file cannot be loaded.
-    """
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        # The caller's files exist. The files of importlib are frozen.
-        own = os.path.exists(last.filename)
-        where = f" ({last.filename}, line {last.lineno})" if own else ""
-        raise ValueError(
-            f"Cannot import a module: {type(error).__name__}: "
-            f"{first_line(error)}{where}. Received: {name}"
-        ) from error
-
-
 def say(message: str) -> None:
-    """Prints on stderr, so that stdout has the result alone."""
+    """Prints on stderr, so that stdout has only the result."""
     print(printable(message), file=sys.stderr, flush=True)
 
 
 def _why(error):
-    """Says why Keras cannot load a file, and what to do about it."""
     # Each object in the file adds a message of its own around the inner one.
     message = str(error).rpartition("Exception encountered: ")[2]
     if missing := re.search(r"ould not locate (\w+ '[^']+')", message):
@@ -105,7 +83,7 @@ def _why(error):
 
 
 def data(path: str | None) -> tuple[Any, Any]:
-    """Returns `x` and `y` of a file, `None` for what it lacks.
+    """Returns `x` and `y` of a file, `None` if the file lacks one.
 
     Args:
         path: String, or `None` for no file.
@@ -136,13 +114,13 @@ def data(path: str | None) -> tuple[Any, Any]:
 
 
 def first_line(error: Exception | str) -> str:
-    """The first line, cut between words: Keras may add a whole config."""
+    """Returns the first line, shortened: Keras may add a whole config."""
     line = str(error).strip().partition("\n")[0]
     return textwrap.shorten(line.rstrip("."), _LETTERS, placeholder=" ...")
 
 
 def check_writable(path: str) -> None:
-    """Raises for a file that could not be written, before the work is done.
+    """Raises if a file cannot be written, before the command does its work.
 
     Args:
         path: String. Its folder is made if it is missing.

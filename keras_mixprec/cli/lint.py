@@ -1,4 +1,4 @@
-"""`keras-mixprec lint`: a saved model is checked before it trains."""
+"""`keras-mixprec lint`: checks a saved model before it trains."""
 
 import argparse
 
@@ -20,33 +20,26 @@ class _Explain(argparse.Action):
 
 def _codes(what):
     return {
-        "metavar": "CODES",
         "type": lambda text: text.split(","),
-        "help": f"{what} the rules whose codes start with these: KMP101,KMP4",
+        "help": f"{what} rules whose codes start so, such as KMP101,KMP4",
     }
 
 
 _OPTIONS = {
     "model": "a .keras file",
-    "--select": _codes("run"),
-    "--ignore": _codes("leave out"),
-    "--explain": {
+    "--select CODES": _codes("run only"),
+    "--ignore CODES": _codes("leave out"),
+    "--explain CODE": {
         "action": _Explain,
-        "metavar": "CODE",
-        "help": "print what rules of this code look for, and end",
+        "help": "print what a rule looks for, and exit",
     },
-    "--policy": {
-        "metavar": "NAME",
-        "help": "check it as it would be under this policy, such as "
-        "mixed_float16",
-    },
-    "--data": {
-        "metavar": "FILE",
+    "--policy NAME": "check the model as apply_policy(model, NAME) would set "
+    "it, such as mixed_float16 (default: as it is)",
+    "--data FILE": {
         "default": None,
         "help": "an .npz file with the arrays x and y, or with each input by "
         "its name and y; or an .npy file with x",
     },
-    # The severities, and never to fail.
     "--fail-on": {
         "choices": ("high", "medium", "low", "never"),
         "default": "high",
@@ -70,7 +63,6 @@ def _run(arguments):
 
 
 def _check_call(model, x, path):
-    """Raises a usage error if the model cannot be called on the data."""
     from keras import tree
 
     try:
@@ -87,8 +79,8 @@ COMMAND = Command(
     _OPTIONS,
     "json import backend",
     "check a saved model before it trains in 16 bits",
-    "Checks a model for what 16 bits will break in it, or "
-    "not speed up: shapes, dtypes, constants, weights, optimizer, data.",
+    "Finds what 16 bits will break in a model, or not speed up. Pass --data, "
+    "because most faults depend on the numbers that layers get.",
     "keras-mixprec lint model.keras --policy mixed_float16 --data batch.npz",
-    "a finding as severe as --fail-on",
+    "a finding is as severe as --fail-on",
 )

@@ -1,6 +1,7 @@
-"""How commands are declared, and the options that they share."""
+"""The declaration of commands, and the options that they share."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,16 +9,14 @@ _SHARED: dict[str, dict[str, Any]] = {
     "backend": {
         "choices": ["tensorflow", "jax", "torch"],
         "default": None,
-        "help": "Keras' backend (default: the one that Keras is set to)",
+        "help": "Keras' backend (default: as set in Keras)",
     },
-    "html": {
-        "metavar": "FILE",
+    "html FILE": {
         "default": None,
-        "help": "also write the page to this file",
+        "help": "also write an HTML page to this file",
     },
-    "import": {
+    "import MODULE": {
         "dest": "modules",
-        "metavar": "MODULE",
         "action": "append",
         "default": [],
         "help": "a module that registers the model's own layers; repeatable",
@@ -27,19 +26,19 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 class Command(NamedTuple):
-    """What a command is: `keras-mixprec NAME`.
+    """A command: `keras-mixprec NAME`.
 
-    An option that is not given, and has no default, is not an attribute of what
-    `run` is called with: `given` returns those that a function is to have.
+    The arguments of `run` lack options that are neither given nor have a
+    default. `given` returns those that a function takes.
 
     Attributes:
         run: Function of the arguments that returns the exit status.
-        options: Dict of arguments and options to what
-            `ArgumentParser.add_argument` takes, or to the help alone.
-        shared: String. Names of shared options that the command has.
+        options: Dict from an argument, such as `"model"` or `"--data FILE"`, to
+            the arguments of `ArgumentParser.add_argument`, or to its help.
+        shared: String. Names of the shared options that the command has.
         help: String, a line of the list of commands.
-        description: String, what its own help begins with.
-        example: String. A call of it. Defaults to none.
+        description: String, the first paragraph of the command's own help.
+        example: String, a call. Defaults to none.
         fails: String. When the exit status is 1. Defaults to never.
     """
 
@@ -56,7 +55,7 @@ def add_command(commands: Any, name: str, command: Command) -> None:
     """Adds a command to the parser's.
 
     Args:
-        commands: What `ArgumentParser.add_subparsers` returned.
+        commands: The result of `ArgumentParser.add_subparsers`.
         name: String.
         command: The `Command`.
     """
@@ -66,15 +65,20 @@ def add_command(commands: Any, name: str, command: Command) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         help=command.help,
-        description=command.description,
+        description=textwrap.fill(command.description, 80),
         epilog=f"example:\n  {command.example}\n\n" * bool(command.example)
         + f"exit status: 0 = done, {fails}2 = usage error",
     )
-    shared = {f"--{name}": _SHARED[name] for name in command.shared.split()}
-    for flag, how in {**command.options, **shared}.items():
+    asked = command.shared.split()
+    shared = {
+        f"--{n}": how for n, how in _SHARED.items() if n.split()[0] in asked
+    }
+    for flags, how in {**command.options, **shared}.items():
         how = {"help": how} if isinstance(how, str) else how
         is_switch = how.get("action") == "store_true"
         how = {"default": False, **how} if is_switch else how
+        flag, _, metavar = flags.partition(" ")
+        how = {"metavar": metavar, **how} if metavar else how
         parser.add_argument(flag, **how)
     parser.set_defaults(run=command.run)
 
@@ -83,20 +87,7 @@ def given(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
     """Returns the arguments that were given, by name.
 
     Args:
-        arguments: What was parsed.
-        names: String. Their names.
+        arguments: The parsed arguments.
+        names: String. The names, separated by spaces.
     """
     return {n: v for n, v in vars(arguments).items() if n in names.split()}
-
-
-def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """Returns what makes an integer of a text, within limits."""
-
-    def integer(text):
-        if not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(
-                f"{text} is not in {low} ... {high}"
-            )
-        return int(text)
-
-    return integer

@@ -1,10 +1,10 @@
-"""`keras-mixprec report`: what a monitor logged, as text."""
+"""`keras-mixprec report`: prints a monitor's log."""
 
 from keras_mixprec.cli.options import Command
 from keras_mixprec.formats import printable
 
 _OPTIONS = {
-    "log_dir": "what the monitor was given, or a folder above",
+    "log_dir": "the folder given to MixPrecMonitor, or a folder above it",
     "--png": {
         "default": None,
         "help": "also write a picture to this file (needs matplotlib)",
@@ -32,8 +32,8 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "html",
-    "print what a monitor logged",
-    "Prints what MixPrecMonitor logged: loss scale, skipped "
-    "steps, dtypes, verdicts, and what the tuner changed.",
+    "print a monitor's log",
+    "Prints the log of MixPrecMonitor: loss scale, skipped steps, dtypes, "
+    "verdicts, and the changes of the tuner.",
     fails="a run is failing or severe",
 )

@@ -1,17 +1,18 @@
-"""`keras-mixprec serve`: the page of the tab, without TensorBoard."""
+"""`keras-mixprec serve`: shows the tab's page without TensorBoard."""
 
 import os
 import sys
 
-from keras_mixprec.cli.options import Command, integer
+from keras_mixprec._checks import check_integer
+from keras_mixprec.cli.options import Command
 from keras_mixprec.formats import printable
 
 _OPTIONS = {
-    "log_dir": "what the monitor was given, or a folder above",
+    "log_dir": "the folder given to MixPrecMonitor, or a folder above it",
     "--port": {
-        "type": integer(0, 2**16 - 1),
+        "type": int,
         "default": 6007,
-        "help": "where to listen, 0 for any port that is free (default: 6007)",
+        "help": "where to listen, 0 for any free port (default: 6007)",
     },
 }
 
@@ -22,7 +23,8 @@ def _run(arguments):
     log_dir = arguments.log_dir
     if not os.path.isdir(log_dir):
         raise ValueError(f"There is no such folder. Received: {log_dir}")
-    with PageServer(log_dir, arguments.port) as server:
+    port = check_integer("--port", arguments.port, high=2**16 - 1)
+    with PageServer(log_dir, port) as server:
         found = "" if server.endpoints.listed() else ", which has no run yet"
         shown = printable(f"{log_dir}{found}")
         print(f"{server.url} shows {shown}; Ctrl+C ends it")
@@ -38,10 +40,9 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "",
-    "show what a monitor logged in a browser, live",
-    'Serves the page of TensorBoard\'s "Mixed Precision" tab '
-    "for the runs in a folder, and what is added to them, until Ctrl+C. It "
-    "serves this machine alone: from another one, call "
-    "ssh -L 6007:127.0.0.1:6007 HOST.",
+    "show a monitor's log in a browser, live",
+    'Serves the page of TensorBoard\'s "Mixed Precision" tab for the runs in a '
+    "folder, until Ctrl+C. Only this machine can open the page. To see it on "
+    "another machine, call there: ssh -L 6007:127.0.0.1:6007 HOST.",
     "keras-mixprec serve logs",
 )

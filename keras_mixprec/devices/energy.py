@@ -1,7 +1,7 @@
 """The joules that GPUs have counted, by NVIDIA's management library.
 
-The energy is never estimated. A GPU counts what it has used since its driver
-was loaded, or there is no number. The library, NVML, comes with the driver.
+The energy is never estimated: a GPU counts it from the time when its driver was
+loaded. The library, NVML, comes with the driver.
 """
 
 import ctypes
@@ -10,10 +10,6 @@ import os
 from collections.abc import Iterable
 
 from keras_mixprec.backend import active
-
-_LIBRARY = "libnvidia-ml.so.1"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-_ORDER = "CUDA_DEVICE_ORDER"
 
 
 def read_joules() -> float | None:
@@ -44,7 +40,7 @@ def _counters():
     if active.query_devices()[0] != "cuda":
         return None, []
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None, []
     count = ctypes.c_uint()
@@ -52,41 +48,34 @@ def _counters():
         ctypes.byref(count)
     ):
         return None, []
-    handles = [_handle(library, name) for name in visible(count.value)]
-    return library, [] if None in handles else handles
+    handles = []
+    for index in visible(count.value):
+        handles.append(ctypes.c_void_p())
+        if library.nvmlDeviceGetHandleByIndex_v2(
+            ctypes.c_uint(index), ctypes.byref(handles[-1])
+        ):
+            return None, []
+    return library, handles
 
 
-def visible(count: int) -> Iterable[int | str]:
+def visible(count: int) -> Iterable[int]:
     """Returns which GPUs of a machine this process sees.
 
     Args:
-        count: Int. How many NVML finds.
+        count: Int. How many GPUs NVML finds.
 
     Returns:
-        Their indices, in the order of the PCI bus as NVML counts, or their
-        UUIDs. Empty if that is uncertain: CUDA may number the GPUs in another
-        order, from the fastest.
+        Their indices, in the order of the PCI bus as NVML counts. Empty if that
+        is uncertain: CUDA may number the GPUs in another order, from the
+        fastest.
     """
-    chosen = os.environ.get(_VISIBLE)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return range(count)
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    if all(name.startswith("GPU-") for name in names):
-        return names
-    if not all(name.isdigit() for name in names):
-        return []  # A part of a GPU, which counts nothing for itself.
-    in_order = count == 1 or os.environ.get(_ORDER) == "PCI_BUS_ID"
-    return [int(name) for name in names] if in_order else []
-
-
-def _handle(library, name):
-    handle = ctypes.c_void_p()
-    if isinstance(name, int):
-        status = library.nvmlDeviceGetHandleByIndex_v2(
-            ctypes.c_uint(name), ctypes.byref(handle)
-        )
-    else:
-        status = library.nvmlDeviceGetHandleByUUID(
-            name.encode(), ctypes.byref(handle)
-        )
-    return None if status else handle
+    order = os.environ.get("CUDA_DEVICE_ORDER")
+    if (count == 1 or order == "PCI_BUS_ID") and all(
+        name.isdigit() for name in names
+    ):
+        return [*map(int, names)]
+    return []  # Such as a UUID, or a part of a GPU.

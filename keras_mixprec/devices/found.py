@@ -1,4 +1,4 @@
-"""The devices of the active backend, with all that is known of them."""
+"""The devices of the active backend, and their capabilities."""
 
 import keras
 

@@ -1,4 +1,4 @@
-"""The doctor's measurements on these devices, kept for the next process.
+"""Stores the doctor's measurements on these devices for the next process.
 
 Each combination of devices, backend and versions has a file, in the folder
 `KERAS_MIXPREC_CACHE_DIR` or else in Keras' own. A file that is damaged or
@@ -17,23 +17,14 @@ from keras_mixprec._files import write_json
 
 _SCHEMA = 1
 _FOLDER, _NAME = "KERAS_MIXPREC_CACHE_DIR", "keras_mixprec"
-_KEYS = (
-    "backend",
-    "version",
-    "keras",
-    "kind",
-    "devices",
-    "compute_capability",
-    "instructions",
-)
 
 
 class Measured(NamedTuple):
-    """What was measured.
+    """A measurement.
 
     Attributes:
-        speed: Dict from a format to how many times as fast as in float32 a
-            small transformer block trains in it.
+        speed: Dict from a format to the training speed of a small transformer
+            block in it, as a multiple of float32's.
         wrong: Tuple of the formats that gave wrong results.
         date: String, such as `"2026-11-23"`.
         quick: Boolean. If `True`, it took seconds and is less exact.
@@ -46,7 +37,7 @@ class Measured(NamedTuple):
 
 
 def load(capabilities: dict) -> Measured | None:
-    """Returns what was measured on the same devices, `None` if nothing was.
+    """Returns the measurement on the same devices, `None` without one.
 
     Args:
         capabilities: Dict, as `find_devices` returns.
@@ -60,15 +51,13 @@ def load(capabilities: dict) -> Measured | None:
         datetime.date.fromisoformat(known.date)
         if all(0 < ratio < math.inf for ratio in known.speed.values()):
             return known._replace(wrong=tuple(known.wrong))
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
-        pass
-    except AttributeError:  # JSON, but of another form.
+    except Exception:  # The file may hold anything.
         pass
     return None
 
 
 def save(capabilities: dict, measured: Measured) -> str:
-    """Keeps a measurement, unless a more thorough one is there.
+    """Stores a measurement, unless there is a more thorough one.
 
     Args:
         capabilities: Dict, as `find_devices` returns.
@@ -92,8 +81,7 @@ def save(capabilities: dict, measured: Measured) -> str:
 
 def _of(capabilities):
     # The stored values have been through JSON, so these must be too.
-    found = {key: capabilities.get(key) for key in _KEYS}
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps(capabilities))
 
 
 def _path(capabilities):

@@ -1,6 +1,6 @@
-"""The peak of the memory that training takes, and what is in it.
+"""The peak memory of training, and its parts.
 
-The device decides what measures it, and each measure means another thing:
+The device decides who measures it, and the measures mean different things:
 
 | `measured_by` | where | what it is |
 |---|---|---|
@@ -8,7 +8,7 @@ The device decides what measures it, and each measure means another thing:
 | `"compiled_program"` | XLA on a CPU | what the compiled step says it needs |
 | `"process"` | CPUs | the largest part of the process in main memory |
 
-The third has the interpreter, all libraries and the data set in it.
+The third includes the interpreter, all libraries and the data set.
 """
 
 import contextlib
@@ -28,36 +28,36 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-_PROCESS = pathlib.Path("/proc/self")
+_PROC = pathlib.Path("/proc")
 # Linux documents that this resets the peak of the process.
 _RESET = "5"
 
 
 def reset_peak() -> bool:
-    """Lets the peak start over from what is in use now.
+    """Resets the peak to the memory in use now.
 
     Returns:
-        Boolean. `False` on JAX's devices, and for a process where Linux does
-        not allow it. Measure in a new process there.
+        Boolean. `False` if that is impossible: on JAX's devices, and for a
+        process if Linux does not allow it. Measure in a new process then.
     """
     memory = active.memory()
     memory.reset_peak()
     if memory.peak_bytes() is not None:
         return keras.backend.backend() != "jax"
     try:
-        (_PROCESS / "clear_refs").write_text(_RESET)
+        (_PROC / "self/clear_refs").write_text(_RESET)
     except OSError:
         return False
     return True
 
 
 def peak_bytes() -> tuple[int | None, str]:
-    """Returns the peak since the last reset, and what measured it.
+    """Returns the peak since the last reset, and how it was measured.
 
     Returns:
         Pair of the bytes and `"device"` or `"process"`. With several devices,
-        the one that used the most counts. Bytes are `None` where the system
-        does not report them, as on Windows.
+        the one that used the most counts. Bytes are `None` if the system does
+        not report them, as on Windows.
     """
     peak = active.memory().peak_bytes()
     if peak is not None:
@@ -66,7 +66,7 @@ def peak_bytes() -> tuple[int | None, str]:
 
 
 def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
-    """Returns the peak of the memory that training took, and what is in it.
+    """Returns the peak memory of training, and its parts.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -79,8 +79,8 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
         Dict of `peak_bytes`, an int or `None`; `measured_by`, `"device"`,
         `"compiled_program"` or `"process"`; `weights_bytes`, `slots_bytes`;
         and `activations_bytes`, the rest of the peak: activations, gradients,
-        the batch and temporaries; `None` of a process, which has other things
-        in its memory.
+        the batch and temporaries. It is `None` for a process, whose memory
+        holds other things too.
     """
     peak, measured_by = peak_bytes()
     compiled = None
@@ -90,7 +90,7 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
 
 
 def program_record(model: keras.Model, batch: tuple) -> dict | None:
-    """Returns the same of what the compiler says that a step needs.
+    """Returns a `memory_record` of the memory that the compiler reports.
 
     Args:
         model: A compiled and built `keras.Model`.
@@ -105,7 +105,7 @@ def program_record(model: keras.Model, batch: tuple) -> dict | None:
 
 def _record(model, peak, measured_by):
     weights = bytes_of(model.variables)
-    # An optimizer makes its slots in the first step.
+    # An optimizer creates its slots in the first step.
     optimizers = optimizers_of(model).values()
     slots = bytes_of(v for o in optimizers for v in o.variables)
     known = peak is not None and measured_by != "process"
@@ -118,15 +118,21 @@ def _record(model, peak, measured_by):
     }
 
 
-def status_of_process() -> dict[str, int]:
-    """Returns what Linux reports of this process, in bytes, by its names.
+def sizes_in_proc(path: str = "self/status") -> dict[str, int]:
+    """Returns the sizes that Linux reports in a file, in bytes, by name.
 
-    Such as `VmHWM`, the peak of what is in main memory, and `VmData`, what
-    `RLIMIT_DATA` limits. Empty on other systems.
+    For this process they include `VmHWM`, the peak in main memory, and
+    `VmData`, which `RLIMIT_DATA` limits.
+
+    Args:
+        path: String, below `/proc`. Defaults to the status of this process.
+
+    Returns:
+        Dict of ints. It is empty on other systems.
     """
     found = {}
     with contextlib.suppress(OSError):
-        for line in (_PROCESS / "status").read_text().splitlines():
+        for line in (_PROC / path).read_text().splitlines():
             name, _, value = line.partition(":")
             if value.endswith(" kB"):
                 found[name] = int(value.split()[0]) * 1024
@@ -134,7 +140,7 @@ def status_of_process() -> dict[str, int]:
 
 
 def _peak_of_process():
-    peak = status_of_process().get("VmHWM")
+    peak = sizes_in_proc().get("VmHWM")
     if peak is None and resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # macOS counts bytes there, others KiB.

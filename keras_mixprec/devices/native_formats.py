@@ -1,6 +1,6 @@
-"""Which number formats a device has units for: the one table of that.
+"""The table of the number formats that devices support.
 
-Pure: capabilities in, support out. Each claim has the page that it rests on.
+Each claim has the page that shows it.
 """
 
 import re
@@ -39,11 +39,12 @@ class Support(NamedTuple):
         status: String. `"native"`: it has instructions or units that compute
             in it. `"emulated"`: it computes in float32 and rounds. `"absent"`:
             there is no such format. `"unknown"`: the device does not say.
-        note: String. The units that compute in it, or why there are none.
+        note: String. The units that compute in it, or the reason for having
+            none.
         source: String. The page that shows it, `""` if the device itself
             reports it.
-        matrix: Boolean. `True` if its units for matrix products compute in it,
-            several times as fast as in float32.
+        matrix: Boolean. `True` if the device has units for matrix products in
+            it, which are several times as fast as float32.
     """
 
     status: str
@@ -130,7 +131,7 @@ def formats_of(
     architecture: str = "",
     instructions: Collection | None = None,
 ) -> dict[str, Support]:
-    """Returns what a device makes of each of `FORMATS`.
+    """Returns the support of a device for each of `FORMATS`.
 
     Args:
         kind: String, as backends call it: `"cpu"`, `"cuda"`, `"tpu"`, ...
@@ -165,7 +166,7 @@ def formats_of(
 
 
 def lacks_tensor_cores(name: str) -> bool:
-    """Returns `True` for a CUDA device without them, by its name."""
+    """Returns `True` if a CUDA device has no tensor cores, by its name."""
     return bool(_NO_TENSOR_CORES.search(name))
 
 
@@ -179,7 +180,7 @@ def _of_cpu(format, instructions):
         return _UNKNOWN
     having = [name for name in _CPU[format] if name in instructions]
     if having:
-        # AMX is a unit for matrices, but which backend uses it differs.
+        # AMX is a unit for matrices, but not every backend uses it.
         return Support("native", having[0])
     if format in ("tf32", "float8"):
         return _NO_UNITS

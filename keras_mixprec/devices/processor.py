@@ -7,8 +7,8 @@ import platform
 import subprocess
 from typing import NamedTuple
 
-# Flags that Linux and macOS report, and what their makers call them. No two
-# vendors use the same flag.
+# The flags of Linux and macOS, and the instruction sets that they stand
+# for. No two vendors use the same flag.
 _NAMES = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -39,8 +39,8 @@ class Processor(NamedTuple):
 
     Attributes:
         name: String.
-        instructions: Tuple of the names of its instruction sets that matter
-            here, `None` where the system does not report them.
+        instructions: Tuple of the names of the instruction sets that matter in
+            16 bits, `None` if the system does not report them.
     """
 
     name: str
@@ -59,7 +59,7 @@ def this_processor() -> Processor:
         return parse_cpuinfo(text)
     if system == "Darwin":
         return parse_sysctl(_sysctl())
-    # Windows reports no instructions without a driver of its own.
+    # Windows reports instructions only to drivers.
     return Processor(platform.processor() or "cpu", None)
 
 
@@ -72,7 +72,7 @@ def memory() -> int | None:
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    r"""Returns what Linux's `/proc/cpuinfo` says.
+    r"""Returns the CPU in Linux's `/proc/cpuinfo`.
 
     Args:
         text: String, the content of that file.
@@ -94,7 +94,7 @@ def parse_cpuinfo(text: str) -> Processor:
 
 
 def parse_sysctl(text: str) -> Processor:
-    """Returns what macOS' `sysctl -a` says of the CPU.
+    """Returns the CPU in the output of macOS' `sysctl -a`.
 
     Args:
         text: String, lines such as `hw.optional.arm.FEAT_BF16: 1`.

@@ -1,4 +1,4 @@
-"""Functions timed against each other on a machine that may be busy."""
+"""Times functions against each other on a machine that may be busy."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -10,19 +10,19 @@ from keras_mixprec._console import one_line
 # The smallest and the largest number of rounds.
 _ROUNDS = 3, 40
 
-# Long enough that the clock, and what starts a call, take less than 1%.
+# With so many seconds, the overhead of the clock and of a call is below 1%.
 _SAMPLE = 0.005
 
 
 class Timing(NamedTuple):
-    """How long functions take.
+    """The times of functions.
 
     Attributes:
         seconds: Float. Median time of a call of the first function.
-        ratios: Dict from the name of each other function to how many times as
-            fast as the first one it is.
-        errors: Dict from the name of each function that failed to why.
-        rounds: Int. How often each function was timed.
+        ratios: Dict from the name of each other function to its speed as a
+            multiple of the first function's.
+        errors: Dict from the name of each function that failed to the error.
+        rounds: Int. The number of rounds.
     """
 
     seconds: float
@@ -34,15 +34,14 @@ class Timing(NamedTuple):
 def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
     """Times functions and compares them with the first.
 
-    The functions take turns, and each round reverses their order. A machine
-    that slows down then slows down all of them. Each round gives a ratio, and
-    the median of the ratios counts. The first call of each function compiles
-    it, so it is left out.
+    The functions take turns, and each round reverses their order, so a busy
+    machine slows down all of them. The result is the median of the ratios of
+    all rounds. The first call of each function compiles it and is left out.
 
     Args:
         functions: Dict from names to functions without arguments. Each waits
             for its result. The first must not fail.
-        seconds: Float. How long to go on. There are at least three rounds.
+        seconds: Float. The time for all rounds. There are at least three.
     """
     first = next(iter(functions))
     calls, errors = {}, {}

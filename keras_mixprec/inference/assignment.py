@@ -1,4 +1,4 @@
-"""Which dtype each layer stores its weights in, and computes in."""
+"""The dtypes in which each layer stores its weights and computes."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,20 +18,20 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
-# A variance below 6e-8 is 0 in float16, and one above 65504 infinite.
+# In float16 a variance below 3e-8 becomes 0, and one above 65504 infinite.
 _KEPT_STATISTICS = (
     keras.layers.BatchNormalization,
     keras.layers.SpectralNormalization,
 )
-_STATISTICS_REASON = "moving statistics stay in float32, it computes in 16 bits"
+_STATISTICS_REASON = "its moving statistics stay in float32"
 
 
 class Assignment(NamedTuple):
-    """The policy that each layer of a converted model is to follow.
+    """The policies of the layers of a converted model.
 
     Attributes:
-        policies: Dict of layer path to policy name; the model's own as well.
-        reasons: Dict of layer path to string, where there is one.
+        policies: Dict of layer path to policy name, including the model's own.
+        reasons: Dict of layer path to string, for layers with a reason.
     """
 
     policies: dict[str, str]
@@ -40,7 +40,7 @@ class Assignment(NamedTuple):
     def replaced(
         self, paths: Iterable[str], policy: str, reason: str
     ) -> "Assignment":
-        """Returns another one, with layers of another policy."""
+        """Returns a copy in which some layers follow another policy."""
         own = dict.fromkeys(paths)
         return Assignment(
             self.policies | dict.fromkeys(own, policy),
@@ -48,14 +48,14 @@ class Assignment(NamedTuple):
         )
 
     def widened(self, path: str, reason: str) -> "Assignment":
-        """Returns another one, with a layer and all inside it in float32."""
+        """Returns a copy with a layer and its sublayers in float32."""
         inside = [p for p in self.policies if p.startswith(f"{path}/")]
         return self.replaced(inside, "float32", "").replaced(
             [path], "float32", reason
         )
 
     def dtypes(self) -> list[str]:
-        """Returns the 16-bit dtypes in it."""
+        """Returns the 16-bit dtypes of its policies."""
         found = [p.removeprefix("mixed_") for p in self.policies.values()]
         return [d for d in dict.fromkeys(found) if d in SIXTEEN_BITS]
 
@@ -67,7 +67,7 @@ class Assignment(NamedTuple):
         return False
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
-        """Returns the policies to compute in while weights keep their dtype.
+        """Returns the policies to compute with while weights keep their dtype.
 
         Args:
             entries: The `LayerEntry`s of a model.
@@ -78,7 +78,7 @@ class Assignment(NamedTuple):
         found: dict[str, list] = {}
         for entry in entries:
             policy = self.policies.get(entry.path, "float32")
-            # The policy "float16" does not cast weights that are float32.
+            # The policy "float16" does not cast weights in float32.
             policy = f"mixed_{policy}" if policy in SIXTEEN_BITS else policy
             found.setdefault(policy, []).append(entry.layer)
         return found
@@ -90,14 +90,14 @@ def by_rules(
     dtype: str,
     rules: Iterable[PrecisionRule] | None,
 ) -> Assignment:
-    """Returns 16 bits for all layers but those that a rule keeps wide.
+    """Returns 16 bits for all layers except those that a rule keeps wide.
 
     Args:
         model: The reference of a `Rebuilder`.
         entries: Its entries.
         dtype: String, `"float16"` or `"bfloat16"`.
-        rules: Iterable of `PrecisionRule`. `None` takes the default ones
-            without the rule for outputs, which are cast.
+        rules: Iterable of `PrecisionRule`. `None` means the default rules
+            without the rule for outputs, because outputs are cast.
     """
     if rules is None:
         rules = [rule for rule in DEFAULT_RULES if rule.match != OUTPUT]
@@ -118,19 +118,19 @@ def by_plan(
     origins: dict[str, LayerEntry],
     plan: PrecisionPlan,
 ) -> Assignment:
-    """Returns what a plan says, its 16-bit layers with weights of 16 bits.
+    """Returns the policies of a plan, with 16-bit weights for 16-bit layers.
 
     Args:
-        entries: Those of a `Rebuilder`.
-        origins: Dict from their paths to the entries that the plan is of.
+        entries: The entries of a `Rebuilder`.
+        origins: Dict from their paths to the entries of the plan's model.
         plan: A `PrecisionPlan` that fits the model.
     """
     return _decided(entries, lambda entry: plan.decide(origins[entry.path]))
 
 
 def has_policy(layer: keras.layers.Layer) -> bool:
-    """Returns `True` if the policy changes what a layer does."""
-    # A graph computes nothing itself, and no config has its policy.
+    """Returns `True` if a policy has an effect on a layer."""
+    # A graph computes nothing itself, and its config has no policy.
     graphs = (Functional, keras.Sequential)
     return type(layer) not in graphs and not is_fixed(layer)
 
@@ -145,7 +145,7 @@ def _decided(entries, decide):
 
 
 def _stored(layer, policy, reason):
-    """The policy that stores weights in what it computes in, but statistics."""
+    """The policy whose weights have the compute dtype, statistics aside."""
     if not is_16_bit(policy):
         return policy, reason
     dtype = policy.removeprefix("mixed_")

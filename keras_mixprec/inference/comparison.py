@@ -1,4 +1,4 @@
-"""How a converted model compares with float32: outputs, ranges, speed."""
+"""Compares a converted model with float32: outputs, ranges, speed."""
 
 import math
 from typing import Any
@@ -15,17 +15,17 @@ from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# How long two models take turns. No user waits for more.
+# The time for which two models take turns.
 _SECONDS = 1.5
 
 
 def to_tensors(batch: Any) -> Any:
-    """Returns a batch as a model is called on it."""
+    """Returns a batch as tensors."""
     return tree.map_structure(ops.convert_to_tensor, batch)
 
 
 def float_outputs(outputs: Any) -> list[np.ndarray]:
-    """Returns the floating-point arrays among what `predict` returned."""
+    """Returns the floating-point arrays in the result of `predict`."""
     found = [a for a in tree.flatten(outputs) if "float" in str(a.dtype)]
     return [a.astype("float32") for a in found]
 
@@ -33,20 +33,20 @@ def float_outputs(outputs: Any) -> list[np.ndarray]:
 def drift(
     names: list[str], exact: list[list], low: list[list]
 ) -> list[dict[str, Any]]:
-    """Returns how far the outputs of a converted model are off.
+    """Returns the differences between a converted model and float32.
 
     Args:
         names: List of strings, the names of the outputs.
         exact: For each batch the list of the outputs in float32.
-        low: The same of the converted model.
+        low: For each batch the list of the outputs of the converted model.
 
     Returns:
         List of a dict for each output: `output`, its name; `relative`, the
         norm of the difference as a share of the norm in float32; `largest` and
-        `mean`, of the absolute differences; `scale`, the largest magnitude in
-        float32; `nonfinite`, how many numbers are infinite or NaN that are not
-        so in float32; `top1_agreement`, the share of samples with the same top
-        class, `None` if outputs do not look like class scores.
+        `mean` of the absolute differences; `scale`, the largest magnitude in
+        float32; `nonfinite`, the count of numbers that are finite in float32
+        only; `top1_agreement`, the share of samples with the same top class,
+        `None` if outputs do not look like class scores.
 
     Example:
     >>> exact = np.ones((2, 3)), np.zeros((1, 3))
@@ -65,7 +65,7 @@ def drift(
 
 
 def largest_drift(found: list[dict[str, Any]]) -> float:
-    """Returns the largest relative error of what `drift` returned."""
+    """Returns the largest relative error in the result of `drift`."""
     return max((row["relative"] for row in found), default=0.0)
 
 
@@ -108,13 +108,13 @@ def latency(
 
     Args:
         reference: The model in float32.
-        converted: The other one.
+        converted: The converted model.
         x: One batch of inputs.
 
     Returns:
-        Dict: `before`, the seconds of a batch in float32, `speedup`, the
-        median ratio of the pairs, `after`, the seconds that follow from these
-        two, and `pairs`, how many pairs there were.
+        Dict: `before`, the seconds of a batch in float32; `speedup`, the median
+        ratio of the pairs; `after`, `before` divided by `speedup`; and `pairs`,
+        the number of pairs.
     """
     found = compare(
         {
@@ -143,9 +143,9 @@ def largest_activations(
         batches: List of batches of inputs.
 
     Returns:
-        Dict of layer path to float, infinite where a number is not finite; of
-        the cell of a recurrent layer what that takes and returns. A layer that
-        was not called, or takes and returns no such numbers, is not in it.
+        Dict of layer path to float, infinite if a number is not finite. The
+        cell of a recurrent layer has the value of that layer. Layers that were
+        not called, or have no floating-point tensors, are left out.
     """
     found: dict[str, float] = {}
 
@@ -162,11 +162,10 @@ def largest_activations(
 
     with computed_in("float32"):
         for batch in batches:
-            # One hook a batch counts the calls of one batch.
+            # Each batch gets a new hook, which counts its calls.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
-    # Layers inside such a layer run in its compiled loop, where no hook sees
-    # them.
+    # A cell runs in the compiled loop of its layer, where no hook sees it.
     for entry in entries:
         for above in entry.lineage():
             if isinstance(above.layer, WHOLE) and above.path in found:

@@ -1,4 +1,4 @@
-"""`convert_for_inference`: a model in 16 bits, and how far off it is."""
+"""`convert_for_inference`: a model in 16 bits, compared with float32."""
 
 import logging
 import math
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_mixprec import keras_internals
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import one_line
 from keras_mixprec.backend import active
@@ -17,28 +18,10 @@ from keras_mixprec.devices.memory import bytes_of
 from keras_mixprec.diagnosis.call_examination import examine_prediction
 from keras_mixprec.diagnosis.cause import weight_overflows
 from keras_mixprec.formats import SIXTEEN_BITS, format_count, get_format
-from keras_mixprec.inference import wide_layers
+from keras_mixprec.inference import comparison, rebuild, wide_layers
 from keras_mixprec.inference.assignment import Assignment, by_plan, by_rules
-from keras_mixprec.inference.comparison import (
-    drift,
-    float_outputs,
-    largest_activations,
-    largest_drift,
-    latency,
-    to_tensors,
-)
-from keras_mixprec.inference.rebuild import (
-    Rebuilder,
-    loadable,
-    with_float32_outputs,
-)
+from keras_mixprec.inference.comparison import drift, largest_drift, to_tensors
 from keras_mixprec.inference.report import ConversionReport
-from keras_mixprec.keras_internals import (
-    functional_of,
-    get_data_adapter,
-    own_non_trainable,
-    own_trainable,
-)
 from keras_mixprec.numerics.arrays import as_numpy
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 from keras_mixprec.numerics.layer_hooks import temporary_policies
@@ -61,27 +44,28 @@ def convert_for_inference(
     rules: Iterable[PrecisionRule] | None = None,
     batch_size: int = 32,
 ) -> tuple[keras.Model, ConversionReport]:
-    """Returns a new model for inference in 16 bits, and what that changes.
+    """Returns a new model for inference in 16 bits, and a report.
 
     The new model stores its weights and computes in 16 bits, except for the
-    layers that have to stay in float32. Its outputs are compared with float32's
-    on the calibration data. The given model does not change.
+    layers that have to stay in float32. The report compares its outputs with
+    float32's on the calibration data. The given model does not change.
 
     Args:
         model: A built `keras.Model` that its config rebuilds, compiled or not.
-        policy: `"float16"` or `"bfloat16"`; `"auto"`, the format with fewer
-            bytes. If they are equal, the one that the device does not emulate
-            wins, then the one with less drift. Or a `PrecisionPlan` from
-            `PrecisionTuner` or `minimize_float32`: its float32 layers stay so,
-            and its mixed policies become 16-bit weights. Defaults to `"auto"`.
+        policy: `"float16"`, `"bfloat16"` or `"auto"`, the format with fewer
+            bytes. If both give the same size, `"auto"` prefers the format that
+            the device does not emulate, then the one with less drift. Or a
+            `PrecisionPlan` from `PrecisionTuner` or `minimize_float32`: float32
+            stays, and mixed policies become 16-bit weights. Defaults to
+            `"auto"`.
         calibration: Typical inputs, as `model.predict` takes them: an array, a
             list or dict of arrays, or an iterable of batches. All of it is
             read. Include extreme samples.
-        tolerance: Float. How far an output may be from float32's: the norm of
-            the difference as a share of the norm. Defaults to `0.05`.
-        rules: Iterable of `PrecisionRule`: layers that stay wide in any case.
-            Defaults to `DEFAULT_RULES` but for the outputs. Not allowed with a
-            plan.
+        tolerance: Float. The largest drift that is accepted: the norm of the
+            difference from float32 as a share of the norm. Defaults to `0.05`.
+        rules: Iterable of `PrecisionRule` for layers that always stay in
+            float32. Defaults to `DEFAULT_RULES` without the rule for outputs.
+            Not allowed with a plan.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
 
     Returns:
@@ -125,8 +109,8 @@ def _check_model(model):
     check_model(model)
     if not model.built:
         raise ValueError(
-            "`model` must be built, so that it has weights: call it on a batch "
-            f"first. Received: model={model.name!r}"
+            "`model` must be built: call it on a batch first. "
+            f"Received: model={model.name!r}"
         )
 
 
@@ -138,10 +122,10 @@ def _check_adapters(model):
         added = [v for v in layer.weights if _LORA_OUT.fullmatch(v.name)]
         if any(np.any(ops.convert_to_numpy(v)) for v in added):
             raise ValueError(
-                f"The layer {entry.path!r} is quantized and has LoRA weights. "
-                "Keras adds them as it saves the layer, and rounds the sum to "
-                f"{layer.quantization_mode}. Save the model, check the loaded "
-                f"one, and convert that. Received: model={model.name!r}"
+                f"The layer {entry.path!r} is quantized and has trained LoRA "
+                "weights, which Keras rounds when it saves the model. Save it, "
+                "load it, check it, and convert the loaded model. "
+                f"Received: model={model.name!r}"
             )
 
 
@@ -150,26 +134,24 @@ def _check_policy(policy, rules):
         check_choice("policy", policy, ("auto", *SIXTEEN_BITS))
     elif rules is not None:
         raise ValueError(
-            "A plan is followed exactly as it is; leave out `rules`. "
-            f"Received: rules={rules!r}"
+            f"A plan does not take `rules`. Received: rules={rules!r}"
         )
 
 
 def _automatic(conversion, rules):
-    """The format that leaves fewer bytes, or else the one of the device.
+    """The smaller model of the two formats, or else the device decides.
 
-    It is the same one on each day: no speed is measured for it.
+    Measured speed does not count, so the choice is the same every day.
     """
-    found, refused = {}, {}
+    found, refused = {}, []
     for dtype in SIXTEEN_BITS:
         try:
             found[dtype] = conversion.in_format(dtype, rules)
         except ValueError as error:
-            refused[dtype] = f"In {dtype}: {one_line(error, 400)}"
+            refused.append(f"In {dtype}: {one_line(error, 400)}")
     if not found:
         raise ValueError(
-            "Neither format of 16 bits keeps the tolerance, so the model stays "
-            f"in float32. {' '.join(refused.values())}"
+            f"Neither 16-bit format keeps the tolerance. {' '.join(refused)}"
         )
     support = formats(find_capabilities())
 
@@ -180,24 +162,21 @@ def _automatic(conversion, rules):
 
     best, *others = sorted(found, key=rank)
     model, report = found[best]
-    report.notes.extend(_other(found[dtype][1]) for dtype in others)
-    report.notes.extend(refused.values())
+    for _, other in map(found.get, others):
+        speed, size = other.latency["speedup"], other.size["after"]
+        report.notes.append(
+            f"{other.policy} would be {speed:.2f} times as fast as float32, "
+            f"{size:,} bytes, with a drift of {largest_drift(other.drift):.2g}."
+        )
+    report.notes.extend(refused)
     return model, report
-
-
-def _other(report):
-    return (
-        f"{report.policy} would be {report.latency['speedup']:.2f} times as "
-        f"fast as float32, {report.size['after']:,} bytes, with a drift of "
-        f"{largest_drift(report.drift):.2g}."
-    )
 
 
 def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
     """Returns a list of batches of inputs, as arrays.
 
     Args:
-        x: As `model.predict` takes it. Targets in a dataset are dropped.
+        x: As `model.predict` takes it. Targets in a dataset are ignored.
         batch_size: Int. Samples per batch of arrays.
         model: The `keras.Model`.
 
@@ -206,7 +185,7 @@ def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
             of arrays differs from the number of inputs.
     """
     x = tree.map_structure(_text_as_tensor, x)
-    adapter = get_data_adapter(x, batch_size=batch_size)
+    adapter = keras_internals.get_data_adapter(x, batch_size=batch_size)
     batches = [
         tree.map_structure(as_numpy, keras.utils.unpack_x_y_sample_weight(b)[0])
         for b in adapter.get_numpy_iterator()
@@ -216,50 +195,46 @@ def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
             "`calibration` must have at least one sample. "
             f"Received: calibration={str(x)[:80]}"
         )
-    functional = functional_of(model)
-    if functional is not None:
-        _check_count(batches[0], len(functional.inputs))
+    functional, count = (
+        keras_internals.functional_of(model),
+        len(tree.flatten(batches[0])),
+    )
+    expected = count if functional is None else len(functional.inputs)
+    # Keras would take the first arrays if there are too many.
+    if count != expected and isinstance(batches[0], list | tuple):
+        raise ValueError(
+            "`calibration` must have one array for each of the model's "
+            f"{format_count(expected, 'input')}. "
+            f"Received: {format_count(count, 'array')}"
+        )
     return batches
 
 
-def _check_count(batch, expected):
-    """Raises if there are too many arrays: Keras takes the first ones."""
-    count = len(tree.flatten(batch))
-    if isinstance(batch, list | tuple) and count != expected:
-        raise ValueError(
-            f"`calibration` must have {format_count(expected, 'array')}, "
-            "one for each input of the model. "
-            f"Received: a {type(batch).__name__} of "
-            f"{format_count(count, 'array')}"
-        )
-
-
 def _text_as_tensor(leaf):
-    """An array of strings as Keras takes it."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "OUS":
         return leaf
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            "Keras calls models on text with TensorFlow alone. Convert the "
-            "part behind `TextVectorization` or `StringLookup`, and calibrate "
-            f"it on their output. Received: calibration={str(leaf)[:80]}"
+            "Only TensorFlow calls models on text. Convert the part after "
+            "`TextVectorization` or `StringLookup`, and calibrate it on their "
+            f"output. Received: calibration={str(leaf)[:80]}"
         )
     return ops.convert_to_tensor(leaf)
 
 
-# Batches that decide which layers are wide. Each of them costs as many runs as
-# there are layers.
+# So many batches decide which layers are wide. Each costs as many runs as there
+# are layers.
 _MOST_BATCHES = 4
 
-# Share of the tolerance that the search may use: it runs operation by
-# operation, and what is compiled as a whole rounds elsewhere.
+# The search may use this share of the tolerance, because it runs operation by
+# operation, and a compiled model rounds in other places.
 _MARGIN = 0.8
 
 _log = logging.getLogger("keras_mixprec.inference")
 
 
 class _Built(NamedTuple):
-    """A converted model, what it follows, and what it returns."""
+    """A converted model, the policies of its layers, and its outputs."""
 
     model: keras.Model
     assignment: Assignment
@@ -273,15 +248,15 @@ class Conversion:
     """Converts one model to different dtypes.
 
     Args:
-        model: A built `keras.Model`, which is only read.
+        model: A built `keras.Model`, which does not change.
         batches: List of batches of inputs.
-        tolerance: Float. How far off an output may be.
+        tolerance: Float. The largest drift that is accepted.
     """
 
     def __init__(
         self, model: keras.Model, batches: list[Any], tolerance: float
     ):
-        self._source = Rebuilder(model, batches[0])
+        self._source = rebuild.Rebuilder(model, batches[0])
         self._reference = self._source.reference
         self._entries = self._source.entries
         # The state of random numbers is not a weight.
@@ -332,22 +307,23 @@ class Conversion:
             exact = self._predicted(self._reference)
         except Exception as error:  # User code may raise anything.
             raise ValueError(
-                "The model cannot be called on `calibration`. Check that the "
-                "data fit its inputs, and that functions of `Lambda` layers "
-                f"import what they use. Received: {one_line(error, 400)}"
+                "The model cannot be called on `calibration`. Check its shape, "
+                "and that functions of `Lambda` layers import what they use. "
+                f"Received: {one_line(error, 400)}"
             ) from error
         if any(np.isnan(a).any() for batch in exact for a in batch):
             raise ValueError(
-                "In float32 the outputs are not finite on `calibration`, so "
-                "precision is not what is wrong. Received: NaN"
+                "In float32 the outputs are NaN on `calibration`, so precision "
+                "is not the cause. Received: NaN"
             )
         return exact
 
     def _predicted(self, model):
-        return [float_outputs(model.predict_on_batch(x)) for x in self._batches]
+        predict = model.predict_on_batch
+        return [comparison.float_outputs(predict(x)) for x in self._batches]
 
     def _built(self, assignment):
-        """The model without 16 bits in what its code or XLA refuses there."""
+        """The model, with the layers in float32 that raise in 16 bits."""
         while True:
             try:
                 return self._build(assignment)
@@ -364,18 +340,18 @@ class Conversion:
                 assignment = self._with_wide(assignment, raising)
 
     def _build(self, assignment):
-        model, assignment, notes = loadable(
+        model, assignment, notes = rebuild.loadable(
             self._source, assignment, to_tensors(self._batches[0])
         )
         plan, entries = _plan_of(model, assignment), walk(model)
-        model = with_float32_outputs(model)
+        model = rebuild.with_float32_outputs(model)
         outputs = self._predicted(model)
         return _Built(model, assignment, notes, plan, entries, outputs)
 
     def _with_fewest_wide(self, built):
-        """The model with the fewest layers more that need float32.
+        """The model with the fewest additional layers in float32.
 
-        As it was if all of it would have to be.
+        It stays as it was if all of them would have to be.
         """
         _log.info("Searching which layers need float32, in many runs")
         errors = [
@@ -398,8 +374,8 @@ class Conversion:
         if is_smallest:
             return rebuilt
         note = (
-            f"The search ended before each of {len(culprits)} layers in "
-            "float32 was tried in 16 bits again: fewer may do."
+            f"The search ended early, so fewer than {len(culprits)} layers in "
+            "float32 may be enough."
         )
         return rebuilt._replace(notes=[*rebuilt.notes, note])
 
@@ -417,7 +393,7 @@ class Conversion:
         error = largest_drift(found)
         if not error <= self._tolerance:
             raise ValueError(self._refusal(policy, built, error))
-        ranges = largest_activations(
+        ranges = comparison.largest_activations(
             self._reference, self._entries, self._batches
         )
         model = built.model
@@ -429,7 +405,9 @@ class Conversion:
             drift=found,
             tolerance=self._tolerance,
             size={"before": self._bytes, "after": bytes_of(model.weights)},
-            latency=latency(self._reference, model, self._batches[0]),
+            latency=comparison.latency(
+                self._reference, model, self._batches[0]
+            ),
             notes=built.notes,
         )
 
@@ -438,7 +416,6 @@ class Conversion:
         return drift(names, self._exact, built.outputs)
 
     def _refusal(self, policy, built, error):
-        """Says what is off, by how much, and what helps."""
         with temporary_policies(built.assignment.computing(self._entries)):
             x = to_tensors(self._batches[0])
             found = examine_prediction(self._reference, x)
@@ -446,10 +423,10 @@ class Conversion:
         off = f"are off by {error:.3g} of their norm"
         off = off if math.isfinite(error) else "are not finite"
         advice = (
-            "A plan can keep layers in float32."
+            "Keep more layers in float32."
             if policy == "plan"
-            else "No smaller set of layers in float32 meets it. Raise "
-            "`tolerance`, or choose another format."
+            else "No set of layers in float32 helps. Raise `tolerance`, or "
+            "choose another format."
         )
         return (
             f"Converted to {policy} the outputs {off}. {worst}{advice} "
@@ -459,7 +436,10 @@ class Conversion:
 
 def _row(entry, plan, ranges):
     layer, path = entry.layer, entry.path
-    own = [*own_trainable(layer), *own_non_trainable(layer)]
+    own = [
+        *keras_internals.own_trainable(layer),
+        *keras_internals.own_non_trainable(layer),
+    ]
     return {
         "path": path,
         "class": type(layer).__name__,
@@ -475,8 +455,6 @@ def _row(entry, plan, ranges):
 def _headroom(layer, largest):
     if not largest:
         return None
-    if largest == math.inf:
-        return -math.inf
     maximum = get_format(layer.compute_dtype).maximum
     return math.log2(maximum) - math.log2(largest)
 

@@ -21,30 +21,31 @@ from keras_mixprec.policies.layers import check_model
 def diagnose_call(
     model: keras.Model, fn: Callable, *args: Any, **kwargs: Any
 ) -> list[Verdict]:
-    """Says what is wrong with the precision of a function that calls a model.
+    """Finds precision faults of a function that calls a model.
 
     The function may be a loop that generates tokens, a sampler, `model.predict`
-    or a KerasHub task's `generate`. All calls of layers are recorded, and those
-    whose results are off by more than a rounding run once more in float32 on
-    the very inputs they saw. `numbers["call"]` of a verdict is the layer's
-    first call that failed. It is 3 for the third step of a loop that calls the
-    layer once a step. Layers that are found are demoted for the rest of the
-    search. The function runs several times, operation by operation: what it
-    compiles itself, and the body of `keras.ops.while_loop`, `scan`, `map`,
-    `vectorized_map` and the like as well. Weights, random state and compiled
-    functions are as before afterwards.
+    or a KerasHub task's `generate`. All calls of layers are recorded. Calls
+    with errors beyond rounding run again in float32 on the same inputs.
+    `numbers["call"]` of a verdict is the layer's first call that failed: 3 for
+    the third step of a loop that calls the layer once in each step. Layers that
+    are found are demoted for the rest of the search.
+
+    The function runs several times, operation by operation. That includes
+    functions that it compiles, and the bodies of `keras.ops.while_loop`,
+    `scan`, `map` and `vectorized_map`. Weights, random state and compiled
+    functions do not change.
 
     Args:
         model: A `keras.Model`, compiled or not.
-        fn: Function that calls the model, or layers of it. It has to do the
-            same each time that it is called.
+        fn: Function that calls the model, or layers of it. It must do the same
+            in each call.
         *args: Arguments of the function.
-        **kwargs: The same by name.
+        **kwargs: Keyword arguments of the function.
 
     Returns:
         List of `Verdict`, as `diagnose` returns it, about the forward pass
         only. It is empty if nothing is wrong. If the function is not a method
-        of the model, layers are judged operation by operation, without XLA.
+        of the model, layers are judged without XLA.
 
     Raises:
         TypeError: If `model` is not a model or `fn` not a function.
@@ -88,8 +89,8 @@ def _check_function(fn, args, kwargs):
     for leaf in tree.flatten((args, kwargs)):
         if isinstance(leaf, Iterator):
             raise ValueError(
-                "`fn` is called several times, and an iterator can be read "
-                f"only once: give a list or a dataset. Received: {leaf!r}"
+                "`fn` is called several times, so it cannot take an iterator. "
+                f"Pass a list or a dataset. Received: {leaf!r}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The same model again, from its config, in other dtypes."""
+"""Rebuilds a model from its config in other dtypes."""
 
 import contextlib
 import copy
@@ -13,20 +13,15 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from keras_mixprec import keras_internals
 from keras_mixprec._console import one_line
 from keras_mixprec._patched import patched
 from keras_mixprec.formats import SIXTEEN_BITS, format_count
 from keras_mixprec.inference.assignment import Assignment, has_policy
-from keras_mixprec.keras_internals import (
-    Functional,
-    flat_layers,
-    functional_of,
-    set_policy_object,
-)
 from keras_mixprec.policies.layers import every_place, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 
-# Not every backend has a QR decomposition in 16 bits. None is needed, since the
+# Some backends have no QR decomposition in 16 bits. None is needed, because the
 # weights are copied.
 _ORTHOGONAL = ("Orthogonal", "OrthogonalInitializer")
 _ZEROS = {
@@ -38,16 +33,16 @@ _ZEROS = {
 
 
 class Rebuilder:
-    """Rebuilds a model, with its weights, in dtypes of one's choice.
+    """Rebuilds a model, with its weights, in any dtypes.
 
     Layers get their policies when they are created, before they have variables.
-    The order of creation identifies them, so this includes layers that another
-    layer creates and that no config mentions.
+    They are identified by the order of creation, since no config mentions the
+    layers that another layer creates.
 
     Args:
-        model: A built `keras.Model`. It is only read.
-        x: One batch of inputs, on which a model that its config does not build
-            is called.
+        model: A built `keras.Model`. It does not change.
+        x: One batch of inputs. The new model is called on it if its config does
+            not build it.
 
     Attributes:
         reference: The model in float32, with its weights.
@@ -73,7 +68,7 @@ class Rebuilder:
         paths = {id(entry.layer): entry.path for entry in self.entries}
         self._order = [paths.get(id(layer), "") for layer in made]
         own = {id(e.layer): e for e in walk_with_model(model)}
-        # The last pair of a layer that has become two is as good as the first.
+        # A shared layer may have become two. Either pair will do.
         self.origins = {
             paths[id(new)]: own[id(old)]
             for old, new in self._pairs(self.reference)
@@ -97,10 +92,10 @@ class Rebuilder:
         return self._made(set_planned)
 
     def reloaded(self, model: keras.Model, policy: str) -> keras.Model:
-        """Returns the model that a file gives, but for weights in arrays.
+        """Returns the model that a file would give back, without its weights.
 
         Args:
-            model: What `build` returned.
+            model: The result of `build`.
             policy: Policy name, the global policy when the file is loaded.
 
         Raises:
@@ -118,8 +113,8 @@ class Rebuilder:
         """Returns path, layer and layer of each place in two models.
 
         Args:
-            model: What `build` returned.
-            other: What `reloaded` returned.
+            model: The result of `build`.
+            other: The result of `reloaded`.
         """
         paths = {
             id(entry.layer): entry.path for entry in walk_with_model(model)
@@ -135,7 +130,7 @@ class Rebuilder:
         return model
 
     def _pairs(self, model):
-        """The layers of the model, each with the one that stands for it."""
+        """The layers of the model, each with its counterpart."""
         places = every_place(self._model), every_place(model)
         pairs = list(itertools.zip_longest(*places))
         for own, new in pairs:
@@ -151,10 +146,9 @@ class Rebuilder:
         except Exception as error:  # User code may raise anything.
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
-                "config. Its `get_config` must return what `from_config` "
-                "needs. `keras.saving.custom_object_scope` must know your "
-                "functions, and `Lambda` layers must import what they use. "
-                f"Received: {one_line(error, 400)}"
+                "config. `get_config` must return all that `from_config` "
+                "needs. Register your functions with Keras, and let `Lambda` "
+                f"layers import what they use. Received: {one_line(error, 400)}"
             ) from error
         return model
 
@@ -162,25 +156,25 @@ class Rebuilder:
         try:
             return _deserialized(config, self._model)
         except TypeError:
-            if functional_of(self._model) is not None:
+            if keras_internals.functional_of(self._model) is not None:
                 raise
-            # Keras' own `get_config` gives `trainable` and `dtype` as well,
-            # which the `__init__` of most models does not take.
+            # Keras' own `get_config` includes `trainable` and `dtype`, which
+            # the `__init__` of most models does not take.
             taken = inspect.signature(type(self._model).__init__).parameters
             own = {k: v for k, v in config["config"].items() if k in taken}
             return type(self._model)(**own)
 
 
 def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
-    """Copies what a layer would save: variables, and files of its own.
+    """Copies the variables and files that a layer would save.
 
     Args:
-        source: A layer; those inside of it are left out.
-        target: One of the same class.
+        source: A layer. Layers inside it are left out.
+        target: Another layer of the same class.
     """
     store: dict[str, Any] = {}
     source.save_own_variables(store)
-    # A copy: on JAX `fit` gives away the memory of variables.
+    # Copied, because on JAX `fit` reuses the memory of variables.
     store = {k: np.array(ops.convert_to_numpy(v)) for k, v in store.items()}
     if store:
         target.load_own_variables(store)
@@ -193,17 +187,19 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
 def with_float32_outputs(model: keras.Model) -> keras.Model:
     """Returns a model that casts its 16-bit outputs to float32.
 
-    It adds one of Keras' own layers behind each of them.
+    A layer of Keras casts each output.
 
     Args:
-        model: A `keras.Model` that is functional or `Sequential`, and may be
-            changed. One of another class is returned as it is.
+        model: A `keras.Model`, which may be changed. It is returned as it is
+            unless it is functional or `Sequential`.
     """
     if type(model) is keras.Sequential and model.outputs:
         if _is_narrow(model.outputs[0]):
             model.add(_cast(model.layers[-1].name))
         return model
-    if type(model) is not Functional or not any(map(_is_narrow, model.outputs)):
+    if type(model) is not keras_internals.Functional or not any(
+        map(_is_narrow, model.outputs)
+    ):
         return model
     names = iter(model.output_names)
 
@@ -220,14 +216,17 @@ def _is_narrow(tensor):
 
 
 def _cast(name):
-    """Returns a layer that only casts to its policy."""
     return keras.layers.Identity(dtype="float32", name=f"{name}_float32")
 
 
 def _config_of(model):
-    """Returns the config that a file of the model has, without training."""
-    # The optimizer, loss and metrics need not have a config: they are left out.
-    compiled = [x for x in flat_layers(model) if getattr(x, "compiled", False)]
+    """Returns the config of the model in a file, as if it was not compiled."""
+    # The optimizer, loss and metrics may have no config.
+    compiled = [
+        x
+        for x in keras_internals.flat_layers(model)
+        if getattr(x, "compiled", False)
+    ]
     try:
         with contextlib.ExitStack() as stack:
             for part in compiled:
@@ -235,9 +234,8 @@ def _config_of(model):
             config = keras.saving.serialize_keras_object(model)
     except Exception as error:  # User code may raise anything.
         raise ValueError(
-            f"The model {model.name!r} has no config to rebuild it from. Give "
-            "its class `get_config` and `from_config`. "
-            f"Received: {one_line(error, 400)}"
+            f"The model {model.name!r} cannot be rebuilt: its class needs "
+            f"`get_config` and `from_config`. Received: {one_line(error, 400)}"
         ) from error
     return _fit_for_16_bits(config)
 
@@ -250,13 +248,13 @@ def _fit_for_16_bits(config):
     if config.get("class_name") in _ORTHOGONAL:
         return _ZEROS
     config = {key: _fit_for_16_bits(value) for key, value in config.items()}
-    # A 16-bit input would be cast before any layer, even a float32 one.
+    # A 16-bit input would be cast even before a layer in float32.
     if config.get("class_name") == "InputLayer":
         settings = config["config"]
         if settings.get("dtype") in SIXTEEN_BITS:
             settings["dtype"] = "float32"
-    # A layer adds its LoRA weights to the others as it saves. The rebuilt layer
-    # would get new ones in float32, all zero.
+    # A layer adds its LoRA weights to its kernel when it saves. The rebuilt
+    # layer must not create new LoRA weights.
     if config.get("module") == "keras.layers":
         for name in ("lora_rank", "lora_alpha"):
             config["config"].pop(name, None)
@@ -266,7 +264,7 @@ def _fit_for_16_bits(config):
 def _deserialized(config, model):
     known = {
         keras.saving.get_registered_name(type(layer)): type(layer)
-        for layer in flat_layers(model)
+        for layer in keras_internals.flat_layers(model)
         if not hasattr(keras.layers, type(layer).__name__)
     }
     return keras.saving.deserialize_keras_object(
@@ -279,23 +277,23 @@ def _deserialized(config, model):
 def _another_model(model, own, new):
     names = [x.name if x is not None else "no layer" for x in (own, new)]
     return (
-        f"The config of model {model.name!r} rebuilds another model. A config "
-        "does not have layers that were added or replaced outside the model's "
-        f"own code. Received: {names[0]!r}, rebuilt as {names[1]!r}"
+        f"The config of {model.name!r} rebuilds another model. It lacks layers "
+        "that were added or replaced outside the model's own code. "
+        f"Received: {names[0]!r}, rebuilt as {names[1]!r}"
     )
 
 
 def _set(layer, policy):
-    # A lookup layer says itself what it computes in, which it does not know
-    # yet when `Layer.__init__` returns.
+    # A lookup layer has its own `compute_dtype`, which does not work yet when
+    # `Layer.__init__` returns.
     own = type(layer).compute_dtype is not keras.layers.Layer.compute_dtype
     if not own and not is_fixed(layer):
-        set_policy_object(layer, keras.DTypePolicy(policy))
+        keras_internals.set_policy_object(layer, keras.DTypePolicy(policy))
 
 
 @contextlib.contextmanager
 def _global_policy(policy):
-    """Context with a global policy, for layers created without a dtype."""
+    """Context with a global policy, for layers that get no dtype."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -306,10 +304,11 @@ def _global_policy(policy):
 
 @contextlib.contextmanager
 def _on_creation(visit):
-    """Calls a function with each layer that this thread makes."""
+    """Context that calls a function with each layer this thread creates."""
     cls = keras.layers.Layer
     original, thread = cls.__init__, threading.get_ident()
-    # Some classes call it twice; kept, so that no id is used again.
+    # Some classes call `__init__` twice. The layers are kept, so that Python
+    # does not reuse their ids.
     seen: dict = {}
 
     @functools.wraps(original)
@@ -319,33 +318,31 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
-    # `Operation.__new__` reads the signature in a way that does not see what a
-    # function wraps.
+    # `Operation.__new__` reads this attribute, not the wrapped function.
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield
 
 
-_INSIDE = "a .keras file has one dtype for it and the layer that it is part of"
+_INSIDE = "a .keras file has one dtype for a layer and its parts"
 _BY_ITSELF = (
-    "stays in float32 with what it is made of: a .keras file has one dtype for "
-    "it, and a part of it needs float32"
+    "a part of it needs float32, and a .keras file has one dtype for both"
 )
 
 
 def loadable(
     source: Rebuilder, assignment: Assignment, x: Any
 ) -> tuple[keras.Model, Assignment, list[str]]:
-    """Builds a model that loads from a file as it is, as far as that goes.
+    """Builds a model that a file gives back in the same dtypes, if possible.
 
     Args:
         source: `Rebuilder`.
-        assignment: `Assignment`, what the layers are to follow.
+        assignment: `Assignment`, the policies that the layers should follow.
         x: One batch of inputs, as tensors.
 
     Returns:
         The model, the assignment that it follows, and notes on what a file
-        loses. A layer is wide in the assignment if one inside it is.
+        loses. If a part of a layer is wide, the layer is wide too.
     """
     while True:
         model = source.build(assignment.policies)
@@ -363,9 +360,9 @@ def loadable(
 
 
 def _others(source, model, policy, x):
-    """Returns the layers that load with a wrong policy, and that policy.
+    """Returns the policy of each layer that loads with a wrong one, by path.
 
-    By path; `None` if it cannot be loaded, or called.
+    `None` if the model cannot be loaded, or called.
     """
     try:
         loaded = source.reloaded(model, policy)
@@ -381,13 +378,13 @@ def _others(source, model, policy, x):
 
 
 def _adapted(assignment, others):
-    """The same, but for what would compute in fewer bits when loaded."""
+    """The assignment, without layers that would load in fewer bits."""
     for path, theirs in others.items():
         ours = assignment.policies.get(path, "float32")
         if not is_16_bit(theirs):
             if assignment.is_inside_float32(path):
                 assignment = assignment.replaced([path], theirs, _INSIDE)
-        elif is_16_bit(ours):  # Stored in what it computes in.
+        elif is_16_bit(ours):
             assignment = assignment.replaced([path], theirs, "")
         elif holder := path.rpartition("/")[0]:
             assignment = assignment.widened(holder, _BY_ITSELF)
@@ -398,23 +395,20 @@ def _under(policy):
     if policy == "float32":
         return []
     return [
-        "Some layers are made without a dtype by the code that they are part "
-        "of. A .keras file gives the same model back if it is loaded after "
-        f"`keras.config.set_dtype_policy({policy!r})`."
+        "Some layers create parts without a dtype. Call "
+        f"`keras.config.set_dtype_policy({policy!r})` before you load a .keras "
+        "file of the model."
     ]
 
 
 def _note(others):
     if others is None:
-        return (
-            "A .keras file of it cannot be loaded: save its weights instead, "
-            "with `save_weights`, or export it."
-        )
+        return "Keras cannot load a .keras file of it. Use `save_weights`."
     shown = ", ".join([*others][:3])
     return (
-        f"A .keras file of it gives {format_count(len(others), 'layer')} back "
-        f"in another dtype ({shown}), which other code makes without one. "
-        "Save the plan as well, `report.plan.save('plan.json')`, and set it "
-        "behind `keras.saving.load_model`: `keras_mixprec.apply_policy(model, "
-        "keras_mixprec.PrecisionPlan.load('plan.json'))` computes the same."
+        f"A .keras file of it loads {format_count(len(others), 'layer')} in "
+        f"another dtype ({shown}). Save the plan too, by "
+        "`report.plan.save('plan.json')`. Then call "
+        "`keras_mixprec.apply_policy(model, "
+        "keras_mixprec.PrecisionPlan.load('plan.json'))` after loading."
     )

@@ -5,18 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from keras_mixprec import _html
-from keras_mixprec.formats import (
-    fill_screen,
-    format_bits,
-    format_bytes,
-    format_count,
-    format_digits,
-    format_names,
-    format_share,
-    printable,
-    text_table,
-)
+from keras_mixprec import _html, formats
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
 
@@ -36,8 +25,7 @@ class ConversionReport(_html.HtmlReport):
     `str()` gives text of a screen, a notebook shows tables.
 
     Attributes:
-        policy: String. `"float16"`, `"bfloat16"`, `"float32"` if nothing was
-            converted, or `"plan"`.
+        policy: String. `"float16"`, `"bfloat16"` or `"plan"`.
         plan: The `PrecisionPlan` that the new model follows, with the reasons.
         layers: List of dicts, one for each layer: `path`, `class`, `policy`,
             `parameters` and `bytes` of its own weights, `largest`, the largest
@@ -113,29 +101,29 @@ def _text(report):
     rows = sorted(report.layers, key=_urgency)
     # The reasons, which may be long, are below.
     table = [_HEADS[:-1], *(_cells(row)[:-1] for row in rows[:_SHOWN])]
-    lines = text_table(table)
+    lines = formats.text_table(table)
     if len(rows) > _SHOWN:
         lines.append(f"... and {len(rows) - _SHOWN} more")
-    reasons = [fill_screen(line) for line in _reasons(rows)]
+    reasons = [formats.fill_screen(line) for line in _reasons(rows)]
     lines += ["", *reasons] if reasons else []
-    said = map(fill_screen, _sentences(report))
-    return printable("\n".join([*said, "", *lines]))
+    said = map(formats.fill_screen, _sentences(report))
+    return formats.printable("\n".join([*said, "", *lines]))
 
 
 def _reasons(rows):
-    """Each reason once, with the layers that have it."""
+    """Yields each reason once, with its layers."""
     paths: dict[str, list[str]] = {}
     for row in rows:
         if row["reason"]:
             paths.setdefault(row["reason"], []).append(row["path"])
     for reason, found in paths.items():
-        yield f"{format_names(found, _NAMED)}: {reason}"
+        yield f"{formats.format_names(found, _NAMED)}: {reason}"
 
 
 def _sentences(report) -> Iterator[str]:
-    """Yields what happened, and its gains and costs."""
+    """Yields the gains and costs of the conversion."""
     wide = report.wide_layers
-    kept = f"{len(wide)} of {format_count(len(report.layers), 'layer')}"
+    kept = f"{len(wide)} of {formats.format_count(len(report.layers), 'layer')}"
     yield f"Converted to {report.policy}: {kept} compute in float32."
     yield _size(report.size)
     yield _latency(report.latency)
@@ -145,39 +133,36 @@ def _sentences(report) -> Iterator[str]:
 
 def _size(size):
     before, after = size["before"], size["after"]
-    share = after / before if before else 1.0
-    return (
-        f"Weights: {format_bytes(before)} before, {format_bytes(after)} now "
-        f"({format_share(share)})."
-    )
+    share = formats.format_share(after / before if before else 1.0)
+    before, after = map(formats.format_bytes, (before, after))
+    return f"Weights: {before} before, {after} now ({share})."
 
 
 def _latency(latency):
-    before, after = latency["before"] * 1e3, latency["after"] * 1e3
-    pairs = format_count(latency["pairs"], "pair")
+    pairs = formats.format_count(latency["pairs"], "pair")
+    before, after = (
+        formats.format_digits(latency[key] * 1e3) for key in ("before", "after")
+    )
     return (
-        f"A batch takes {format_digits(before)} ms in float32, "
-        f"{format_digits(after)} ms converted: {latency['speedup']:.2f} times "
-        f"as fast (median of {pairs})."
+        f"A batch takes {before} ms in float32 and {after} ms converted: "
+        f"{latency['speedup']:.2f} times as fast (median of {pairs})."
     )
 
 
 def _drift(row, tolerance):
     if row["nonfinite"]:
-        numbers = format_count(row["nonfinite"], "number")
+        numbers = formats.format_count(row["nonfinite"], "number")
         return f"Drift of {row['output']}: {numbers} not finite."
+    scale, same = formats.format_digits(row["scale"]), row["top1_agreement"]
     line = (
         f"Drift of {row['output']}: {row['relative']:.2g} of float32's norm "
-        f"({tolerance:g} is tolerated), at most {row['largest']:.2g} and "
-        f"{row['mean']:.2g} in the mean, of numbers up to "
-        f"{format_digits(row['scale'])}"
+        f"({tolerance:g} is accepted). The largest difference is "
+        f"{row['largest']:.2g}, the mean {row['mean']:.2g}, for numbers up to "
+        f"{scale}."
     )
-    if row["top1_agreement"] is not None:
-        same = row["top1_agreement"]
-        line += (
-            f"; the same class, or output, the largest in {format_share(same)}"
-        )
-    return f"{line}."
+    if same is None:
+        return line
+    return f"{line} Same top class: {formats.format_share(same)} of samples."
 
 
 def _urgency(row):
@@ -190,8 +175,8 @@ def _cells(row):
     return (
         row["path"],
         row["policy"],
-        format_bytes(row["bytes"]),
+        formats.format_bytes(row["bytes"]),
         "-" if largest is None else f"{largest:.3g}",
-        "-" if bits is None else format_bits(bits),
+        "-" if bits is None else formats.format_bits(bits),
         row["reason"],
     )

@@ -1,4 +1,4 @@
-"""`save_weights`: a checkpoint in 16 bits of a model that is not."""
+"""`save_weights`: a checkpoint whose weights are in 16 bits."""
 
 import os
 import tempfile
@@ -12,8 +12,7 @@ from keras_mixprec._files import check_regular
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.policies.layers import check_model
 
-# The group of a file that holds the state of an optimizer, whose second moments
-# float16 cannot hold.
+# The group of the optimizer's state. Float16 cannot hold its second moments.
 _OPTIMIZER = "optimizer"
 
 
@@ -23,13 +22,13 @@ def save_weights(
     """Saves the weights of a model in 16 bits, at half the size.
 
     `model.load_weights(path)` reads the file without this package, into a model
-    of any dtype. The file keeps integers and the state of an optimizer as they
-    are. The model keeps its weights.
+    of any dtype. Integers and the state of an optimizer keep their dtypes. The
+    model does not change.
 
     Args:
         model: A built `keras.Model`.
-        path: String or path-like, which ends in `.weights.h5`. The file is
-            replaced if it is there, at once or not at all.
+        path: String or path-like, which ends in `.weights.h5`. An existing
+            file is replaced, completely or not at all.
         dtype: `"float16"` or `"bfloat16"`. Defaults to `"float16"`.
 
     Raises:
@@ -50,12 +49,10 @@ def save_weights(
     target = Path(path)
     if not target.name.endswith(".weights.h5"):
         raise ValueError(
-            "`path` must end in '.weights.h5', as `model.load_weights` "
-            f"expects. Received: path={str(path)!r}"
+            f"`path` must end in '.weights.h5'. Received: path={str(path)!r}"
         )
     check_regular(target)
-    # The folder is on the target's disk, since a rename is atomic within one
-    # disk only.
+    # A rename is atomic only within one disk.
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
         wide, narrow = Path(folder, "wide.weights.h5"), Path(folder, "narrow")
         model.save_weights(wide)
@@ -92,8 +89,7 @@ def _cast(name, array, dtype):
     maximum = get_format(dtype).maximum
     if largest > maximum:
         raise ValueError(
-            f"A weight in {name!r} is larger than {maximum:g}, the largest "
-            f"number of {dtype}: save them in another dtype. "
-            f"Received: {largest:g}"
+            f"A weight in {name!r} is above {dtype}'s largest number, "
+            f"{maximum:g}. Use another dtype. Received: {largest:g}"
         )
     return array.astype(dtype)

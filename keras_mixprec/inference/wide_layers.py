@@ -23,9 +23,9 @@ from keras_mixprec.numerics.random_numbers import same_draws
 
 _log = logging.getLogger("keras_mixprec.inference")
 
-# Sets of layers to try. Each set costs a run of the model, and each layer that
-# stays wide takes about two sets. With new weights the activations of
-# EfficientNetB7 vanish in hundreds of its 813 layers.
+# So many sets of layers are tried. Each set costs a run of the model, and each
+# layer that stays wide takes about two sets. With new weights, hundreds of
+# EfficientNetB7's 813 layers underflow.
 _MOST_TRIED = 400
 
 
@@ -34,16 +34,18 @@ def wide_layers(
 ) -> tuple[list[Culprit], bool]:
     """Returns the smallest set of layers that `predict` needs in float32.
 
-    So that its outputs agree with float32's on all batches. No layer of the set
-    can be spared, as far as that was tried. The model is not changed.
+    With them, its outputs agree with float32's on all batches. The model does
+    not change.
 
     Args:
-        model: A built `keras.Model`, in the dtypes that all others follow.
-        batches: List of batches of inputs, that first which is off the most.
-        tolerance: Float, above 0. How far an output may be off, as a share.
+        model: A built `keras.Model` in the dtypes of all other layers.
+        batches: List of batches of inputs, the one with the largest error
+            first.
+        tolerance: Float, above 0. The largest error of an output, as a share.
 
     Returns:
-        Pair of the `Culprit`s and whether it is known that none can be spared.
+        Pair of the `Culprit`s and a boolean. It is `False` if the search ended
+        early, so that fewer layers may be enough.
     """
     with active.processes().single_process(model), same_draws():
         run = _Batches([Prediction(model, to_tensors(x)) for x in batches])
@@ -53,7 +55,7 @@ def wide_layers(
 
 
 class _Batches(CallRun):
-    """Runs `predict` on some batches, and looks for causes in the first."""
+    """Runs `predict` on some batches, and looks for causes in the first one."""
 
     tolerance = 0.0
     tried = 0
@@ -93,7 +95,7 @@ class _Batches(CallRun):
 
 
 def layers_that_raise(model: keras.Model, batch) -> list[Culprit]:
-    """Returns the layers whose code raises in 16 bits, or that XLA refuses.
+    """Returns the layers that raise in 16 bits, or that XLA cannot compile.
 
     TensorFlow and torch refuse to add float16 to float32, and some backends
     lack an operation in 16 bits, as JAX on CPUs attention in float16.

@@ -94,18 +94,6 @@ def casts_input(layer) -> bool:
     return any("float" in dtype for dtype in dtypes - {layer.compute_dtype})
 
 
-def fed_by_inputs(model) -> set[int]:
-    """Returns the ids of the layers that inputs feed, also in nested models.
-
-    Empty for a subclassed model, which has no graph.
-    """
-    return {
-        id(layer)
-        for layer in filter(_is_layer, _operations(model))
-        if any(map(_is_input, _feeders(layer)))
-    }
-
-
 def consumers(functional, tensor) -> list:
     """Returns the operations that get a tensor of a graph.
 

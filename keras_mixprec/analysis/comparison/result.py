@@ -1,7 +1,4 @@
-"""`ComparisonResult`: what `compare_precisions` returns, and how it is shown.
-
-One table, and sentences that follow from it, as text of a screen and as HTML.
-"""
+"""`ComparisonResult`: the result of `compare_precisions`, as text and HTML."""
 
 import json
 import math
@@ -11,27 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_mixprec import _html
-from keras_mixprec._checks import check_number
+from keras_mixprec import _html, formats
 from keras_mixprec._files import check_regular, write_json
 from keras_mixprec._html import HtmlReport, element
-from keras_mixprec.analysis.comparison.verdicts import (
-    CONFIDENCE,
-    WITHIN,
-    Interval,
-    judge_metric,
-    median_interval,
-    pairs,
-)
-from keras_mixprec.formats import (
-    fill_screen,
-    format_bytes,
-    format_count,
-    format_digits,
-    format_share,
-    printable,
-    text_table,
-)
+from keras_mixprec.analysis.comparison import verdicts
 from keras_mixprec.reporting.text_formats import plain
 
 KIND, VERSION = "comparison", 1
@@ -43,23 +23,23 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 # Figures without a column in the table: key of a row, head, unit.
 _LISTED = (
     ("samples_per_second", "Samples per second", ""),
-    ("compile_seconds", "Compiled, or first used, in", " s"),
-    ("energy_joules_per_sample", "Energy of a sample", " J"),
+    ("compile_seconds", "Compilation and first use", " s"),
+    ("energy_joules_per_sample", "Energy for a sample", " J"),
 )
 
 _MEASURED_BY = {
     "device": "the backend's own count of its device's memory",
-    "compiled_program": "what the compiled program needs, by the compiler",
-    "process": "resident memory of a process of its own",
+    "compiled_program": "the memory of the compiled program, by the compiler",
+    "process": "the resident memory of each policy's own process",
 }
 
 
 class Best(NamedTuple):
-    """What `ComparisonResult.best` picked.
+    """The choice of `ComparisonResult.best`.
 
     Attributes:
-        policy: String as `policies=` of `compare_precisions` takes it, or a
-            `PrecisionPlan` (the reason names its further settings).
+        policy: String, as `policies` of `compare_precisions` takes it, or a
+            `PrecisionPlan` without its settings, which the reason names.
         reason: String. The sentence that justifies it.
     """
 
@@ -70,10 +50,14 @@ class Best(NamedTuple):
 class ComparisonResult(HtmlReport):
     """The measurements of `compare_precisions`, and their verdicts.
 
-    `str()` gives text of a screen, and a notebook shows a table.
+    Print it for text. A notebook shows a table.
 
     Args:
-        record: Dict, what was measured: `result.record` of another result.
+        record: Dict of measurements: `result.record` of another result.
+
+    Attributes:
+        record: As given. docs/files.md has its keys.
+        rows: List of a dict for each policy, computed from the record.
 
     Example:
     >>> def build():
@@ -88,22 +72,12 @@ class ComparisonResult(HtmlReport):
     """
 
     def __init__(self, record: dict):
-        self._record = check(record, "record")
-        self._rows = rows(self._record)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """Dict of what was measured; docs/files.md has its keys."""
-        return self._record
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """List of what follows from it, a dict for each policy."""
-        return self._rows
+        self.record = check(record, "record")
+        self.rows = rows(self.record)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns `record` and `rows` as a dict of these two."""
-        return {"record": self._record, "rows": self._rows}
+        return {"record": self.record, "rows": self.rows}
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `to_dict()` as JSON.
@@ -112,7 +86,7 @@ class ComparisonResult(HtmlReport):
             path: String or path-like. The file, replaced if it is there.
 
         Raises:
-            OSError: If it cannot be written; the old file is left as it was.
+            OSError: If it cannot be written. The old file stays as it was.
         """
         write_json(path, plain(self.to_dict()))
 
@@ -126,54 +100,48 @@ class ComparisonResult(HtmlReport):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If it is damaged, of a newer version, or something
-                else.
+            ValueError: If it is damaged, of another version, or another file.
         """
         check_regular(path)
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(
-                "The file is not JSON; it is damaged or was cut short. "
+                "The file is damaged: it is not JSON. "
                 f"Received: path={str(path)!r} ({error})"
             ) from error
         return cls(check(from_json(content), str(path)))
 
-    def best(self, under: str | float = "tolerance") -> Best:
+    def best(self) -> Best:
         """Returns the fastest policy within tolerance, and why.
 
-        It is the first policy unless another is both within tolerance and
-        faster: by their whole intervals, not by their estimates alone.
-
-        Args:
-            under: `"tolerance"` for the tolerance of the comparison, or a
-                float. Defaults to `"tolerance"`.
+        It is the first policy, unless the whole intervals of another one say
+        that it is faster and within tolerance.
 
         Returns:
-            A named tuple of `policy`, as `policies=` takes it, a
-            `PrecisionPlan` where it was one, and `reason`, a sentence.
-
-        Raises:
-            TypeError: If `under` is neither.
-            ValueError: If it is below 0.
+            A named tuple of `policy`, as `policies=` takes it, and `reason`, a
+            sentence.
         """
-        if under == "tolerance":
-            return pick(self._record, self._rows)
-        tolerance = check_number("under", under, low=0.0)
-        record = {**self._record, "tolerance": tolerance}
-        return pick(record, rows(record))
+        return pick(self.record, self.rows)
 
     def to_html(self) -> str:
         """Returns one page that needs neither a network nor a server."""
-        versions = " ".join(map(" ".join, self._record["versions"].items()))
-        about = f"Begun {self._record['time']}. Versions: {versions}."
+        versions = " ".join(map(" ".join, self.record["versions"].items()))
+        about = f"Begun {self.record['time']}. Versions: {versions}."
         body = _html.joined(self._repr_html_(), element("p", about))
         return _html.page(self._title(), body)
 
     def __str__(self):
-        lines = [fill_screen(self._title()), "", *text_table(self._table()), ""]
-        lines += map(fill_screen, self._remarks())
-        return printable("\n".join([*lines, fill_screen(self._best())]))
+        lines = [
+            formats.fill_screen(self._title()),
+            "",
+            *formats.text_table(self._table()),
+            "",
+        ]
+        lines += map(formats.fill_screen, self._remarks())
+        return formats.printable(
+            "\n".join([*lines, formats.fill_screen(self._best())])
+        )
 
     __repr__ = __str__
 
@@ -192,11 +160,11 @@ class ComparisonResult(HtmlReport):
 
     def _title(self):
         """Returns the backend, device, steps and seeds, in one line."""
-        record = self._record
+        record = self.record
         name = record["backend"]
         backend = f"{name} {record['versions'].get(name, '')}".strip()
-        steps = format_count(record["steps"], "step")
-        samples = format_count(record["batch_size"], "sample")
+        steps = formats.format_count(record["steps"], "step")
+        samples = formats.format_count(record["batch_size"], "sample")
         seeds = ", ".join(map(str, record["seeds"]))
         which = "seeds" if len(record["seeds"]) > 1 else "seed"
         return (
@@ -206,36 +174,37 @@ class ComparisonResult(HtmlReport):
 
     def _table(self):
         """The heads of the columns, and the cells of each row."""
-        metric = self._record["metric"]
+        metric = self.record["metric"]
         heads = ["", "step", "speed", "memory", "16 bits", metric, "verdict"]
-        return [heads, *map(_cells, self._rows)]
+        return [heads, *map(_cells, self.rows)]
 
     def _remarks(self) -> Iterator[str]:
-        """Yields sentences for what has no room in the table."""
-        record, shown = self._record, self._rows
+        """Yields sentences about what the table does not show."""
+        record, shown = self.record, self.rows
         base, metric = shown[0]["name"], record["metric"]
         count = sum(len(s["step_seconds"]) for s in record["arms"][0]["seeds"])
         sure = [row["speed"]["confidence"] for row in shown if row["speed"]]
+        pairs = formats.format_count(count, "pair")
         yield (
-            f"Speed is {base}'s step time divided by each one's, in each of "
-            f"{format_count(count, 'timed block')} that took turns: median and "
-            f"interval ({min(sure, default=1.0):.0%}). {metric} is the mean ± "
-            f"standard deviation over seeds; {shown_tolerance(record)} of "
-            f"{base}'s is tolerated."
+            f"Speed is {base}'s step time divided by the policy's: the median "
+            f"of {pairs} of timed blocks, with its "
+            f"{min(sure, default=1.0):.0%} interval. {metric} is the mean ± "
+            "standard deviation over seeds. It may be worse than "
+            f"{base}'s by {shown_tolerance(record)}."
         )
         slower = [row["name"] for row in shown if is_slower(row)]
         if slower:
             yield f"Slower than {base}: {', '.join(slower)}."
         if any(row["speed"] and not is_known(row) for row in shown[1:]):
             yield (
-                "Which is faster takes six pairs of timed blocks to say: give "
-                "more `seeds`, or `steps` in more `blocks`."
+                "Six timed blocks are needed to say which policy is faster: "
+                "pass more `seeds`, or more `steps` in more `blocks`."
             )
         for row in shown:
             yield from _about(row)
         for key, head, unit in _LISTED:
             parts = [
-                f"{row['name']} {format_digits(row[key])}{unit}"
+                f"{row['name']} {formats.format_digits(row[key])}{unit}"
                 for row in shown
                 if row[key]
             ]
@@ -252,8 +221,8 @@ def _cells(row):
         row["name"],
         "-" if seconds is None else _shown_seconds(seconds),
         shown_speed(row),
-        "-" if memory is None else format_bytes(memory),
-        "-" if share is None else format_share(share),
+        "-" if memory is None else formats.format_bytes(memory),
+        "-" if share is None else formats.format_share(share),
         "-" if metric is None else f"{metric:.4g}{spread}",
         row["verdict"],
     ]
@@ -267,7 +236,7 @@ def _about(row):
     if row["why"]:
         yield f"{row['name']}: {row['verdict']}: {row['why'].rstrip('.')}."
     if row["skipped_steps"]:
-        steps = format_count(row["skipped_steps"], "step")
+        steps = formats.format_count(row["skipped_steps"], "step")
         yield (
             f"{row['name']}: {steps} skipped, {row['seconds_lost']:.2g} s lost "
             "to them."
@@ -282,7 +251,7 @@ def _memory(record):
         yield f"Memory is {_MEASURED_BY[way]}."
     for arm in known:
         parts = [
-            f"{part} {format_bytes(arm['memory'][f'{part}_bytes'])}"
+            f"{part} {formats.format_bytes(arm['memory'][f'{part}_bytes'])}"
             for part in ("weights", "slots", "activations")
             if arm["memory"][f"{part}_bytes"] is not None
         ]
@@ -291,10 +260,10 @@ def _memory(record):
 
 
 def rows(record: dict) -> list[dict]:
-    """Returns a dict per arm, in order.
+    """Returns a dict for each arm, in order.
 
-    Speeds are of pairs: each timed block of an arm against the reference's of
-    the same turn, so that what slows the machine for a while is in both.
+    Speed compares pairs: each timed block of an arm with the reference's block
+    of the same turn. A busy machine slows down both.
 
     Args:
         record: The record of a comparison.
@@ -315,7 +284,7 @@ def _row(arm, record):
     return {
         "name": arm["name"],
         "status": arm["status"],
-        **judge_metric(arm, record),
+        **verdicts.judge_metric(arm, record),
         # `fmean` raises where both infinities are in it.
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "metric_spread": statistics.stdev(metrics) if finite else None,
@@ -339,22 +308,21 @@ def _all(arm, key):
 
 
 def _speed(arm, reference):
-    """How many times as fast as the reference, with its interval."""
     if arm is reference:
-        return Interval(1.0, 1.0, 1.0, 1.0)._asdict()
+        return verdicts.Interval(1.0, 1.0, 1.0, 1.0)._asdict()
     ratios = [
         base / seconds
-        for ours, theirs in pairs(arm, reference)
+        for ours, theirs in verdicts.pairs(arm, reference)
         for base, seconds in zip(
             theirs["step_seconds"], ours["step_seconds"], strict=False
         )
     ]
-    return median_interval(ratios)._asdict() if ratios else None
+    return verdicts.median_interval(ratios)._asdict() if ratios else None
 
 
 def _memory_ratio(arm, reference):
-    """Only of what was measured in the same way."""
     ours, base = arm["memory"], reference["memory"]
+    # Peaks that were measured in other ways cannot be compared.
     if not (ours and base) or ours["measured_by"] != base["measured_by"]:
         return None
     return ours["peak_bytes"] / base["peak_bytes"]
@@ -363,9 +331,12 @@ def _memory_ratio(arm, reference):
 def is_known(row: dict) -> bool:
     """Returns `True` with enough pairs of blocks to tell which is faster.
 
-    It takes six pairs: the range of five holds the true median in 94% only.
+    That takes six pairs: the range of five holds the true median only in 94%.
     """
-    return row["speed"] is not None and row["speed"]["confidence"] >= CONFIDENCE
+    return (
+        row["speed"] is not None
+        and row["speed"]["confidence"] >= verdicts.CONFIDENCE
+    )
 
 
 def is_slower(row: dict) -> bool:
@@ -400,7 +371,7 @@ def pick(record: dict, rows: list[dict]) -> Best:
     allowed = [
         (row["speed"]["estimate"], index)
         for index, row in enumerate(rows)
-        if row["verdict"] == WITHIN
+        if row["verdict"] == verdicts.WITHIN
         and is_known(row)
         and row["speed"]["low"] > 1
     ]
@@ -411,10 +382,11 @@ def pick(record: dict, rows: list[dict]) -> Best:
 
 def _gain(record, rows, row):
     base = rows[0]["name"]
+    seeds = formats.format_count(row["seeds"], "seed")
     return (
-        f"{row['name']} trains at {shown_speed(row)} times {base}'s speed, and "
-        f"its {record['metric']} is within {shown_tolerance(record)} of "
-        f"{base}'s with {format_count(row['seeds'], 'seed')}: {row['why']}."
+        f"{row['name']} trains {shown_speed(row)} times as fast as {base}. Its "
+        f"{record['metric']} is within {shown_tolerance(record)} of {base}'s "
+        f"with {seeds}: {row['why']}."
     )
 
 
@@ -438,7 +410,7 @@ def _policy(arm):
 
 
 def check(content: Any, path: str) -> dict:
-    """Returns the record in what a file holds, or raises saying what it is.
+    """Returns the record in a file, or raises a `ValueError`.
 
     Args:
         content: The parsed JSON of a result or of a file to resume from.
@@ -451,15 +423,15 @@ def check(content: Any, path: str) -> dict:
         "arms" in content and head.items() <= content.items()
     ):
         raise ValueError(
-            "The file is not a record of `compare_precisions`, or is one of "
-            "another version of keras_mixprec: `format` must be "
-            f"{FORMAT!r} and `version` {VERSION}. Received: path={path!r}"
+            "The file is not a record of `compare_precisions` that this "
+            f"version reads: `format` must be {FORMAT!r} and `version` "
+            f"{VERSION}. Received: path={path!r}"
         )
     return content
 
 
 def from_json(content: Any) -> Any:
-    """Returns content with numbers for strings of what is not finite."""
+    """Returns content with non-finite numbers in place of their names."""
     if isinstance(content, dict):
         return {key: from_json(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -13,23 +13,15 @@ import keras
 from keras_mixprec import _clock
 from keras_mixprec._checks import check_choice, check_integer, check_number
 from keras_mixprec._console import print_message
-from keras_mixprec.analysis.comparison import training
-from keras_mixprec.analysis.comparison.arms import ArmRequest, parse_arms
+from keras_mixprec.analysis import isolated
+from keras_mixprec.analysis.comparison import sources, training
 from keras_mixprec.analysis.comparison.result import (
     FORMAT,
     KIND,
     VERSION,
     ComparisonResult,
 )
-from keras_mixprec.analysis.comparison.sources import (
-    check_function,
-    check_sendable,
-    read_batches,
-    resolve,
-    samples,
-)
 from keras_mixprec.analysis.doctor.machine import find_versions
-from keras_mixprec.analysis.isolated import EndedError, Isolated, Threaded
 from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
@@ -37,9 +29,6 @@ from keras_mixprec.devices.found import find_devices
 # Endings of metric names that tell which end is better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
-
-# A process needs seconds to end. One that hangs is killed.
-_SECONDS_TO_END = 30
 
 _POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -62,21 +51,21 @@ def compare_precisions(
     resume: str | os.PathLike | None = None,
     verbose: int = 1,
 ) -> ComparisonResult:
-    """Trains a model under several policies, and measures what each brings.
+    """Trains a model under several policies: speed, memory and accuracy.
 
     Each policy trains in one `fit`, on the same batches in the same order and
     from the same initial weights. Its losses equal the losses of a plain `fit`
     of `build()` under that policy. An epoch is a block of steps, and policies
-    take turns block by block. A machine that slows down then slows down all of
-    them. The first block compiles functions, so it is not timed. One that fails
-    is a row that says why.
+    take turns block by block, so a busy machine slows down all of them. The
+    first block compiles functions, so it is not timed. If a policy fails, its
+    row says why.
 
-    All models of a seed exist at the same time, each with its variables and its
-    optimizer's. In one process only one of them trains at a time and needs
-    further memory. Random seeds are set.
+    All models of a seed exist at the same time, each with its variables and
+    optimizer. Only one of them trains at a time. The function sets random
+    seeds, and restores the random state at its end.
 
-    A policy by name is Keras' own, on every layer. `apply_policy` keeps the
-    output in float32. To compare such a model, give the plan that it returns:
+    The name of a policy means Keras' own policy on every layer. `apply_policy`
+    keeps the output in float32. To compare such a model, pass its plan:
     `apply_policy(build(), "mixed_float16")`.
 
     Args:
@@ -89,11 +78,10 @@ def compare_precisions(
             many as there are steps, kept in memory, and repeated in this order
             if there are fewer.
         policies: List, or dict by name, of policy names and `PrecisionPlan`s.
-            With more in force, joined by `+`, or in a tuple behind a plan:
-            `"float32+tf32"`, or what else `set_matmul_precision` takes;
-            `"float32+graph_rewrite_bfloat16"`, as by `graph_rewrite`;
-            `"mixed_float16+monitor+tuner"`, with our callbacks at their
-            defaults. All are compared with the first.
+            All are compared with the first. Settings are added with `+`, or
+            follow a plan in a tuple: `"float32+tf32"` or another name for
+            `set_matmul_precision`, `"float32+graph_rewrite_bfloat16"` for
+            `graph_rewrite`, `"mixed_float16+monitor+tuner"` for our callbacks.
         metric: String, a key of what `model.evaluate(return_dict=True)`
             returns, or a function of the trained model that returns a number.
             Defaults to `"loss"`.
@@ -114,8 +102,8 @@ def compare_precisions(
         isolate: Boolean. If `True`, each policy trains in a new process. The
             process imports `build` and the script of the call, so call it below
             `if __name__ == "__main__":`. Defaults to `False`.
-        resume: String or path-like, a JSON file: what is finished is kept
-            there, and the same call continues from it. Defaults to `None`.
+        resume: String or path-like, a JSON file that stores what is finished.
+            The same call continues from it. Defaults to `None`.
         verbose: `0` or `1`. `1` shows a progress bar that counts the blocks.
 
     Returns:
@@ -140,35 +128,36 @@ def compare_precisions(
     >>> [row["status"] for row in result.rows]
     ['done', 'done']
     """
-    arms = parse_arms(policies)
+    arms = sources.parse_arms(policies)
     steps = _check_steps(steps, blocks)
     batch_size = check_integer("batch_size", batch_size, low=1)
     check_choice("isolate", isolate, (True, False))
     check_choice("verbose", verbose, (0, 1))
-    check_function("build", build)
-    check_function("callbacks", callbacks, optional=True)
+    sources.check_function("build", build)
+    sources.check_function("callbacks", callbacks, optional=True)
+    _code("metric", metric)
     code = {"build": build, "metric": metric, "callbacks": callbacks}
     if isolate:
         what = "With `isolate=True` each policy is trained"
         for name, value in code.items():
-            check_sendable(name, value, what)
+            sources.check_sendable(name, value, what)
     higher = _higher_is_better(metric, mode)
     seeds = _check_seeds(seeds)
     tolerance = check_number("tolerance", tolerance, low=0.0)
     with training.random_state_kept():
-        batches = read_batches("data", data, batch_size, steps)
+        batches = sources.read_batches("data", data, batch_size, steps)
         held_back = batches
         if validation_data is not None:
             name = "validation_data"
-            held_back = read_batches(name, validation_data, batch_size)
+            held_back = sources.read_batches(name, validation_data, batch_size)
         device = find_devices()
         facts = {
             "backend": device["backend"],
             "device": ", ".join(dict.fromkeys(device["devices"])),
             "versions": find_versions() | active.runtime().versions(),
-            "batch_size": samples(batches.batches[0]),
+            "batch_size": sources.samples(batches.batches[0]),
             "samples_per_step": batches.samples_per_step(steps),
-            "metric_samples": sum(map(samples, held_back.batches)),
+            "metric_samples": sum(map(sources.samples, held_back.batches)),
             "steps": steps,
             "blocks": blocks,
             "seeds": seeds,
@@ -202,10 +191,9 @@ def _check_steps(steps, blocks):
     steps = check_integer("steps", steps, low=1)
     blocks = check_integer("blocks", blocks, low=2)
     if steps % blocks:
-        near = max(round(steps / blocks), 1) * blocks
         raise ValueError(
-            "`steps` must be a multiple of `blocks`, which are equally long: "
-            f"`steps={near}` is. Received: steps={steps}, blocks={blocks}"
+            "`steps` must be a multiple of `blocks`. "
+            f"Received: steps={steps}, blocks={blocks}"
         )
     return steps
 
@@ -218,7 +206,7 @@ def _check_seeds(seeds):
     if not found or len(set(found)) < len(found):
         raise ValueError(
             "`seeds` must be a positive integer, or a list of different "
-            f"ones. Received: seeds={seeds!r}"
+            f"integers. Received: seeds={seeds!r}"
         )
     return found
 
@@ -228,16 +216,15 @@ def _higher_is_better(metric, mode):
     if not isinstance(metric, str) and not callable(metric):
         raise TypeError(
             "`metric` must be the name of a metric, or a function of the "
-            f"model. Received: metric={metric!r} of type "
-            f"{type(metric).__name__}"
+            f"model. Received: metric={metric!r}"
         )
     if mode != "auto":
         return mode == "max"
     name = metric if isinstance(metric, str) else ""
     if not name.endswith(_HIGHER + _LOWER):
         raise ValueError(
-            "Whether a higher metric is better does not follow from its name: "
-            "check its spelling, or give `mode`, 'min' or 'max'. "
+            "The name does not say whether a higher metric is better. Check "
+            "its spelling, or pass `mode='min'` or `mode='max'`. "
             f"Received: metric={metric!r}"
         )
     return name.endswith(_HIGHER)
@@ -252,41 +239,25 @@ def _named(metric):
 
 
 def _code(name, value):
-    # A metric may be named as `evaluate` does.
+    # A metric may have the name that `evaluate` gives it.
     named = name == "metric" and ":" not in str(value)
-    return value if named else resolve(name, value)
+    return value if named else sources.resolve(name, value)
 
 
-class _Worker:
-    """The training of one arm with one seed, seen from the comparison.
+def _started(arm, seed, job):
+    """Starts the training of one arm with one seed.
 
-    A thread has Keras' global policy, names and seeds for itself, so that it
-    trains as a program would that does nothing else; only one trains at a
-    time.
+    A thread has its own global policy, names and seeds in Keras, so each arm
+    trains as if it were alone. Only one of them trains at a time.
     """
-
-    def __init__(self, arm, seed, job):
-        if job.isolated:
-            self._training: Threaded = Isolated(
-                training.run,
-                (arm, seed, job, None),
-                KERAS_BACKEND=keras.backend.backend(),
-            )
-        else:
-            own = getattr(keras.distribution, "distribution", lambda: None)()
-            self._training = Threaded(training.run, (arm, seed, job, own))
-
-    def turn(self):
-        """Lets it train until its next message, which is returned."""
-        try:
-            return self._training.ask("go")
-        except EndedError as error:
-            return "failed", (str(error), error.printed)
-
-    def stop(self):
-        """Ends it, at the end of its turn."""
-        self._training.send("stop")
-        self._training.close(_SECONDS_TO_END)
+    if job.isolated:
+        return isolated.Isolated(
+            training.run,
+            (arm, seed, job, None),
+            KERAS_BACKEND=keras.backend.backend(),
+        )
+    own = getattr(keras.distribution, "distribution", lambda: None)()
+    return isolated.Threaded(training.run, (arm, seed, job, own))
 
 
 def _run(store, arms, job, verbose):
@@ -296,17 +267,7 @@ def _run(store, arms, job, verbose):
     shown = verbose if total else 0
     bar = keras.utils.Progbar(total, verbose=shown, unit_name="block")
     count = itertools.count(1)
-
     traceback = ""
-
-    def told(name, failure):
-        nonlocal traceback
-        if failure:
-            traceback = failure[1]
-            if verbose:
-                print_message(f"\n{name} failed: {failure[0]}")
-        bar.update(next(count), finalize=False)
-
     for seed in seeds:
         with contextlib.ExitStack() as stack:
             workers = {}
@@ -314,40 +275,49 @@ def _run(store, arms, job, verbose):
                 if arm.name in store.missing(seed):
                     unknown = store.arm(arm.name)["memory"] is None
                     own = dataclasses.replace(job, asks_for_memory=unknown)
-                    workers[arm.name] = _Worker(arm, seed, own)
-                    stack.callback(workers[arm.name].stop)
-            _take_turns(store, workers, told)
+                    workers[arm.name] = worker = _started(arm, seed, own)
+                    stack.callback(worker.close, isolated.SECONDS_TO_END)
+                    stack.callback(worker.send, "stop")
+            for name, kind, content in _turns(workers):
+                if kind == "done":
+                    store.add(name, content)
+                elif kind == "failed":
+                    why, traceback = content
+                    store.arm(name).update(status="failed", error=why)
+                    store.save()
+                    if verbose:
+                        print_message(f"\n{name} failed: {why}")
+                bar.update(next(count), finalize=False)
     bar.update(total, finalize=True)
     return traceback
 
 
-def _take_turns(store, workers, told):
-    """Lets one after the other train a block, until all are done."""
-    turn = 0
-    while workers:
-        # The order rotates, so that no policy always follows the same one.
+def _turns(workers):
+    """Lets one worker after the other train a block, and yields the answers."""
+    for turn in itertools.count():
         names = list(workers)
+        if not names:
+            return
+        # The order rotates, so that no policy always follows the same one.
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
-            kind, content = workers[name].turn()
-            if kind == "done":
-                store.add(name, content)
-            elif kind == "failed":
-                store.fail(name, content[0])
-            told(name, content if kind == "failed" else None)
+            try:
+                kind, content = workers[name].ask("go")
+            except isolated.EndedError as error:
+                kind, content = "failed", (str(error), error.printed)
             if kind != "block":
                 workers.pop(name)
-        turn += 1
+            yield name, kind, content
 
 
 def _check_any_done(record, batches, traceback):
-    """Raises the error that all policies have: it is the fault of none."""
+    """Raises the error that all policies have in common."""
     errors = {arm["error"] for arm in record["arms"]}
     if any(arm["seeds"] for arm in record["arms"]) or len(errors) > 1:
         return
     hint = ""
     if len(batches.batches[0]) < 2:
-        hint = ". `data` has no targets: give `(x, y)`. Received: x alone"
+        hint = ". `data` has no targets: pass `(x, y)`. Received: only x"
     error = ValueError(f"No policy could be trained. {errors.pop()}{hint}")
     error.add_note(traceback)
     raise error
@@ -357,8 +327,7 @@ class Store:
     """The record, as it grows.
 
     Args:
-        facts: Dict. All of the record but `format`, `version`, `time` and
-            `arms`.
+        facts: Dict. The record without `format`, `version`, `time` and `arms`.
         arms: List of `ArmRequest`.
         resume: As `compare_precisions` takes it.
         asked: Dict, as `ResumeFile` takes it.
@@ -370,7 +339,7 @@ class Store:
     def __init__(
         self,
         facts: dict[str, Any],
-        arms: list[ArmRequest],
+        arms: list[sources.ArmRequest],
         resume: Any,
         asked: dict,
     ):
@@ -380,21 +349,26 @@ class Store:
         self.record: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+            "time": before.get("time", time.strftime(_TIME, now)),
             **facts,
-            "arms": [_empty(arm) for arm in arms],
+            "arms": [{**arm.to_dict(), **_NOTHING_YET} for arm in arms],
         }
-        if before:
-            self._continue(before)
+        for arm, other in zip(arms, before.get("arms", ()), strict=False):
+            done = [s for s in other["seeds"] if s["seed"] in facts["seeds"]]
+            # An arm that failed is tried once more.
+            if done:
+                again = {"status": "done", "error": None}
+                self.arm(arm.name).update({**other, **again, "seeds": done})
         self._file.found = self.record
-        self._file.save()
+        self.save = self._file.save
+        self.save()
 
     def arm(self, name: str) -> dict:
         """Returns the arm of that name."""
         return next(a for a in self.record["arms"] if a["name"] == name)
 
     def missing(self, seed: int) -> list[str]:
-        """Returns the names of the arms that a seed has still to be done of."""
+        """Returns the names of the arms that are not done with a seed."""
         return [
             arm["name"]
             for arm in self.record["arms"]
@@ -403,42 +377,28 @@ class Store:
         ]
 
     def add(self, name: str, found: dict[str, Any]) -> None:
-        """Takes what one training has measured.
+        """Adds the measurements of one training.
 
         Args:
-            name: String, of the arm.
+            name: String, the arm.
             found: Dict, as `training.run` sends it.
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
         # Seeds may finish in any order.
-        arm["seeds"].append(seed)
-        arm["seeds"].sort(key=lambda s: self.record["seeds"].index(s["seed"]))
-        self._file.save()
-
-    def fail(self, name: str, error: str) -> None:
-        """Takes note that an arm has failed, and why."""
-        self.arm(name).update(status="failed", error=error)
-        self._file.save()
-
-    def _continue(self, before):
-        self.record["time"] = before["time"]
-        for arm, other in zip(self.record["arms"], before["arms"], strict=True):
-            kept = [
-                s for s in other["seeds"] if s["seed"] in self.record["seeds"]
-            ]
-            # One that failed is tried once more.
-            if kept:
-                arm |= {**other, "status": "done", "error": None, "seeds": kept}
+        arm["seeds"] = sorted(
+            [*arm["seeds"], seed],
+            key=lambda s: self.record["seeds"].index(s["seed"]),
+        )
+        self.save()
 
 
-def _empty(arm):
-    return {
-        **arm.to_dict(),
-        "status": "done",
-        "error": None,
-        "notes": [],
-        "share_of_flops_16bit": None,
-        "memory": None,
-        "seeds": [],
-    }
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_NOTHING_YET = {
+    "status": "done",
+    "error": None,
+    "notes": [],
+    "share_of_flops_16bit": None,
+    "memory": None,
+    "seeds": [],
+}

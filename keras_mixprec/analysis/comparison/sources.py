@@ -1,52 +1,76 @@
-"""Functions that a caller names or hands over, and the model one builds."""
+"""Functions, data and policies from the caller, as what a comparison needs."""
 
+import dataclasses
 import importlib
 import itertools
+import os
 import pickle
 import sys
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 from keras import tree
 
+from keras_mixprec._checks import check_type
 from keras_mixprec._console import one_line
 from keras_mixprec.numerics.arrays import as_numpy
 from keras_mixprec.policies.apply import apply_policy
+from keras_mixprec.policies.matmul_precision import NAMES
 from keras_mixprec.policies.plan import PrecisionPlan
+from keras_mixprec.policies.scope import resolve as check_policy_name
 
 
 def resolve(name: str, value: Any) -> Any:
-    """Returns what `"module:name"` is, anything but a string as it is.
+    """Returns the object at `"module:name"`. Other values are returned as is.
 
     Args:
         name: String. The argument's name as the caller typed it.
         value: String or object.
 
     Raises:
-        ValueError: If there is no such module, or no such name in it.
+        ValueError: If the object cannot be imported.
     """
     if not isinstance(value, str):
         return value
-    module, _, path = value.partition(":")
-    if not module or not path:
+    if not all(value.partition(":")):
         raise ValueError(
             f"`{name}` as a string must be 'module:name'. "
             f"Received: {name}={value!r}"
         )
+    return import_from(name, value)
+
+
+def import_from(name: str, value: str) -> Any:
+    """Returns the object at `"module:name"`, or the module at `"module"`.
+
+    Args:
+        name: String. The argument's name as the caller typed it.
+        value: String.
+
+    Raises:
+        ValueError: If importing raises any error.
+    """
+    module, _, path = value.partition(":")
     try:
         found = importlib.import_module(module)
-        for part in path.split("."):
+        for part in filter(None, path.split(".")):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # The caller's files exist. The files of importlib are frozen.
+        own = os.path.exists(last.filename)
+        where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
-            f"`{name}` cannot be imported: {error}. Received: {name}={value!r}"
+            f"`{name}` cannot be imported: {one_line(error)}{where}. "
+            f"Received: {name}={value!r}"
         ) from error
     return found
 
 
 def check_function(name: str, value: Any, optional: bool = False) -> None:
-    """Raises if a value is no function, nor where one is imported from.
+    """Raises if a value is neither a function nor `"module:name"` of one.
 
     Args:
         name: String. The argument's name as the caller typed it.
@@ -65,19 +89,18 @@ def check_function(name: str, value: Any, optional: bool = False) -> None:
 def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
     """Returns the compiled model that a function makes under a policy.
 
-    The policy is Keras' global one meanwhile and afterwards. If the function
-    sets another policy, or for a plan, `apply_policy` sets the model's policies
-    afterwards.
+    The policy becomes Keras' global policy. For a plan, or if the function sets
+    another policy, `apply_policy` sets the model's policies afterwards.
 
     Args:
         build: Function without arguments, or `"module:name"` of one.
         policy: String, or a `PrecisionPlan`.
 
     Returns:
-        The model, and the global policy that `build` has left.
+        The model, and the global policy after `build`.
 
     Raises:
-        TypeError: If it makes something else.
+        TypeError: If the function returns anything else.
         ValueError: If the model is not compiled.
     """
     plan = policy if isinstance(policy, PrecisionPlan) else None
@@ -91,8 +114,8 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
         )
     if not model.compiled:
         raise ValueError(
-            "`build` must return a compiled model: call `model.compile(...)` "
-            f"in it. Received: model={model.name!r}"
+            "`build` must return a compiled model. "
+            f"Received: model={model.name!r}"
         )
     left = keras.config.dtype_policy().name
     if plan or left != name:
@@ -101,15 +124,13 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
 
 
 def check_sendable(name: str, value: Any, what: str) -> None:
-    """Raises if a process of its own cannot be given a value.
+    """Raises if a value cannot be sent to a new process.
 
     Args:
         name: String. The argument's name as the caller typed it.
         value: Object.
-        what: String. The beginning of the sentence: what runs in that process.
-
-    Raises:
-        ValueError: If that is so. The message says what to do.
+        what: String. The beginning of the message: subject and verb of what
+            runs in that process.
     """
     main = sys.modules.get("__main__")
     why = ""
@@ -133,7 +154,8 @@ class Batches:
 
     Args:
         batches: List of tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        arrays: The tuple of arrays that all of them were cut from, if so.
+        arrays: The tuple of arrays that the batches are slices of. Defaults to
+            `None`: there is none.
 
     Attributes:
         batches: That list.
@@ -144,11 +166,11 @@ class Batches:
         self._arrays = arrays
 
     def fit_arguments(self, steps: int) -> dict[str, Any]:
-        """Returns how to tell `fit` to train on `steps` of them an epoch.
+        """Returns the arguments of a `fit` with `steps` batches in each epoch.
 
-        One pass over arrays is given as arrays, as a caller would do it. On
-        torch each kind of data draws from the generator that dropout uses, so
-        the kind changes the losses.
+        If an epoch is one pass over arrays, `fit` gets the arrays, as in the
+        caller's own `fit`. On torch the losses depend on the kind of data,
+        because reading it draws from the generator that dropout uses.
         """
         if self._arrays is not None and steps == len(self.batches):
             names = "x", "y", "sample_weight"
@@ -176,18 +198,18 @@ def samples(batch: tuple) -> int:
 def read_batches(
     name: str, data: Any, batch_size: int, most: int | None = None
 ) -> Batches:
-    """Reads what a caller has handed over as data.
+    """Reads the caller's data.
 
     Args:
         name: String. The argument's name as the caller typed it.
         data: Arrays, an iterable of batches, a function that returns either,
-            or where that can be imported from.
+            or `"module:name"` of one of these.
         batch_size: Int. Samples per batch of arrays.
         most: Int. How many batches to read. Defaults to `None`, all.
 
     Raises:
         TypeError: If it has another type.
-        ValueError: If there is no batch in it, or arrays do not go together.
+        ValueError: If there is no batch in it, or the arrays differ in length.
     """
     data = resolve(name, data)
     if callable(data) and not _iterable(data):
@@ -201,15 +223,14 @@ def read_batches(
         batches = map(_batch, _items(data))
     else:
         raise TypeError(
-            f"`{name}` must be arrays `(x, y)`, an iterable of batches such "
-            "as a `tf.data.Dataset`, a `DataLoader` or a `PyDataset`, or a "
-            f"function that returns one. Received: {name}={str(data)[:80]} of "
-            f"type {type(data).__name__}"
+            f"`{name}` must be arrays `(x, y)`, an iterable of batches, or a "
+            f"function that returns either. Received: {name}={str(data)[:80]} "
+            f"of type {type(data).__name__}"
         )
     found = list(itertools.islice(batches, most))
     if not found or not samples(found[0]):
         raise ValueError(
-            f"`{name}` must have at least one batch of one sample. "
+            f"`{name}` must have at least one sample. "
             f"Received: {name} of type {type(data).__name__} without any"
         )
     return Batches(found, arrays)
@@ -229,9 +250,9 @@ def _sliced(name, data, size) -> Iterator[tuple]:
     counts = {len(leaf) for leaf in tree.flatten(data) if leaf is not None}
     if len(data) > 3 or len(counts) != 1:
         raise ValueError(
-            f"`{name}` as arrays must be `(x, y)` or `(x, y, sample_weight)`, "
-            "all with the same number of samples. Received: "
-            f"{len(data)} part(s) of {sorted(counts)} samples"
+            f"`{name}` must be `(x, y)` or `(x, y, sample_weight)`, with the "
+            "same number of samples in each. "
+            f"Received: {len(data)} part(s) of {sorted(counts)} samples"
         )
     for first in range(0, counts.pop(), size):
         part = slice(first, first + size)
@@ -249,3 +270,84 @@ def _batch(batch):
 def _to_array(leaf):
     # Ragged and sparse tensors are no arrays, and go to `fit` as they are.
     return as_numpy(leaf) if hasattr(leaf, "__array__") else leaf
+
+
+REWRITE = "graph_rewrite_"
+MATMUL = tuple(name for name in NAMES if name != "default")
+SETTINGS = (
+    *MATMUL,
+    f"{REWRITE}bfloat16",
+    f"{REWRITE}float16",
+    "monitor",
+    "tuner",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmRequest:
+    """One row of a comparison.
+
+    Attributes:
+        name: String, unique.
+        policy: String, the name of a policy, or a `PrecisionPlan`.
+        settings: Tuple of names in `SETTINGS`.
+    """
+
+    name: str
+    policy: str | PrecisionPlan
+    settings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict:
+        """Returns the record's entry for it."""
+        policy: Any = self.policy
+        if isinstance(policy, PrecisionPlan):
+            policy = {"default": policy.default, "layers": dict(policy)}
+        settings = list(self.settings)
+        return {"name": self.name, "policy": policy, "settings": settings}
+
+
+def parse_arms(policies: Any) -> list[ArmRequest]:
+    """Returns the arms to compare, or raises if `policies` is wrong.
+
+    Args:
+        policies: As for `compare_precisions`.
+    """
+    if isinstance(policies, PrecisionPlan | str | keras.DTypePolicy):
+        policies = (policies,)
+    what = "a list of policies and plans, or a dict of them by name"
+    check_type("policies", policies, Iterable, what)
+    named = isinstance(policies, Mapping)
+    entries = policies.items() if named else [("", x) for x in policies]
+    arms = [_arm(name, entry) for name, entry in entries]
+    if not arms:
+        raise ValueError(
+            f"`policies` must have at least one. Received: {policies!r}"
+        )
+    names = [arm.name for arm in arms]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(
+            "Name each policy once. Use a dict to name plans: "
+            f"{{'tuned': plan}}. Received: {twice[0]!r} twice"
+        )
+    return arms
+
+
+def _arm(name, entry):
+    policy, *settings = entry if isinstance(entry, tuple) else (entry,)
+    if isinstance(policy, str):
+        policy, *more = policy.split("+")
+        settings = [*more, *settings]
+    if not isinstance(policy, PrecisionPlan):
+        policy = check_policy_name("policies", policy)
+    for setting in settings:
+        if setting not in SETTINGS:
+            raise ValueError(
+                "A setting of a policy must be one of "
+                f"{', '.join(map(repr, SETTINGS))}. "
+                f"Received: {setting!r} in {entry!r}"
+            )
+    made = "plan" if isinstance(policy, PrecisionPlan) else policy
+    return ArmRequest(
+        name or "+".join([made, *settings]), policy, tuple(settings)
+    )

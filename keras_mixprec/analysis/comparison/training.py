@@ -1,8 +1,8 @@
-"""One policy and one seed: built, trained in blocks and evaluated, in turns.
+"""Trains a model under one policy with one seed, in turns.
 
-It runs in a thread or a process of its own. It pauses at the end of each block
-until its next turn. Its process-wide settings and random state hold during its
-turns only.
+The training runs in its own thread or process. It pauses at the end of each
+block until its next turn. Its process-wide settings and random state hold
+during its turns only.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import random
 import statistics
 import tempfile
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,8 +19,10 @@ import numpy as np
 
 from keras_mixprec import _clock
 from keras_mixprec._console import one_line
-from keras_mixprec.analysis.comparison.arms import MATMUL, REWRITE, ArmRequest
 from keras_mixprec.analysis.comparison.sources import (
+    MATMUL,
+    REWRITE,
+    ArmRequest,
     Batches,
     build_model,
     resolve,
@@ -29,13 +30,8 @@ from keras_mixprec.analysis.comparison.sources import (
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.callbacks.session import CopiedCallback
+from keras_mixprec.devices import memory
 from keras_mixprec.devices.energy import read_joules
-from keras_mixprec.devices.memory import (
-    memory_record,
-    peak_bytes,
-    program_record,
-    reset_peak,
-)
 from keras_mixprec.diagnosis.batch import build_for, to_tensors
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.loss_scaling.ensure import (
@@ -95,23 +91,22 @@ def run(
     """Trains, as the target of a thread or a new process.
 
     Args:
-        connection: Its end of the connection. It is sent `"go"` or `"stop"`,
+        connection: Its end of the connection. It receives `"go"` or `"stop"`,
             and answers `("block", seconds)` at the end of each block but the
             last, then `("done", dict)` or `("failed", (sentence, traceback))`.
         arm: The `ArmRequest`.
         seed: Int.
         job: The `Job`.
-        distribution: Keras' distribution, which it keeps for each thread, or
+        distribution: Keras' distribution, which each thread has to set, or
             `None`.
     """
     if distribution is not None:
         keras.distribution.set_distribution(distribution)
-    settings = _Settings(arm.settings)
-    turns = _Turns(connection, settings)
+    turns = _Turns(connection, arm.settings)
     answer: tuple | None = None
     try:
         turns.await_turn()
-        answer = "done", _train(arm, seed, job, turns, settings)
+        answer = "done", _train(arm, seed, job, turns)
     except StoppedError:
         pass
     except BaseException as error:
@@ -121,30 +116,6 @@ def run(
     with connection, contextlib.suppress(OSError):
         if answer is not None:
             turns.end(*answer)
-
-
-class _Settings:
-    """An arm's further settings, as a context for each turn."""
-
-    def __init__(self, names):
-        self._matmul = next((n for n in names if n in MATMUL), None)
-        rewrites = [n.removeprefix(REWRITE) for n in names if REWRITE in n]
-        self._rewrite_dtype = next(iter(rewrites), None)
-        self.rewrite: Any = None
-
-    @contextlib.contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Context of a turn."""
-        with contextlib.ExitStack() as stack:
-            if self._matmul:
-                stack.enter_context(_matmul(self._matmul))
-            if self.rewrite is not None:
-                self.rewrite.on()
-            elif self._rewrite_dtype:
-                self.rewrite = graph_rewrite(self._rewrite_dtype)
-            if self.rewrite is not None:
-                stack.callback(self.rewrite.off)
-            yield
 
 
 def _matmul(name):
@@ -157,22 +128,35 @@ def _matmul(name):
 
 
 class _Turns:
-    """One end of a connection to what says whose turn it is."""
+    """The end of a connection at which an arm waits for its turns.
+
+    The settings of the arm hold during its turns only.
+    """
 
     def __init__(self, connection, settings):
         self._connection = connection
-        self._settings = settings
         self._inside = contextlib.ExitStack()
+        self._matmul = next((n for n in settings if n in MATMUL), None)
+        dtypes = [n.removeprefix(REWRITE) for n in settings if REWRITE in n]
+        self._rewrite_dtype = next(iter(dtypes), None)
+        self.rewrite: Any = None
 
     def await_turn(self):
-        """Waits for the next turn."""
+        """Waits for the next turn, and puts the settings in force."""
         try:
             answer = self._connection.recv()
-        except EOFError as error:  # Nobody is there any more.
+        except EOFError as error:  # The comparison has ended.
             raise StoppedError from error
         if answer == "stop":
             raise StoppedError
-        self._inside.enter_context(self._settings.in_force())
+        if self._matmul:
+            self._inside.enter_context(_matmul(self._matmul))
+        if self.rewrite is not None:
+            self.rewrite.on()
+        elif self._rewrite_dtype:
+            self.rewrite = graph_rewrite(self._rewrite_dtype)
+        if self.rewrite is not None:
+            self._inside.callback(self.rewrite.off)
 
     def give_back(self, seconds):
         """Ends this turn with a block's seconds, and waits for the next one."""
@@ -188,7 +172,7 @@ class _Turns:
 
 @contextlib.contextmanager
 def random_state_kept():
-    """Context behind which random numbers go on as before."""
+    """Context that restores the state of random numbers at its end."""
     runtime = active.runtime()
     state = random.getstate(), np.random.get_state(), runtime.random_state()
     try:
@@ -202,20 +186,20 @@ def random_state_kept():
 class _BlockTimer(keras.callbacks.Callback):
     """Times each epoch, a block of steps, and pauses between them.
 
-    The last of the callbacks: what the others do in a block is part of it.
+    It is the last callback, so the time of the other callbacks counts.
 
     Attributes:
-        seconds: List of floats, of the blocks so far.
-        joules: List of floats, what the devices took meanwhile; empty where
-            they do not count it.
-        memory: Dict. The peak of the first block, which is one turn.
+        seconds: List of floats, one for each block so far.
+        joules: List of floats, the energy of each block. It is empty if the
+            devices do not count energy.
+        memory: Dict. The peak of the first block.
     """
 
     def __init__(self, turns, callbacks):
         super().__init__()
         self._turns = turns
-        # Ours share one session, and a budget that is a share of the time of
-        # training.
+        # Our callbacks share one session. Its budget is a share of the training
+        # time, which must not include the pauses.
         ours = [c for c in callbacks if isinstance(c, CopiedCallback)]
         self._monitors = ours[:1]
         self.seconds: list[float] = []
@@ -230,10 +214,10 @@ class _BlockTimer(keras.callbacks.Callback):
         self._began = _clock.now()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Ends a block; its logs were fetched, so its steps are done."""
+        """Ends a block. Keras has read its logs, so its steps are done."""
         ended = _clock.now()
         self.seconds.append(ended - self._began)
-        self.memory = self.memory or memory_record(self.model)
+        self.memory = self.memory or memory.memory_record(self.model)
         if self._joules is not None:
             joules = read_joules() or math.nan
             self.joules.append(joules - self._joules)
@@ -244,16 +228,20 @@ class _BlockTimer(keras.callbacks.Callback):
             self.on_train_begin()
 
 
-def _train(arm, seed, job, turns, settings):
-    """Trains in turns, and returns what the record has of it.
+def _train(arm, seed, job, turns):
+    """Trains in turns, and returns the record's entry of the seed.
 
-    A dict of what it has of the seed, and as `"arm"` of what it has of the arm.
+    Its key `"arm"` has what the record keeps of the arm.
     """
     batches, held_back = job.data
-    # Memory that other models hold on the device.
+    # The memory that other models hold on the device.
     before = None
-    if peak_bytes()[1] == "device" and not job.isolated and reset_peak():
-        before = peak_bytes()[0]
+    if (
+        memory.peak_bytes()[1] == "device"
+        and not job.isolated
+        and memory.reset_peak()
+    ):
+        before = memory.peak_bytes()[0]
     model, notes = _model(arm, seed, job)
     with tempfile.TemporaryDirectory() as folder:
         callbacks = _callbacks(job.callbacks)
@@ -273,15 +261,15 @@ def _train(arm, seed, job, turns, settings):
         for optimizer in optimizers_of(model).values()
         if isinstance(optimizer, LossScaleOptimizer)
     )
-    of_arm = _facts(model, settings, notes)
-    if job.asks_for_memory:  # Which a program is compiled for, in places.
+    of_arm = _facts(model, turns.rewrite, notes)
+    if job.asks_for_memory:  # This may compile the step once more.
         batch = batches.batches[0]
         if job.isolated:
-            of_arm["memory"] = _known(memory_record(model, batch))
+            of_arm["memory"] = _known(memory.memory_record(model, batch))
         else:
-            of_arm["memory"] = _own(timer.memory, before) or program_record(
-                model, batch
-            )
+            of_arm["memory"] = _own(
+                timer.memory, before
+            ) or memory.program_record(model, batch)
     return {
         **found,
         "seed": seed,
@@ -294,17 +282,17 @@ def _train(arm, seed, job, turns, settings):
 
 
 def _model(arm, seed, job):
-    """The model as it would be trained, and notes on what was done to it."""
+    """The model before training, and notes on changes to it."""
     keras.utils.set_random_seed(seed)
     model, left = build_model(job.build, arm.policy)
     notes = []
     if not isinstance(arm.policy, PrecisionPlan) and left != arm.policy:
         notes.append(
-            f"`build` sets the global policy {left!r} itself, so "
-            f"{arm.policy!r} was set by `apply_policy`, with its rules"
+            f"`build` sets the global policy {left!r}, so `apply_policy` set "
+            f"{arm.policy!r} with its rules"
         )
     if keras.dtype_policies.get(left).variable_dtype in SIXTEEN_BITS:
-        # Other numbers are drawn for variables of 16 bits.
+        # Initializers draw other numbers for variables in 16 bits.
         with random_state_kept():
             keras.utils.set_random_seed(seed)
             exact, _ = build_model(job.build, "float32")
@@ -312,22 +300,21 @@ def _model(arm, seed, job):
             for one in (exact, model):
                 build_for(one, to_tensors(data, as_in_fit=True))
             model.set_weights(exact.get_weights())
-        notes.append("its initial weights were set to those of float32")
+        notes.append("it started from float32's initial weights")
     return model, notes + _scale_loss(model)
 
 
 def _scale_loss(model):
-    """Gives a model the loss scaling that it needs; returns notes on that."""
+    """Adds loss scaling if the model needs it, and returns notes."""
     if lacks_loss_scaling(model):
         if has_own_step(model):
             return [
-                "it computes in float16 with a `train_step` of its own, and "
-                "its optimizer scales no loss"
+                "its own `train_step` computes in float16 without loss scaling"
             ]
         ensure_loss_scaling(model)
         return [
-            "nothing scaled the loss of its float16 layers, so "
-            "`ensure_loss_scaling` has wrapped its optimizer"
+            "`ensure_loss_scaling` wrapped its optimizer, which did not scale "
+            "the loss"
         ]
     # Keras' own optimizer does not count skipped steps.
     for name, optimizer in optimizers_of(model).items():
@@ -337,7 +324,7 @@ def _scale_loss(model):
 
 
 def _monitors(settings, folder):
-    """Our own callbacks, quiet, with a log that is thrown away."""
+    """Our own callbacks, quiet, with a temporary log."""
     from keras_mixprec.callbacks.monitor import MixPrecMonitor
     from keras_mixprec.callbacks.tuner import PrecisionTuner
 
@@ -381,9 +368,8 @@ def _metric(model, metric, held_back):
     )
     if metric not in found:
         raise ValueError(
-            "`metric` must be what `model.evaluate` returns, one of "
-            f"{', '.join(map(repr, found))}, or a function of the model. "
-            f"Received: metric={metric!r}"
+            f"`metric` must be one of {', '.join(map(repr, found))}, or a "
+            f"function of the model. Received: metric={metric!r}"
         )
     return float(found[metric])
 
@@ -402,12 +388,12 @@ def _timings(timer, job, samples):
     }
 
 
-def _facts(model, settings, notes):
+def _facts(model, rewrite, notes):
     """Returns the record's facts on an arm after training."""
     share = model_share_in_16_bits(model)
-    if settings.rewrite is not None:
-        # The graph has the share, the layers do not.
-        notes = [*notes, f"graph rewrite: {settings.rewrite}"]
+    if rewrite is not None:
+        # The layers do not know what the graph computes in 16 bits.
+        notes = [*notes, f"graph rewrite: {rewrite}"]
         share = None
     precision = in_force()
     if precision.products != "float32":
@@ -416,7 +402,7 @@ def _facts(model, settings, notes):
 
 
 def _own(found, before):
-    """The peak of one turn without what others hold, on a device."""
+    """The peak of one turn on a device, without the memory of other models."""
     if found is None or before is None:
         return None
     return {

@@ -25,9 +25,6 @@ CONFIDENCE = 0.95
 # The usual choice: four of five comparisons tell them apart.
 _POWER = 0.8
 
-# Above this number the answer is "more than 1000 seeds".
-_MOST_SEEDS = 1000
-
 
 class Interval(NamedTuple):
     """An estimate, and between which numbers the true one lies.
@@ -48,10 +45,10 @@ class Interval(NamedTuple):
 def median_interval(values: Sequence[float]) -> Interval:
     """Returns the median and the order statistics that enclose the true one.
 
-    It assumes nothing about the distribution, since times are skewed. The
-    number of values below the true median is binomial with one half. Below 6
-    values even their range holds it less often than in 95%; the interval is
-    that range then, and says how often.
+    Times are skewed, so this assumes nothing about their distribution. The
+    number of values below the true median is binomial with p = 1/2. The range
+    of fewer than 6 values holds the median in less than 95% of cases. The
+    interval is the range then, with its own confidence.
 
     Args:
         values: List of at least one float.
@@ -85,7 +82,7 @@ def mean_interval(values: Sequence[float], spread: float) -> Interval:
 
 
 def seeds_needed(distance: float, spread: float) -> int | None:
-    """Returns about how many seeds it takes to tell a mean from a limit.
+    """Returns about how many seeds are needed to tell a mean from a limit.
 
     Args:
         distance: Float. The distance of the mean from the limit.
@@ -93,17 +90,16 @@ def seeds_needed(distance: float, spread: float) -> int | None:
 
     Returns:
         Int. With so many seeds, four of five comparisons tell them apart, if
-        the distance and the spread are true. `None` for more than 1000.
+        the distance and the spread are true. `None` if the distance is 0.
 
     References:
         - Guenther, Sample Size Formulas for Normal Theory T Tests, The
           American Statistician 35 (1981)
     """
-    tail, power = map(NormalDist().inv_cdf, ((1 + CONFIDENCE) / 2, _POWER))
-    effect = abs(distance) / spread if spread else math.inf
-    if not effect or (tail + power) / effect > math.sqrt(_MOST_SEEDS):
+    if not distance:
         return None
-    return math.ceil(((tail + power) / effect) ** 2 + tail**2 / 2)
+    tail, power = map(NormalDist().inv_cdf, ((1 + CONFIDENCE) / 2, _POWER))
+    return math.ceil(((tail + power) * spread / distance) ** 2 + tail**2 / 2)
 
 
 # The `t` with `P(|T| <= t) = 0.95` for 1 to 9 degrees of freedom.
@@ -114,7 +110,7 @@ _T = (
 
 
 def _student_t(degrees):
-    """The same for any degrees of freedom, to four digits."""
+    """The same `t` for any degrees of freedom, to four digits."""
     if degrees <= len(_T):
         return _T[degrees - 1]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -126,10 +122,10 @@ def _student_t(degrees):
 def judge_metric(arm: dict, record: dict) -> dict:
     """Returns the verdict on an arm's metric.
 
-    The limit is a share of the reference's mean. *Within tolerance*: the whole
-    interval of the difference is on the good side of the limit. *Worse*: it is
-    on the bad side. *Not told apart*: the limit is in it. A non-finite metric
-    is worse if the reference's is finite.
+    The limit is a share of the reference's mean. The arm is within tolerance
+    if the whole interval of the difference is on the good side of the limit,
+    worse if the interval is on the bad side, and not told apart if the limit is
+    inside the interval. A non-finite metric is worse than a finite one.
 
     Args:
         arm: One of the record's arms.
@@ -154,7 +150,7 @@ def judge_metric(arm: dict, record: dict) -> dict:
 
 
 def pairs(arm: dict, reference: dict) -> list[tuple[dict, dict]]:
-    """Returns what both have done: pairs of the arm's and the reference's."""
+    """Returns pairs of results with equal seeds: the arm's, the reference's."""
     by_seed = {s["seed"]: s for s in reference["seeds"]}
     return [
         (s, by_seed[s["seed"]]) for s in arm["seeds"] if s["seed"] in by_seed
@@ -168,7 +164,7 @@ def _not_finite(both):
         for side in zip(*both, strict=True)
     )
     if theirs:
-        why = f"the reference's is not finite with {theirs} of {n} seeds"
+        why = f"the reference is not finite with {theirs} of {n} seeds"
         return _verdict(UNDECIDED, why, seeds=n)
     if ours:
         why = f"not finite with {ours} of {n} seeds"
@@ -177,13 +173,13 @@ def _not_finite(both):
 
 
 def _same(both):
-    """No spread has to be guessed of runs that are the same to the last bit."""
+    """The verdict on runs that are equal bit for bit, else `None`."""
     if not all(
         r["losses"] and all(r[key] == a[key] for key in ("losses", "metric"))
         for a, r in both
     ):
         return None
-    why = "the same losses and metric as the reference, to the last bit"
+    why = "its losses and metric equal the reference's bit for bit"
     return _verdict(WITHIN, why, Interval(0.0, 0.0, 0.0, 1.0), len(both))
 
 
@@ -191,17 +187,17 @@ def _tested(both, record):
     n, name = len(both), record["metric"]
     differences = [a["metric"] - r["metric"] for a, r in both]
     if n < 2:
-        why = f"{name} {differences[0]:+.3g} with one seed, which has no spread"
+        why = f"{name} {differences[0]:+.3g} with one seed; pass more `seeds`"
         return _verdict(UNDECIDED, why, seeds=n)
     grid = _grid(both, record)
     if grid is None:
         why = (
-            f"{name} is the same with all seeds though the losses differ: it "
-            "is counted, in steps that are not known"
+            f"{name} is the same with all seeds although the losses differ, so "
+            "its resolution is unknown"
         )
         return _verdict(UNDECIDED, why, seeds=n)
-    # A few rounded numbers may be equal by chance. So the spread is at least
-    # the spread that rounding gives.
+    # A few rounded numbers may be equal by chance, so the spread is at least
+    # that of the rounding.
     spread = max(stdev(differences), grid / math.sqrt(6))
     interval = mean_interval(differences, spread)
     why = f"{name} {_how_much(interval)}"
@@ -214,18 +210,16 @@ def _tested(both, record):
     if worse.low > limit:
         return _verdict(WORSE, why, interval, n)
     needed = seeds_needed(limit - worse.estimate, spread)
-    shown = f"about {needed}" if needed else f"more than {_MOST_SEEDS}"
-    why += f"; {shown} seeds would tell"
+    why += f"; about {needed} seeds would tell" if needed else ""
     return _verdict(UNDECIDED, why, interval, n, needed)
 
 
 def _grid(both, record):
     """Returns the step of a metric that counts samples, 0 for other metrics.
 
-    An accuracy over `samples` is a multiple of one over that; beyond 100,000
-    steps float32 does not tell, nor does it matter. On what a function of the
-    caller counts is not known: its steps are at most the least that two of its
-    values differ by; `None` where no two differ.
+    An accuracy is a multiple of `1 / samples`. Above 100,000 samples the step
+    does not matter. For a function of the caller the step is at most the
+    smallest difference between two of its values, `None` if all are equal.
     """
     values = sorted(seed["metric"] for pair in both for seed in pair)
     if ":" in record["metric"]:

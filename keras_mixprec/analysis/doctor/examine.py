@@ -1,4 +1,4 @@
-"""All that the doctor does with the active backend, in this process."""
+"""Examines the active backend, in this process."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from keras_mixprec.devices.native_formats import formats_of
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.matmul_precision import in_force
 
-# Variables that change what 16 bits bring.
+# These variables change the speed or the results of 16 bits.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
@@ -85,7 +85,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
 
 
 def _settings():
-    """Settings in force that change what 16 bits bring, by name."""
+    """The settings in force that matter in 16 bits, by name."""
     found = {n: os.environ[n] for n in _VARIABLES if n in os.environ}
     found["matmul precision"] = str(in_force())
     policy = keras.config.dtype_policy().name
@@ -121,7 +121,7 @@ def _supports(kind, device, instructions):
 
 
 def _formats(supports, quick):
-    """Formats to try: in a hurry not those that are emulated."""
+    """The formats to try. A quick report leaves out emulated ones."""
     tf32 = ["tf32"] if supports["tf32"]["status"] == "native" else []
     return ["float32", *tf32] + [
         format

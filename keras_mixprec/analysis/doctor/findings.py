@@ -11,21 +11,21 @@ from packaging.version import InvalidVersion
 from keras_mixprec.analysis.doctor.machine import Gpus
 from keras_mixprec.devices.native_formats import lacks_tensor_cores
 
-# Drivers older than these do not run what was built for a major CUDA version.
+# The oldest driver that runs builds for each major version of CUDA.
 _DRIVERS = {"10": "440.33", "11": "450.80", "12": "525.60", "13": "580.65"}
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a machine, or may go wrong on it.
+    """A problem of a machine.
 
     Attributes:
-        name: String, the same each time it is found.
+        name: String that identifies the problem.
         level: String: `"error"` or `"warning"`.
         text: String.
-        fix: String. What to do.
-        evidence: String. The page, or the run, that shows it; `""` if the
-            machine itself does.
+        fix: String. The remedy.
+        evidence: String. The page, or the run, that shows the problem. `""` if
+            the machine itself shows it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 def judge(facts: dict, gpus: Gpus) -> list[Finding]:
-    """Returns what facts say, the gravest first.
+    """Returns the problems that facts show, errors first.
 
     Args:
         facts: Dict. `backend`: its name; `status`: `"ok"`, `"missing"` or
@@ -44,7 +44,7 @@ def judge(facts: dict, gpus: Gpus) -> list[Finding]:
             devices, `devices`, `compute_capability` and `instructions` as in
             `recommend_policy().capabilities`, `None` and empty without a
             backend. `versions`: dict of strings.
-        gpus: `Gpus`, what the system says.
+        gpus: `Gpus`, as the system reports them.
     """
     found = [
         *_backend(facts),
@@ -68,14 +68,14 @@ def _backend(facts):
         yield Finding(
             "backend-broken",
             "error",
-            f"{facts['backend']} cannot be used: {facts['error']}",
-            "reinstall it with the versions that it asks for, in a fresh "
+            f"{facts['backend']} does not work: {facts['error']}",
+            "reinstall it with the versions that it requires, in a new "
             "environment",
         )
 
 
 def _unseen(facts, gpus):
-    """GPUs that are there, and that the backend does not compute on."""
+    """GPUs of the machine that the backend does not use."""
     if facts["kind"] != "cpu":
         return
     if gpus.names:
@@ -93,9 +93,9 @@ def _unseen(facts, gpus):
         yield Finding(
             "no-driver",
             "error",
-            f"an NVIDIA GPU without a driver that answers: {said}",
-            "install NVIDIA's driver and restart; in a container, pass the GPU "
-            "on (docker run --gpus all)",
+            f"the driver of an NVIDIA GPU does not answer: {said}",
+            "install NVIDIA's driver and restart; for a container use "
+            "docker run --gpus all",
             "https://github.com/pytorch/pytorch/issues/67991",
         )
 
@@ -128,8 +128,8 @@ def _kernels(facts):
     if capability is None or not numbers:
         return
     wanted = tuple(capability)
-    # Kernels run on later GPUs of the same major version; PTX (compute_80) is
-    # translated for all later ones.
+    # Kernels run on later GPUs of the same major version. PTX (compute_80) is
+    # compiled for all later GPUs.
     later = [_arch(n) for n in built if n.startswith("compute_")]
     runs = any(n[0] == wanted[0] and n <= wanted for n in numbers)
     if not runs and not any(n <= wanted for n in later):
@@ -145,7 +145,7 @@ def _kernels(facts):
 
 
 def _arch(name):
-    """What "sm_90a" or "compute_120" stands for: `(9, 0)`, `(12, 0)`."""
+    """Returns `(9, 0)` for "sm_90a", `(12, 0)` for "compute_120"."""
     digits = "".join(c for c in name.partition("_")[2] if c.isdigit())
     return int(digits[:-1]), int(digits[-1])
 
@@ -156,7 +156,7 @@ def _numbers(version):
 
 @functools.cache
 def entries() -> tuple[dict, ...]:
-    """Returns `known_bad.toml`, the combinations that are known to be bad."""
+    """Returns `known_bad.toml`: combinations that are known to be bad."""
     file = resources.files(__package__) / "known_bad.toml"
     return tuple(tomllib.loads(file.read_text())["entry"])
 

@@ -23,9 +23,9 @@ class Gpus(NamedTuple):
     Attributes:
         names: Tuple of strings, as `nvidia-smi` prints them.
         driver: String, the driver's version, `""` if none answers.
-        error: String, what `nvidia-smi` says in place of GPUs.
-        on_bus: Int. How many there are on the PCI bus, driver or not; `None`
-            where that is not known.
+        error: String, the error of `nvidia-smi`.
+        on_bus: Int. The number of GPUs on the PCI bus, with or without a
+            driver. `None` if it is not known.
         memory: Tuple of bytes.
     """
 
@@ -55,7 +55,7 @@ def find_gpus() -> Gpus:
 
 
 def parse_nvidia_smi(text: str) -> Gpus:
-    """Returns what `nvidia-smi --query-gpu=... --format=csv,noheader` printed.
+    """Returns the GPUs in the output of `nvidia-smi --query-gpu=...`.
 
     Args:
         text: String. Lines of name, driver, memory and compute capability, or
@@ -99,13 +99,12 @@ def _on_bus():
 
 _PACKAGES = ("keras", "numpy", "ml_dtypes", "tensorboard", "setuptools")
 
-# CUDA's libraries, where pip brings them.
-_PREFIX = "nvidia-"
+# CUDA's libraries, as pip installs them.
 _LIBRARIES = {"cudnn": "cudnn", "cuda-runtime": "cuda"}
 
 
 def find_versions() -> dict[str, str]:
-    """Returns versions by name, of what is known without a backend."""
+    """Returns versions by name, without importing a backend."""
     found = {"keras_mixprec": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         if version := installed(name):
@@ -125,8 +124,8 @@ def _libraries():
     found = {}
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"] or ""
-        if name.startswith(_PREFIX):
-            part = name.removeprefix(_PREFIX).rpartition("-cu")[0]
+        if name.startswith("nvidia-"):
+            part = name.removeprefix("nvidia-").rpartition("-cu")[0]
             if part in _LIBRARIES:
                 found[_LIBRARIES[part]] = package.version
     return found

@@ -1,4 +1,4 @@
-"""The doctor's report: as text of one screen, dict and JSON."""
+"""The doctor's report, as text, dict and JSON."""
 
 import dataclasses
 import datetime
@@ -34,19 +34,19 @@ class DoctorReport:
         findings: List of dicts: `name`, `level`, `text`, `fix`, `evidence`;
             errors first.
         quick: Boolean.
-        kind: String, of the default devices, `None` without a backend.
+        kind: String. The kind of the default devices, `None` without a backend.
         devices: List of dicts: `name`, `memory` in bytes, `capability` such
             as `"8.0"`, `architecture`, `instructions`, and `formats`, a dict
             from format to `status`, `note` and `source`.
-        settings: Dict of strings, of what is in force and matters here.
+        settings: Dict of strings. The settings in force that matter here.
         speed: List of dicts: `operation`, `size`, `mode`, `seconds` in
             float32, `ratios` (format -> times as fast as float32) and
-            `left_out` (format -> why).
+            `left_out` (format -> reason).
         self_test: List of dicts: `format`, `operation`, `error`, `bound`,
             `status`, `note`.
-        recommendation: Dict: `policy` and `reason`, what `"auto"` picks;
-            `None` without a backend.
-        cache: String, the file that the measurement was kept in, or `""`.
+        recommendation: Dict: `policy` and `reason` of `"auto"`. `None` without
+            a backend.
+        cache: String, the file of the stored measurement, or `""`.
         date: String, such as `"2026-11-23T05:00:00+00:00"`.
         seconds: Float. How long it took.
     """
@@ -71,7 +71,7 @@ class DoctorReport:
         return not any(f["level"] == "error" for f in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it, with `schema`, the number of its form."""
+        """Returns all attributes, and `schema`, the version of the dict."""
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
@@ -105,7 +105,7 @@ class DoctorReport:
         return element("pre", str(self))
 
     def _title(self):
-        """The backend and what it computes on."""
+        """The backend and its devices."""
         name, status = self.backend["name"], self.backend["status"]
         backend = _TITLES.get(name, name)
         if status != "ok":
@@ -135,7 +135,7 @@ def _device(device):
 
 
 def _speed(rows):
-    """The table of speeds, in the formats that any row has something of."""
+    """Yields the table of speeds, with the formats that occur in it."""
     known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
     formats = [format for format in _SPEEDS if format in known]
     table = [("Speed, float32 = 1, forward and backward", "float32", *formats)]
@@ -156,7 +156,7 @@ def _speed(rows):
 
 
 def _results(results):
-    """In how far results were right, in one line."""
+    """The results of the self-test, in one line."""
     bad = [
         f"{r['operation']} in {r['format']} {r['status']}"
         for r in results

@@ -1,8 +1,8 @@
-"""`doctor`: what the machine can do in 16 bits.
+"""`doctor`: measures what the machine can do in 16 bits.
 
-Keras chooses its backend when it is imported, and a backend that crashes takes
-its process with it. So another one than the active one, and one that is missing
-or broken, is examined in a process of its own. Nothing here imports Keras.
+Keras chooses its backend when it is imported, and a backend that crashes ends
+its process. So a backend that is not active, missing or broken is examined in a
+new process. Nothing here imports Keras.
 """
 
 import importlib
@@ -15,18 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_mixprec._checks import check_choice, check_type
+from keras_mixprec.analysis.doctor import machine
 from keras_mixprec.analysis.doctor.findings import judge
-from keras_mixprec.analysis.doctor.machine import (
-    find_gpus,
-    find_versions,
-    installed,
-)
 from keras_mixprec.analysis.doctor.report import DoctorReport
 from keras_mixprec.analysis.isolated import EndedError, Isolated
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-# Characters of an error, and of what a process that crashed has printed last.
+# Characters of an error, and of the last output of a process that crashed.
 _LONGEST = 400
 
 
@@ -36,16 +32,16 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
     It lists the devices, their native number formats, versions, and
     combinations that are known to be bad. It compares the results of each
     format with float64. It times products, convolutions and the training of a
-    transformer block in each format against float32. It keeps the measurements
+    transformer block in each format against float32. It stores the measurements
     for `recommend_policy` and `"auto"`.
 
-    The active backend is examined in this process, on its default devices,
-    which it initializes; another one, and one that cannot be imported, in a
-    process of its own. Policies and random seeds are not changed.
+    It examines the active backend in this process, and initializes its default
+    devices. It examines any other backend in a new process. Policies and random
+    seeds do not change.
 
     Args:
         backend: String. `"tensorflow"`, `"jax"` or `"torch"`. Defaults to
-            `None`: the one that Keras uses.
+            `None`: the backend that Keras uses.
         quick: Boolean. If `True`, it takes seconds rather than half a minute:
             one size of each operation, and no emulated format. Defaults to
             `False`.
@@ -57,7 +53,7 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
 
     Raises:
         ValueError: If there is no such backend.
-        TypeError: If `quick` is no boolean.
+        TypeError: If `quick` is not a boolean.
 
     Example:
     >>> report = doctor(quick=True)
@@ -87,10 +83,10 @@ def show(line: str) -> None:
 def run_in_process(
     backend: str | None, quick: bool, say: Callable = show
 ) -> DoctorReport:
-    """Returns the report on a backend, from a process of its own.
+    """Returns the report on a backend, from a new process.
 
     Args:
-        backend: String, or `None` for the one that Keras is set to.
+        backend: String, or `None` for the backend in Keras' settings.
         quick: Boolean. Whether to measure less.
         say: Function that shows a line of progress.
     """
@@ -133,7 +129,7 @@ def _examine(connection: Any, quick: bool) -> None:
 
 
 def _configured_backend():
-    """The backend that Keras is set to, without importing Keras."""
+    """The backend in Keras' settings, without importing Keras."""
     if name := os.environ.get("KERAS_BACKEND"):
         return name
     home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
@@ -145,10 +141,9 @@ def _configured_backend():
 
 
 def _without_backend(name, status, error, quick):
-    """The report on a backend that cannot be used."""
-    version, versions = installed(name) or None, find_versions()
+    version, versions = machine.installed(name) or None, machine.find_versions()
     backend = dict(name=name, version=version, status=status, error=error)
     facts = backend | {"backend": name, "kind": None, "devices": []}
     facts |= {"compute_capability": None, "versions": versions}
-    findings = [f._asdict() for f in judge(facts, find_gpus())]
+    findings = [f._asdict() for f in judge(facts, machine.find_gpus())]
     return DoctorReport(backend, versions, findings, quick)

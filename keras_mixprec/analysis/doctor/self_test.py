@@ -11,10 +11,10 @@ from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.analysis.doctor.speed import products_in
 from keras_mixprec.backend import active
 
-# Terms of each sum: with so many a sum kept in bfloat16 stands still halfway.
+# Terms of each sum. With so many, a sum in bfloat16 stops growing halfway.
 _TERMS = 512
 
-# Bits behind the binary point, of what each product's inputs are rounded to.
+# Bits after the binary point in the inputs of each product.
 _DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
 # Training cannot use results that are off by more than an eighth.
@@ -22,16 +22,16 @@ _GROSS = 1 / 8
 
 
 class Result(NamedTuple):
-    """How right one operation is in one format.
+    """The error of one operation in one format.
 
     Attributes:
         format: String.
         operation: String.
         error: Float. The largest error, as a share of the result, or `None`
             if it did not run.
-        bound: Float. What the format allows.
+        bound: Float. The largest error that the format allows.
         status: String: `"right"`; `"inaccurate"`, beyond the bound;
-            `"wrong"`, not finite or by more than an eighth; `"fails"`.
+            `"wrong"`, not finite or off by more than an eighth; `"fails"`.
         note: String.
     """
 
@@ -55,11 +55,11 @@ def check_formats(formats: list[str]) -> list[Result]:
 def bound(format: str, operation: str) -> float:
     """Returns the largest error that a format allows, as a share of a result.
 
-    A product of `_TERMS` terms of one sign, added up in float32 in any order,
-    is off by at most `_TERMS` roundings to float32. The rest is rounding to
-    the format, half of `2**-digits` each time: once of the result and, where
-    cuBLAS splits a sum, of up to 8 parts; TF32 rounds both inputs. Winograd's
-    convolutions in float32 lose up to three bits more. A cast is one rounding.
+    A sum of `_TERMS` terms of one sign in float32, in any order, is off by at
+    most `_TERMS` roundings to float32. Rounding to the format adds half of
+    `2**-digits` for the result, for each of up to 8 parts if cuBLAS splits a
+    sum, and for both inputs in TF32. Winograd's convolutions in float32 lose up
+    to three more bits. A cast is one rounding.
     """
     unit = 2.0 ** -(_DIGITS[format] + 1)
     if operation == "cast":
@@ -70,13 +70,13 @@ def bound(format: str, operation: str) -> float:
 
 
 def judge(format: str, operation: str, found, exact) -> Result:
-    """Returns how right a result is.
+    """Returns the error of a result.
 
     Args:
         format: String.
         operation: String.
-        found: Array, what the device returned.
-        exact: Float64 array without zeros, what it should have returned.
+        found: Array from the device.
+        exact: Float64 array without zeros, the right result.
     """
     limit = bound(format, operation)
     found = np.asarray(found, "float64")
@@ -85,7 +85,7 @@ def judge(format: str, operation: str, found, exact) -> Result:
     error = float(np.max(np.abs(found - exact) / np.abs(exact)))
     gross = "wrong" if error > max(_GROSS, limit) else "inaccurate"
     status = "right" if error <= limit else gross
-    # All other formats are compared with float32.
+    # The speed of all formats is compared with float32, so it must be right.
     if status == "inaccurate" and format == "float32":
         status = "wrong"
     return Result(format, operation, error, limit, status)
@@ -179,7 +179,7 @@ _OPERATIONS = {
 
 
 def _numbers(dtype, *shape):
-    """float64 numbers of one sign that the dtype holds exactly."""
+    """Returns numbers of one sign in float64 that the dtype holds exactly."""
     random = np.random.default_rng(len(shape) + shape[0])
     held = np.dtype(getattr(ml_dtypes, dtype, dtype))
     return random.uniform(0.5, 1.5, shape).astype(held).astype("float64")

@@ -13,11 +13,11 @@ from keras_mixprec.backend import active
 from keras_mixprec.devices.timing import compare, seconds_of
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# A format slower than this multiple of float32's speed is left out where a call
+# A format slower than this multiple of float32's speed is left out if a call
 # would take longer than a second. On many CPUs float16 takes 100 times as long.
 _SLOW = 0.5
 
-# Sizes that take some tens of milliseconds on two CPU cores, and on a GPU.
+# These sizes take some tens of milliseconds on two CPU cores, or on a GPU.
 _ON_CPU = {
     "matmul": (256, 512, 1024, 1536),
     "convolution": (8, 16, (32, 64, 128, 256)),
@@ -40,8 +40,8 @@ class Row(NamedTuple):
         size: String.
         mode: String. How it ran: `"XLA"`, `"graph"` or `"eager"`.
         seconds: Float, in float32; `None` if that failed.
-        ratios: Dict from a format to how many times as fast as float32 it is.
-        left_out: Dict from a format to why there is no ratio.
+        ratios: Dict from a format to its speed as a multiple of float32's.
+        left_out: Dict from a format to the reason for having no ratio.
     """
 
     operation: str
@@ -73,7 +73,7 @@ def measure_speed(
         say(f"{operation} {size}, {mode}")
         steps = {f: _step(f, workload, mode) for f in formats}
         try:
-            # After the first call has compiled: others may take longer.
+            # The first call compiles.
             steps["float32"]()
             seconds = seconds_of(steps["float32"])
         except Exception as error:  # Such as too little memory.
@@ -98,7 +98,7 @@ def measure_speed(
 
 
 def training_speed(rows: list[Row]) -> dict[str, float]:
-    """Returns the ratios of training, run as `fit` runs it by default."""
+    """Returns the ratios of the training steps."""
     trained = (row.ratios for row in rows if row.operation in _TRAINING)
     return next(trained, {})
 
@@ -136,12 +136,12 @@ _HEADS = 8
 
 
 def matmul(size: int):
-    """Returns a product of square matrices, and what it is given."""
+    """Returns a product of square matrices, and its arguments."""
     return _product, [_normal(size, size), _normal(size, size)]
 
 
 def convolution(count: int, height: int, channels: int):
-    """Returns a 3 x 3 convolution of square images, and what it is given."""
+    """Returns a 3 x 3 convolution of square images, and its arguments."""
     inputs = _normal(count, height, height, channels)
     return _convolution, [inputs, _normal(3, 3, channels, channels)]
 
@@ -149,8 +149,8 @@ def convolution(count: int, height: int, channels: int):
 def block(batch: int, length: int, width: int, attention: bool):
     """Returns a transformer block, or its feed-forward half, and its weights.
 
-    In training these are float32 variables, which are updated in each step, as
-    under a mixed policy.
+    In training the weights are float32 variables, as under a mixed policy, and
+    each step updates them.
     """
     shapes = [(width, 4 * width), (4 * width, width)]
     if attention:
@@ -163,14 +163,14 @@ def training_step(function, arrays: list, dtype: str, mode: str):
     """Returns a function that runs it forward and backward, and waits.
 
     Args:
-        function: Function of a list of tensors, as the ones of this module.
-        arrays: List of float32 arrays, what it is given.
-        dtype: String. What it computes in.
+        function: Function of a list of tensors, such as `_product`.
+        arrays: List of float32 arrays, its arguments.
+        dtype: String. The dtype in which it computes.
         mode: String, one of the backend's `MODES`.
     """
     runtime, replay = active.runtime(), active.replay()
-    # The inputs of a Dense or convolutional layer have the dtype already. A
-    # step casts its variables.
+    # In a model the inputs of a product have the dtype already. Only a block
+    # has variables, which each step casts.
     own = "float32" if function is _block else dtype
     tensors = [ops.convert_to_tensor(array, own) for array in arrays]
 
@@ -199,7 +199,7 @@ def training_step(function, arrays: list, dtype: str, mode: str):
 def products_in(format: str) -> AbstractContextManager:
     """Context with float32 products in TF32 for `"tf32"`, else in float32.
 
-    Some backends use TF32 by default, and the reference must be float32.
+    Some backends use TF32 by default, but the reference must be float32.
     """
     return computed_in("tf32" if format == "tf32" else "float32")
 

@@ -1,7 +1,8 @@
-"""The findings of lint, and their repairs."""
+"""Rules of lint, their findings, and the repairs of these."""
 
 import dataclasses
 import glob
+import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +11,7 @@ import keras
 
 from keras_mixprec._checks import check_choice
 from keras_mixprec._html import element, joined, table
+from keras_mixprec.analysis.lint.model_view import ModelView
 from keras_mixprec.formats import printable
 from keras_mixprec.policies.apply import apply_policy
 from keras_mixprec.policies.names import POLICY_NAMES
@@ -18,8 +20,6 @@ from keras_mixprec.policies.rules import PrecisionRule
 from keras_mixprec.policies.set_policies import reasons_of
 from keras_mixprec.reporting.text_formats import plain, to_json
 
-# "high": training fails or learns something else. "medium": it does on some
-# data. "low": it is slower or less exact than it could be.
 SEVERITIES = ("high", "medium", "low")
 
 # The version of `to_dict` and of `keras-mixprec lint --json`.
@@ -32,19 +32,19 @@ _COLUMNS = ("severity", "code", "rule", "layer", "reason", "fix")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that lint found, with its reason and what repairs it.
+    """One thing that lint found, with its reason and its repair.
 
     Attributes:
         reason: String. A sentence with the numbers.
-        fix: String. A sentence: what to change.
+        fix: String. A sentence that says what to change.
         layer: String, the layer's path, or `None` for the whole model.
         rules: Tuple of `PrecisionRule`s that repair it, often empty.
         call: Function of the model that repairs it, such as
             `ensure_loss_scaling`, or `None`.
         numbers: Dict. The evidence, which JSON can hold.
         severity: `"high"` (training fails or learns something else),
-            `"medium"` (it does on some data) or `"low"` (slower or less exact
-            than it could be).
+            `"medium"` (training fails on some data, or gains nothing) or
+            `"low"` (training is slower or less exact than it could be).
         code, rule: Strings. The code and the name of the rule that found it.
     """
 
@@ -60,7 +60,7 @@ class Finding:
 
     @property
     def repairs(self) -> str | None:
-        """The code that repairs it, `None` where that is left to the user."""
+        """The code that repairs it, `None` if you have to repair it."""
         if self.rules:
             return ", ".join(map(repr, self.rules))
         name = getattr(self.call, "__name__", None)
@@ -97,11 +97,73 @@ class Finding:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One row of the table of rules.
+
+    Attributes:
+        code: String, such as `"KMP101"`; no other rule ever gets it.
+        severity: The default severity of its findings.
+        check: Function of a `ModelView` that yields `Finding`s. The first line
+            of its docstring is the reason. The whole docstring is the page.
+    """
+
+    code: str
+    severity: str
+    check: Callable[[ModelView], Iterable[Finding]]
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.check.__name__
+
+    @property
+    def reason(self) -> str:
+        """One sentence for the documentation."""
+        return self._text().partition("\n")[0]
+
+    @property
+    def page(self) -> str:
+        """What `--explain` shows."""
+        title = f"{self.code} {self.name}, {self.severity} at most"
+        return f"{title}\n\n{self._text()}"
+
+    def findings(self, view: ModelView) -> list[Finding]:
+        """Returns what the rule finds in a model."""
+        return [
+            dataclasses.replace(
+                finding,
+                severity=finding.severity or self.severity,
+                code=self.code,
+                rule=self.name,
+            )
+            for finding in self.check(view)
+        ]
+
+    def _text(self):
+        return inspect.getdoc(self.check) or ""
+
+
+def rule(code: str, severity: str) -> Callable:
+    """Decorator that makes a check a `Rule` of the function's name.
+
+    Args:
+        code: String, a new one.
+        severity: `"high"`, `"medium"` or `"low"`, the highest of its findings.
+    """
+    return lambda check: Rule(code, severity, check)
+
+
+def to_float32(path: str, reason: str) -> tuple[PrecisionRule, ...]:
+    """Returns the `rules` of a finding that put a layer in float32."""
+    return (PrecisionRule(glob.escape(path), reason=reason),)
+
+
 class Findings(Sequence):
     """The findings of lint, most severe first.
 
-    `str()` gives text, a notebook shows a table, `to_dict()` and `to_json()`
-    hold the same, and `apply()` repairs what can be repaired by a call.
+    Print it for text. A notebook shows a table. `to_dict()` and `to_json()`
+    return the same, and `apply()` makes the repairs that need no decision.
     """
 
     def __init__(
@@ -125,7 +187,7 @@ class Findings(Sequence):
             severity: `"high"`, `"medium"` or `"low"`.
 
         Raises:
-            ValueError: If it is none of these.
+            ValueError: If it is another string.
         """
         check_choice("severity", severity, SEVERITIES)
         last = SEVERITIES.index(severity)

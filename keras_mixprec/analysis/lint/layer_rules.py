@@ -1,6 +1,6 @@
 """Rules about layers: their numbers, their dtypes, the sizes of their products.
 
-They read what a model holds, and need no data.
+They need no data.
 """
 
 import math
@@ -9,20 +9,15 @@ import keras
 import numpy as np
 from keras import layers
 
-from keras_mixprec.analysis.lint.findings import Finding
-from keras_mixprec.analysis.lint.rule import rule, to_float32
+from keras_mixprec.analysis.lint.findings import Finding, rule, to_float32
+from keras_mixprec.diagnosis.weights import weight_overflows
 from keras_mixprec.formats import SIXTEEN_BITS, format_share, get_format
 from keras_mixprec.keras_internals import (
-    AutocastScope,
     cast_constants,
-    casts_value,
     only_runs_graph,
-    own_non_trainable,
-    own_trainable,
     sublayers,
 )
 from keras_mixprec.numerics.arrays import to_array
-from keras_mixprec.numerics.forward_pass import Prediction
 from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.policies.default_rules import (
     DEFAULT_RULES,
@@ -40,16 +35,17 @@ _OFF = 0.1
 # Other lint rules report these default rules, with numbers.
 _HAVE_THEIR_OWN = (OUTPUT, reads_raw_features)
 
-# Share of the multiply-adds in 16 bits below which there is little to gain.
-_LITTLE = 0.5
-
 # Share of the multiply-adds below which a slow layer costs no time.
 _SHARE_THAT_MATTERS = 0.1
 
 # Tensor Cores read 16 bytes at once, which is 8 numbers of 16 bits.
 _MULTIPLE = 8
 
-_CONVOLUTIONS = (
+_WITH_KERNELS = (
+    layers.Dense,
+    layers.SimpleRNNCell,
+    layers.LSTMCell,
+    layers.GRUCell,
     layers.Conv1D,
     layers.Conv2D,
     layers.Conv3D,
@@ -57,7 +53,6 @@ _CONVOLUTIONS = (
     layers.Conv2DTranspose,
     layers.Conv3DTranspose,
 )
-_CELLS = (layers.SimpleRNNCell, layers.LSTMCell, layers.GRUCell)
 
 
 def _wide(entry, reason, why, **more):
@@ -71,7 +66,7 @@ def _wide(entry, reason, why, **more):
 
 @rule("KMP201", "high")
 def argument_beyond_format(view):
-    """A number given to a layer becomes infinite or 0 in its compute dtype.
+    """An argument of a layer becomes infinite or 0 in its compute dtype.
 
     Why: The layer computes with the rounded number, so it returns 0 or
     infinity.
@@ -88,8 +83,8 @@ def argument_beyond_format(view):
                     yield _wide(
                         entry,
                         f"Its {name}={value:g} is {becomes} in {form.name}, "
-                        f"which reaches from {form.smallest_subnormal:.0e} to "
-                        f"{form.maximum:g}.",
+                        f"whose numbers go from {form.smallest_subnormal:.0e} "
+                        f"to {form.maximum:g}.",
                         f"{name}={value:g}",
                         numbers={"argument": name, "value": value},
                     )
@@ -97,32 +92,30 @@ def argument_beyond_format(view):
 
 @rule("KMP202", "high")
 def weights_beyond_format(view):
-    """Weights beyond the compute dtype become infinite, tiny ones 0.
+    """Weights beyond the largest number of the compute dtype become infinite.
 
     Why: The layer casts its weights, so large ones are infinite in each call.
     Example: an embedding with an entry of 100000 in float16.
     Fix: let this layer compute in float32.
     """
-    for entry in view.low:
-        form = get_format(entry.layer.compute_dtype)
-        for variable in _cast_variables(entry.layer):
-            values = np.abs(to_array(variable.value))
-            largest = float(values.max(initial=0.0))
-            if becomes := _becomes(largest, form):
-                yield _wide(
-                    entry,
-                    f"Its variable {variable.name!r} reaches {largest:g}, "
-                    f"which is {becomes} in {form.name}.",
-                    f"weights of {largest:g}",
-                    numbers={"variable": variable.name, "largest": largest},
-                )
+    for culprit in weight_overflows(view.model):
+        numbers = culprit.numbers
+        largest = f"{numbers['largest_weight']:g}"
+        dtype = culprit.layers[0].compute_dtype
+        yield _wide(
+            culprit,
+            f"Its variable {numbers['variable']!r} reaches {largest}, which is "
+            f"infinite in {dtype}.",
+            f"weights of {largest}",
+            numbers=numbers,
+        )
 
 
 @rule("KMP203", "high")
 def normalization_statistics(view):
-    """`Normalization` casts features first: those far from 0 lose digits.
+    """`Normalization` casts its features, so those far from 0 lose digits.
 
-    Why: The digits are gone before the mean is subtracted.
+    Why: The digits are gone before the layer subtracts the mean.
     Example: a feature of mean 100000 and deviation 1.
     Fix: let this layer compute in float32.
     """
@@ -140,13 +133,13 @@ def normalization_statistics(view):
         off = float((steps / np.maximum(spread, 1e-30)).max())
         if largest > form.maximum:
             reason = (
-                f"Features of up to {largest:g} (mean and three standard "
+                f"Features up to {largest:g} (the mean and three standard "
                 f"deviations) are infinite in {form.name}."
             )
             yield _wide(entry, reason, why, numbers={"largest": largest})
         elif off > _OFF:
             reason = (
-                f"{form.name} rounds features about the mean by up to "
+                f"{form.name} rounds features near the mean by up to "
                 f"{off:.0%} of their standard deviation."
             )
             yield _wide(entry, reason, why, numbers={"rounding": off})
@@ -156,13 +149,6 @@ def _becomes(value, form):
     if form.maximum < abs(value) < np.inf:
         return "infinite"
     return "0" if 0 < abs(value) <= form.smallest_subnormal / 2 else None
-
-
-def _cast_variables(layer):
-    """The float variables that a layer reads in its compute dtype."""
-    held = [*own_trainable(layer), *own_non_trainable(layer)]
-    with AutocastScope(layer.compute_dtype):
-        return [v for v in held if "float" in v.dtype and casts_value(v)]
 
 
 # Layers that 16 bits are known to be too narrow for.
@@ -189,15 +175,14 @@ def sensitive_layer(view):
 
 @rule("KMP302", "medium")
 def output_in_16_bits(view):
-    """Probabilities below 6e-8 vanish in float16, logits lose digits.
+    """Probabilities below 3e-8 become 0 in float16, and logits lose digits.
 
     Why: The loss takes a logarithm of 0, or of numbers with few digits.
     Example: a `softmax` at the end of a model in mixed_float16.
     Fix: let the last layer compute in float32.
     """
-    outputs = view.output_layers or _computes_last(view)
     for entry in view.low:
-        if id(entry.layer) not in outputs:
+        if id(entry.layer) not in view.output_layers:
             continue
         activation = getattr(entry.layer, "activation", None)
         probabilities = isinstance(entry.layer, layers.Softmax) or (
@@ -207,20 +192,12 @@ def output_in_16_bits(view):
         form = get_format(entry.layer.compute_dtype)
         yield _wide(
             entry,
-            f"The model's {what} are in {form.name}: below "
-            f"{form.smallest_subnormal / 2:.0e} they are 0, and near 1 they "
+            f"The model's {what} are in {form.name}. Below "
+            f"{form.smallest_subnormal / 2:.0e} they become 0, and near 1 they "
             f"are {form.epsilon:.0e} apart.",
             f"makes the model's {what}",
             severity="medium" if probabilities else "low",
         )
-
-
-def _computes_last(view):
-    """The layer that does, by its id: a subclassed model has no graph."""
-    if view.x is None:
-        return []
-    calls = Prediction(view.model, view.batch()[0]).run().calls
-    return [id(call.layer) for call in calls if not call.nested][-1:]
 
 
 # The dtypes of layers.
@@ -228,41 +205,17 @@ def _computes_last(view):
 
 @rule("KMP501", "low")
 def no_16_bit_layers(view):
-    """Without a layer in 16 bits there is nothing to gain, nor to check.
+    """No layer computes in 16 bits, so there is nothing to gain or to check.
 
-    Why: Lint judges the dtypes that layers have.
+    Why: Lint checks layers in the dtypes that they have.
     Example: a model built under the policy "float32".
-    Fix: pass `policy="mixed_float16"` to see what it would find.
+    Fix: pass `policy="mixed_float16"` to see what lint would find.
     """
     if not view.low:
-        data = "" if view.x is None else ", so the data were only run through"
         yield Finding(
-            f"No layer computes in float16 or bfloat16{data}.",
-            "Check it as it would be in 16 bits: "
-            "lint(model, policy='mixed_float16').",
-        )
-
-
-@rule("KMP502", "low")
-def little_work_in_16_bits(view):
-    """Time is saved only in what computes in 16 bits.
-
-    Why: The largest layers decide the speed.
-    Example: a float32 convolution with 90% of the multiply-adds.
-    Fix: see `precision_summary(model)` for why they are in float32.
-    """
-    share = sum(map(view.share, view.low))
-    if view.low and view.in_float32 and share < _LITTLE:
-        largest = max(view.in_float32, key=view.share)
-        if not view.share(largest):
-            return
-        yield Finding(
-            f"{format_share(share)} of the multiply-adds are in 16 bits; the "
-            f"most in float32, {format_share(view.share(largest))}, are in "
-            f"{largest.path!r}.",
-            "Let apply_policy(model, ...) set every layer, and see why the "
-            "largest is in float32: precision_summary(model).",
-            numbers={"share": share, "largest": largest.path},
+            "No layer computes in float16 or bfloat16.",
+            "Pass a policy to check the model in 16 bits: "
+            "lint(model, policy='mixed_float16'), or --policy mixed_float16.",
         )
 
 
@@ -276,7 +229,7 @@ def wrapper_dtype_ignored(view):
     """
     for entry in view.in_float32:
         holder, inside = entry.layer, list(sublayers(entry.layer))
-        # The own dtype of a model of layers means nothing.
+        # The dtype of a model of layers has no effect.
         means = not isinstance(holder, keras.Sequential)
         if not inside or only_runs_graph(holder) or entry.path == MODEL_PATH:
             continue
@@ -287,12 +240,11 @@ def wrapper_dtype_ignored(view):
         ]
         if means and len(narrow) == len(inside):
             yield Finding(
-                f"It is set to float32, but the {len(narrow)} layers in it, "
-                f"{narrow[0].name!r} first, compute in "
+                f"It is set to float32, but the {len(narrow)} layers in it "
+                f"({narrow[0].name!r} first) compute in "
                 f"{narrow[0].compute_dtype}.",
-                "Hand its dtype on, or pass the rule "
-                f"kmp.PrecisionRule({entry.path!r}), which reaches what is "
-                "inside.",
+                "Pass its dtype on to them, or use the rule "
+                f"kmp.PrecisionRule({entry.path!r}), which reaches them.",
                 entry.path,
                 to_float32(entry.path, "set to float32, with all inside it"),
                 numbers={"layers": len(narrow)},
@@ -304,9 +256,9 @@ def wrapper_dtype_ignored(view):
 
 @rule("KMP601", "medium")
 def products_below_float32(view):
-    """TF32 keeps 11 bits like float16, too few for some float32 layers.
+    """TF32 keeps only 11 bits, which is too few for some float32 layers.
 
-    Why: A layer kept in float32 for its digits loses them again.
+    Why: A layer in float32 for its digits loses them again.
     Example: `set_matmul_precision("tf32")` beside a demoted layer.
     Fix: call `set_matmul_precision("float32")`.
     """
@@ -316,38 +268,13 @@ def products_below_float32(view):
     bits = NAMES.get(holds.products, "fewer bits")
     for entry in _kept_for_digits(view):
         yield Finding(
-            "It is kept in float32 for its digits (precision_loss), and "
-            f"float32 products keep {bits} of 24: {holds}.",
+            "It is in float32 for its digits (precision_loss), but float32 "
+            f"products keep {bits} of 24: {holds}.",
             "Call keras_mixprec.set_matmul_precision('float32') before "
             "training.",
             entry.path,
             numbers={"precision": holds.products},
         )
-
-
-@rule("KMP602", "low")
-def products_without_tf32(view):
-    """Float32 products take several times as long as they do in TF32.
-
-    Why: GPUs with TF32 units leave them idle.
-    Example: a large float32 layer on an A100 with the default of torch.
-    Fix: call `set_matmul_precision("tf32")`.
-    """
-    holds = in_force()
-    if holds.products != "float32" or "tf32" not in holds.available:
-        return
-    share = sum(map(view.share, view.in_float32))
-    if share < _SHARE_THAT_MATTERS or _kept_for_digits(view):
-        return
-    yield Finding(
-        f"{format_share(share)} of the multiply-adds are in float32, most in "
-        f"{max(view.in_float32, key=view.share).path}, and products are in "
-        f"{holds}.",
-        "Call keras_mixprec.set_matmul_precision('tf32'), unless a layer "
-        "needs the digits of its products: their inputs are rounded to 11 "
-        "bits, sums and tensors stay in float32.",
-        numbers={"share": share},
-    )
 
 
 def _kept_for_digits(view):
@@ -362,11 +289,12 @@ def _kept_for_digits(view):
 
 @rule("KMP603", "medium")
 def dimension_not_multiple_of_8(view):
-    """Tensor Cores take sides that are multiples of 8.
+    """Tensor Cores need matrix dimensions that are multiples of 8.
 
-    Why: Other sides are padded in each product, or run without Tensor Cores.
+    Why: The GPU pads other matrices in each product, or does not use its Tensor
+    Cores.
     Example: `Dense(250)` on 30 features.
-    Fix: pad the sides as the finding says.
+    Fix: pad the dimensions as the finding says.
     """
     for entry in view.low:
         sizes = {n for sides in _products(entry.layer) for n in sides}
@@ -376,11 +304,11 @@ def dimension_not_multiple_of_8(view):
         share = view.share(entry)
         padded = [math.ceil(n / _MULTIPLE) * _MULTIPLE for n in odd]
         padding = [f"{n} to {to}" for n, to in zip(odd, padded, strict=True)]
-        # Fewer are often what the task has: classes, channels of an image.
+        # The task may fix a small number: classes, channels of an image.
         unless = ", if the task lets you" * (odd[0] < _MULTIPLE)
         yield Finding(
-            f"Sides of its product are no multiple of {_MULTIPLE}: "
-            f"{', '.join(map(str, odd))}; it does {format_share(share)} of the "
+            f"Its matrix dimensions {', '.join(map(str, odd))} are not "
+            f"multiples of {_MULTIPLE}. It does {format_share(share)} of the "
             "model's multiply-adds.",
             f"Pad {', '.join(padding)}{unless}.",
             entry.path,
@@ -391,17 +319,11 @@ def dimension_not_multiple_of_8(view):
 
 def _products(layer):
     """Returns the sides `(summed, free)` of a layer's weights as matrices."""
-    if not layer.built:
-        return []
-    if isinstance(layer, layers.Dense):
-        return [tuple(layer.kernel.shape)]
-    if isinstance(layer, layers.EinsumDense):
+    if isinstance(layer, layers.EinsumDense) and layer.built:
         return [_einsum_sides(layer)]
-    if isinstance(layer, _CONVOLUTIONS):
-        return [tuple(layer.kernel.shape[-2:])]
-    if isinstance(layer, _CELLS):
-        return [tuple(w.shape) for w in own_trainable(layer)[:2]]
-    return []
+    if not isinstance(layer, _WITH_KERNELS):
+        return []
+    return [w.shape[-2:] for w in layer.weights if w.name.endswith("kernel")]
 
 
 def _einsum_sides(layer):

@@ -1,4 +1,4 @@
-"""`lint`: a model is checked before it trains."""
+"""`lint`: checks a model before it trains."""
 
 import contextlib
 from collections import defaultdict
@@ -13,9 +13,8 @@ from keras_mixprec.analysis.lint import (
     layer_rules,
     optimizer_rules,
 )
-from keras_mixprec.analysis.lint.findings import Findings
+from keras_mixprec.analysis.lint.findings import Findings, Rule
 from keras_mixprec.analysis.lint.model_view import ModelView
-from keras_mixprec.analysis.lint.rule import Rule
 from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.policies.apply import matcher_of
 from keras_mixprec.policies.layers import check_model, walk
@@ -37,32 +36,30 @@ def lint(
 
     Rules look at the shapes, dtypes, arguments, weights and graph of its
     layers, at its optimizer and `train_step`. With `x` they look at the data
-    as well, and `diagnose` takes a step on some samples, in float32 and in 16
-    bits: only that shows what layers compute. The model is not changed.
+    too, and `diagnose` takes a step on some samples, in float32 and in 16 bits.
+    Most faults show up only there. The model is not changed.
 
     Args:
-        model: A `keras.Model`, compiled or not. One that is not built is built
-            if `x` is given.
+        model: A `keras.Model`, compiled or not. With `x` it may be unbuilt.
         x: Arrays of samples, as `fit` takes them. Defaults to `None`.
-        y: Arrays of targets. With them, the loss of a compiled model is part
-            of what runs. Defaults to `None`.
+        y: Arrays of targets. With them, the step includes the loss of a
+            compiled model. Defaults to `None`.
         policy: Policy to check the model under, as `apply_policy(model,
             policy)` would set it. Defaults to `None`: as it is.
-        callbacks: List of the callbacks that `fit` will be given. Defaults to
-            none.
-        select: List of codes of rules, such as `"KMP101"`, or of what they
-            start with. Defaults to all rules.
-        ignore: The same, of rules that are left out. Defaults to none.
+        callbacks: List of the callbacks that `fit` will get. Defaults to none.
+        select: List of codes of rules, such as `"KMP101"`, or their beginnings,
+            such as `"KMP4"`. Defaults to all rules.
+        ignore: List of codes of rules to leave out. Defaults to none.
 
     Returns:
-        `Findings`, a sequence of `Finding`s, most severe first: `str()` of it,
-        `.to_dict()`, `.to_json()`, `.to_html()`, `.at_least(severity)`, and
-        `.apply()`, which repairs what can be repaired by a call.
+        `Findings`, a sequence of `Finding`s, most severe first. Print it, or
+        call `.to_dict()`, `.to_json()`, `.to_html()` or `.at_least(severity)`.
+        `.apply()` makes the repairs that need no decision.
 
     Raises:
-        TypeError: If `model` is not a model, or `callbacks` holds something
-            else than callbacks.
-        ValueError: If there is no such policy or code, or `x` or `y` are no
+        TypeError: If `model` is not a model, or `callbacks` holds anything but
+            callbacks.
+        ValueError: If there is no such policy or code, or `x` or `y` are not
             arrays.
 
     Example:
@@ -111,11 +108,11 @@ RULES = sorted(
 def chosen(
     select: Iterable[str] = ("KMP",), ignore: Iterable[str] = ()
 ) -> list[Rule]:
-    """Returns the rules of some codes.
+    """Returns the rules with some codes.
 
     Args:
-        select: List of codes, or of what they start with, such as `"KMP4"`.
-        ignore: The same, of rules that are left out.
+        select: List of codes, or of their beginnings, such as `"KMP4"`.
+        ignore: List of codes of rules to leave out.
 
     Raises:
         TypeError: If one of them is not a list.
@@ -127,8 +124,8 @@ def chosen(
         for code in codes:
             if not any(rule.code.startswith(code) for rule in RULES):
                 raise ValueError(
-                    f"`{name}` must have codes of rules, as 'KMP101', or what "
-                    f"they start with. Received: {name}={codes!r}"
+                    f"`{name}` must be codes of rules, such as 'KMP101' or "
+                    f"'KMP1'. Received: {name}={codes!r}"
                 )
         starts.append(tuple(codes))
     return [

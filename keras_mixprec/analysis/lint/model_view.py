@@ -13,14 +13,14 @@ from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
-# A batch is run as it is, since a `train_step` may need so many samples: of
-# this size, or with this many numbers. A larger batch is cut to its first rows,
-# and the rows with each input's largest and smallest number.
+# A `train_step` may need all samples, so a batch of at most so many samples or
+# numbers is run whole. A larger batch is cut to its first rows and those with
+# each input's largest and smallest numbers.
 _BATCH, _NUMBERS, _ROWS = 128, 2**20, 32
 
 
 class ModelView:
-    """A model as rules see it; each part is computed once, when asked for.
+    """A model as rules see it. Each part is computed once, if a rule reads it.
 
     Attributes:
         model: The `keras.Model`, with the policies that are checked.
@@ -58,7 +58,7 @@ class ModelView:
         ]
 
     def batch(self) -> tuple:
-        """Returns `x`, and `y` where the model has a loss, of some samples."""
+        """Returns some samples: `x`, and `y` if the model has a loss."""
         compiled = getattr(self.model, "compiled", False)
         return _some_rows(self.x, self.y if compiled else None)
 
@@ -102,8 +102,8 @@ def _to_array(name, data):
         array = np.zeros(())
     if not array.ndim or not len(array):
         raise ValueError(
-            f"`{name}` must be an array of at least one sample, or a dict or "
-            "list of arrays as `fit` takes them. "
+            f"`{name}` must be an array of at least one sample, or a dict "
+            "or list of arrays. "
             f"Received: {name}={str(data)[:80]} of type {type(data).__name__}"
         )
     return array

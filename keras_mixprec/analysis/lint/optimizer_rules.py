@@ -1,11 +1,8 @@
 """Rules about the optimizer, its variables and loss scaling."""
 
-import math
-
 import keras
 
-from keras_mixprec.analysis.lint.findings import Finding
-from keras_mixprec.analysis.lint.rule import rule
+from keras_mixprec.analysis.lint.findings import Finding, rule
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.loss_scaling.constants import becomes_instead, lost_constants
@@ -20,7 +17,7 @@ _Scaling = keras.optimizers.LossScaleOptimizer
 
 @rule("KMP401", "medium")
 def variables_in_16_bits(view):
-    """Updates below half a digit of a 16-bit variable are lost.
+    """Small updates of variables in 16 bits are rounded away.
 
     Why: Weights stop moving once updates are small. A mixed policy avoids that.
     Example: a model built under the policy "float16".
@@ -32,9 +29,9 @@ def variables_in_16_bits(view):
         dtype = narrow[0].dtype
         form = get_format(dtype)
         yield Finding(
-            f"{len(narrow)} trainable variables, {narrow[0].path!r} first, and "
-            f"their optimizer slots are in {dtype}, where an update of less "
-            f"than {form.epsilon / 4:.0e} of a weight is lost.",
+            f"{len(narrow)} trainable variables ({narrow[0].path!r} first) and "
+            f"their optimizer slots are in {dtype}, so an update below "
+            f"{form.epsilon / 4:.0e} of a weight is lost.",
             f"Build the model under 'mixed_{dtype}', which keeps variables in "
             "float32.",
             numbers={"variables": len(narrow), "dtype": dtype},
@@ -43,7 +40,7 @@ def variables_in_16_bits(view):
 
 @rule("KMP402", "high")
 def constant_of_the_optimizer(view):
-    """An epsilon that is 0 or a beta_2 that is 1 in 16 bits loses weights.
+    """A constant of the optimizer becomes 0 or 1 in its 16-bit variables.
 
     Why: Adam divides by 0, or its second moment never decays.
     Example: `epsilon=1e-8` with variables in float16.
@@ -54,8 +51,8 @@ def constant_of_the_optimizer(view):
         for name, value in lost.items():
             becomes, fix = becomes_instead(name)
             yield Finding(
-                f"{name}={value:g} of {_name(optimizer)} rounds to {becomes} "
-                "in 16-bit variables: no weight moves, or all become NaN.",
+                f"{_name(optimizer)}'s {name}={value:g} rounds to {becomes} in "
+                "16-bit variables, so weights do not move or become NaN.",
                 f"Set {name}={fix}, or build the model under a mixed policy, "
                 "which keeps variables in float32.",
                 numbers={name: value},
@@ -64,9 +61,9 @@ def constant_of_the_optimizer(view):
 
 @rule("KMP404", "high")
 def no_loss_scaling(view):
-    """Gradients below 6e-8 become 0 in float16 without loss scaling.
+    """Gradients below 3e-8 become 0 in float16 without loss scaling.
 
-    Why: Small gradients become 0, and their layers do not learn.
+    Why: Layers with such gradients do not learn.
     Example: `compile("adam", auto_scale_loss=False)` in mixed_float16.
     Fix: call `ensure_loss_scaling(model)`.
     """
@@ -74,8 +71,8 @@ def no_loss_scaling(view):
         return
     name = _name(view.model.optimizer)
     reason = (
-        f"Layers compute in float16, and {name} scales no loss: gradients "
-        "below 6e-8 are 0."
+        f"Layers compute in float16, and {name} does not scale the loss, so "
+        "gradients below 3e-8 become 0."
     )
     if has_own_step(view.model):
         fix = (
@@ -85,9 +82,8 @@ def no_loss_scaling(view):
         yield Finding(reason, fix)
     elif view.supposed:
         fix = (
-            "None is needed if the policy is set before the model is compiled: "
-            "compile() wraps the optimizer then. Else call "
-            "ensure_loss_scaling(model)."
+            "Set the policy before you compile the model: compile() then wraps "
+            "the optimizer. Otherwise call ensure_loss_scaling(model)."
         )
         yield Finding(reason, fix, call=ensure_loss_scaling, severity="low")
     else:
@@ -100,7 +96,7 @@ def no_loss_scaling(view):
 
 @rule("KMP406", "medium")
 def constant_loss_scale(view):
-    """`loss_scale_factor` skips no step: an overflow reaches the weights.
+    """With `loss_scale_factor` no step is skipped, so weights become NaN.
 
     Why: One overflow makes all weights NaN.
     Example: `Adam(loss_scale_factor=1024)`.
@@ -111,42 +107,20 @@ def constant_loss_scale(view):
         scaling = isinstance(optimizer, _Scaling)
         if factor is not None and not scaling and view.low:
             yield Finding(
-                f"loss_scale_factor={factor:g} of {_name(optimizer)} scales "
-                "the loss and applies steps that are not finite as well.",
+                f"{_name(optimizer)}'s loss_scale_factor={factor:g} scales the "
+                "loss, but non-finite gradients are applied too.",
                 f"Use LossScaleOptimizer({_name(optimizer)}(...), "
-                f"loss_scale={factor:g}), which skips those.",
+                f"loss_scale={factor:g}), which skips such steps.",
                 numbers={"loss_scale_factor": factor},
-            )
-
-
-@rule("KMP408", "low")
-def loss_scale_without_floor(view):
-    """The scale of Keras' own optimizer can reach 0, which loses weights.
-
-    Why: A run of failing batches halves the scale until it is 0.
-    Example: 142 batches with a NaN in a row.
-    Fix: use `keras_mixprec.LossScaleOptimizer`, which has a floor.
-    """
-    for optimizer in _optimizers(view):
-        if type(optimizer) is _Scaling:
-            # Below 2**-126 float32 is flushed to 0.
-            steps = math.ceil(math.log2(optimizer.initial_scale)) + 127
-            yield Finding(
-                "Keras' LossScaleOptimizer halves its scale without end: "
-                f"{steps} skipped steps make it 0, and the next step that is "
-                "applied makes every weight NaN.",
-                "Use keras_mixprec.LossScaleOptimizer; MixPrecMonitor and "
-                "PrecisionTuner put it in place by themselves.",
-                numbers={"skipped_steps": steps},
             )
 
 
 @rule("KMP409", "medium")
 def callbacks_that_read_the_loss(view):
-    """A skipped step may have a loss of NaN, which some callbacks act on.
+    """A callback reacts to the NaN loss of a skipped step.
 
-    Why: The callback ends training, or saves nothing, for one harmless skipped
-    step.
+    Why: One harmless skipped step ends training, or keeps the callback from
+    saving the model.
     Example: `TerminateOnNaN()` beside a dynamic loss scale.
     Fix: add `MixPrecMonitor()`, or let the callback monitor "val_loss".
     """
@@ -156,10 +130,11 @@ def callbacks_that_read_the_loss(view):
         ends = isinstance(callback, keras.callbacks.TerminateOnNaN)
         if ends or getattr(callback, "monitor", None) == "loss":
             yield Finding(
-                f"{_name(callback)} reads the training loss, which one skipped "
-                "step makes NaN for the rest of its epoch.",
+                f"{_name(callback)} reads the training loss. One skipped step "
+                "makes that NaN for the rest of its epoch.",
                 "Add MixPrecMonitor() or PrecisionTuner(), which keep such "
-                "batches out of the loss, or let it monitor 'val_loss'.",
+                "batches out of the loss. Or let the callback monitor "
+                "'val_loss'.",
                 numbers={"callback": _name(callback)},
                 severity="medium" if ends else "low",
             )
@@ -170,7 +145,6 @@ def _optimizers(view):
 
 
 def _name(named):
-    """The class of a callback, or of the user's own optimizer."""
     return type(getattr(named, "inner_optimizer", named)).__name__
 
 
