@@ -117,7 +117,7 @@ def test_the_demo_names_a_layer_and_repairs_it(run, folder):
     rows = re.findall(r"^(float[\w, ]+?) +([\d.]+)% +\d+ +(\d+) ", out, re.M)
     accuracy = {name: float(share) for name, share, _ in rows}
     assert accuracy["float16, Keras alone"] < 20
-    assert accuracy["float16 with the tuner"] > accuracy["float32"] - 5
+    assert accuracy[rows[-1][0]] > accuracy["float32"] - 5
     # The repaired layer, and the last one, which is float32 by design.
     assert rows[-1][2] == "2"
     assert "forward_overflow in 'response_norm'" in out
@@ -195,8 +195,7 @@ def test_the_status_of_lint_says_what_was_found(arguments, status, run):
 
 def test_a_rule_of_lint_is_explained(run):
     status, out, _ = run("lint --explain KMP201")
-    first = "KMP201 argument_beyond_format, high at most"
-    assert (status, out.splitlines()[0]) == (0, first)
+    assert (status, out.split(",")[0]) == (0, "KMP201 argument_beyond_format")
 
 
 def test_json_of_lint_has_the_documented_keys(run):
@@ -262,17 +261,17 @@ WRONG = EARLY | {
     "doctor --backend theano": "'theano'",
     "doctor --slow": "unrecognized arguments: --slow",
     "report none": "'none'",
-    "serve none": "no such folder. Received: none",
+    "serve none": "folder. Received: none",
     "serve . --port 99999": "99999 is not in 0",
     "lint": "required: model",
     "lint billionth.keras --policy float17": "'float17'",
     "lint billionth.keras --fail-on fatal": "'fatal'",
     "lint billionth.keras --import nowhere": "Received: nowhere",
     "lint billionth.keras --data none.npz": "Received: none.npz",
-    "lint none.keras": "no such file. Received: none.keras",
+    "lint none.keras": "file. Received: none.keras",
     "lint billionth.keras --select E501": "`select`",
     "lint --explain E501": "codes of rules",
-    "lint text.keras": "damaged, or no .keras file",
+    "lint text.keras": "no .keras file",
     "lint own.keras": "'Unknown': add --import",
     "lint float32.keras --data text.npz": "plain arrays",
     "lint float32.keras --data y.npz": "no array x",
@@ -289,7 +288,7 @@ WRONG = EARLY | {
     f"{COMPARE} --mode best": "'best'",
     f"{COMPARE} --policies float32 float32": "each policy once",
     f"{COMPARE} --policies none.json": "none.json",
-    f"{COMPARE} --html out.html/page": "out.html",
+    f"{COMPARE} --html x.npz/page": "x.npz",
     f"{COMPARE} --resume other.json": "other.json",
     f"{SHORT} --metric accuracy": "'loss'",
     f"{COMPARE} --policies other.json": "precision plan",

@@ -146,7 +146,7 @@ def test_a_real_comparison_finds_the_worse_plan(tmp_path):
     verdicts = [row["verdict"] for row in result.rows]
     within = "within tolerance"
     assert verdicts == ["reference", within, within, "worse"]
-    assert re.search("^again: within.* same losses", str(result), re.M)
+    assert re.search("^again:.* same losses", str(result), re.M)
     # Noise may show one of the right ones as faster, never the worse one.
     policy, reason = result.best()
     assert policy == "float32" or dict(policy) == good

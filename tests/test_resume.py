@@ -95,9 +95,7 @@ def test_a_comparison_of_something_else_is_refused(
     assert kmp.compare_precisions(**given).rows[0]["metric"] == first
     if not COMPARED[differs]:
         another_device()
-    with pytest.raises(
-        ValueError, match=f"differs in .*{differs}.*Received: re"
-    ):
+    with pytest.raises(ValueError, match=f"{differs}.*Received: resume="):
         kmp.compare_precisions(**given | COMPARED[differs])
 
 
