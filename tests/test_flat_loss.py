@@ -72,7 +72,7 @@ def test_nothing_is_said_of_a_loss_that(values, changed):
         # The fault hid a part of it.
         ([0.1, 0.1, 2.0, 0.5], 100, None),
         ([2.0, 2.0, 2.0, 2.0], 100, "repair: 2 before"),
-        ([0.2] * 8, 0, "0.2 at step"),
+        ([0.2] * 8, 0, "0.2 at step 50"),
         ([2.0, 2.0], 100, "No loss"),
     ],
 )

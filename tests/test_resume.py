@@ -58,6 +58,7 @@ OTHERS = {
     "a closure": (closure(8), closure(9)),
     "a default": (lambda units=8: wide(units), lambda units=9: wide(units)),
     "an object": (Builder(8), Builder(9)),
+    "weights": (Builder(8, wide()), Builder(8, wide())),
     "an array": (Builder(8, np.ones(3)), Builder(8, np.ones(4))),
     "a global": (global_of_a_helper(8), global_of_a_helper(9)),
     "a schedule": (schedule(0.5), schedule(0.6)),
