@@ -129,6 +129,8 @@ ZERO = {"kind": "zero_gradients", "step": 9, "message": "gradients all zero"}
 LOSSES = {"kind": "nonfinite_losses", "step": 9, "counts": {"nan": 2}}
 WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
 DEMOTION = {"kind": "demote", "step": 9, "layers": CHANGE}
+RETURNED = {"kind": "promote", "step": 30}
+RETURNED |= {"layers": {"a": {"before": "float32", "after": "mixed_float16"}}}
 DIVERGED = found("divergence", None, 107, numbers={"loss": 1e9})
 BATCH_ALONE = found("divergence", None, 107)
 COLLAPSED = found("scale_collapsed", None, 9)
@@ -140,6 +142,7 @@ STORIES = {
     "one": ([UNDERFLOW], UNDERFLOW, "warning"),
     "over": ([REPAIRED], REPAIRED, "repaired"),
     "one over": ([REPAIRED, UNDERFLOW], UNDERFLOW, "warning"),
+    "returned": ([OVERFLOW, RETURNED], OVERFLOW, "repaired"),
     "demoted": ([UNDERFLOW, REPAIRED, DEMOTION], UNDERFLOW, "warning"),
     "zero": ([ZERO], ZERO, "warning"),
     "zero because": ([ZERO, UNDERFLOW], UNDERFLOW, "warning"),
@@ -172,7 +175,7 @@ def test_the_main_finding_is_what_the_sentence_begins_with(name):
     facts = facts_of(events)
     main = main_finding(facts) or {"event": None, "repaired": False}
     assert main["event"] == first
-    assert main["repaired"] == (name == "over")
+    assert main["repaired"] == (name in ("over", "returned"))
     assert sentence(facts)["state"] == state
 
 
