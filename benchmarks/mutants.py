@@ -220,7 +220,7 @@ def main(checkout, results):
     results = pathlib.Path(results).resolve()
     results.mkdir(parents=True, exist_ok=True)
     copied = tempfile.mkdtemp(prefix="mutants") + "/copy"
-    shutil.copytree(checkout, copied, ignore=shutil.ignore_patterns(".?*"))
+    shutil.copytree(checkout, copied, ignore=shutil.ignore_patterns(".[!c]*"))
     os.chdir(copied)
     sys.path[0] = os.environ["PYTHONPATH"] = copied
     every = [mutant for name in MODULES.split() for mutant in mutants(name)]

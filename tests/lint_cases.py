@@ -119,8 +119,8 @@ def unit_normalization():
     return between(layers.UnitNormalization(name="norm"))
 
 
-def pure(dtype, **arguments):
-    keras.config.set_dtype_policy(dtype)
+def pure(policy, **arguments):
+    keras.config.set_dtype_policy(policy)
     inputs = keras.Input((64,))
     x = layers.Dense(64, name="d0", **arguments)(inputs)
     return keras.Model(inputs, layers.Dense(8, name="d1")(x))
@@ -268,7 +268,10 @@ FINDS = {
     "sensitive_layer norm": [unit_normalization],
     "output_in_16_bits d1 low": [make(mlp, 16, 8)],
     "sensitive_layer d0": [make(mlp, 64, 8, **ACTIVITY)],
-    "variables_in_16_bits": [make(pure, "bfloat16")],
+    "variables_in_16_bits": [
+        make(pure, "bfloat16"),
+        make(pure, "bfloat16", dtype="float32"),
+    ],
     "constant_of_the_optimizer": [
         make(with_adam, "float16", **TINY, **BETA),
         make(with_adam, "bfloat16"),

@@ -203,7 +203,7 @@ def test_a_verdict_is_json():
         (lambda m: (model_of(dense(3)), X, Y), ValueError, "be compiled"),
         (lambda m: (m, [], Y), ValueError, "one batch"),
         (lambda m: (m, iter([(X, Y)])), ValueError, "next.iter.*Received: x="),
-        (lambda m: (m, (X, Y)), ValueError, "inputs alone.*Received: x, a tup"),
+        (lambda m: (m, (X, Y)), ValueError, "inputs alone.*Received: x"),
         (lambda m: (m, X, Y[:3]), ValueError, "number of samples"),
     ],
 )
@@ -410,7 +410,7 @@ def large(dtype, **arguments):
     ids=["layer", "prediction", "search"],
 )
 def test_no_layer_is_blamed_for_a_lack_of_memory(run):
-    with pytest.raises(MemoryError, match="ran out of memory"):
+    with pytest.raises(MemoryError, match="out of memory"):
         run()
 
 

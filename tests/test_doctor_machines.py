@@ -81,7 +81,7 @@ BOTH_WRONG = ONE_WRONG | {"wrong": ("bfloat16", "float16")}
         (EPYC, MEASURED, "mixed_bfloat16", r"1\.90 times"),
         (EPYC, SLOW, "float32", r"0\.84 times.*2026-11-23"),
         ("A100", ONE_WRONG, "mixed_float16", ""),
-        ("A100", BOTH_WRONG, "float32", "wrong.*bfloat16 and float16"),
+        ("A100", BOTH_WRONG, "float32", "wrong.* bfloat16 .*float16"),
     ],
 )
 def test_the_recommendation_goes_by_what_was_measured(

@@ -13,6 +13,7 @@ from keras_mixprec.reporting.flat_loss import flat_loss
 pytestmark = pytest.mark.one_backend
 
 DIVERGED = {"kind": "verdict", "verdict": "divergence", "step": 9}
+DEMOTED = {"kind": "demote", "step": 1, "layers": {}}
 OWN_STEP = {"kind": "train_begin", "own_step": True, "step": 0}
 STEPS = 50 * np.arange(1, 41)
 CHANCE = math.log(10)
@@ -49,10 +50,7 @@ def test_a_loss_at_chance_did_not_fall(spread):
         (np.r_[2 * CHANCE, CHANCE * noise(1e-3)[1:]], {}),
         # As of trained weights.
         (0.3 * noise(1e-3), {}),
-        (
-            CHANCE * noise(0),
-            {"events": [{"kind": "demote", "step": 1900, "layers": {}}]},
-        ),
+        (CHANCE * noise(0), {"events": [DEMOTED | {"step": 1900}, DEMOTED]}),
         (CHANCE * noise(0), {"events": [DIVERGED]}),
         (CHANCE * noise(0), {"events": [OWN_STEP]}),
         # Too short, in readings or in steps.

@@ -74,12 +74,12 @@ SMALL = [1e-4] * 24
         case("infinite loss", chain, GREAT + [1.0] * 9, "warning",
              "1 batch.*1 of 13 steps"),
         case("repaired", chain, GREAT + [1000.0] * 8, "repaired",
-             "'?big.*step 5.*at step 4.*'last'.*2 of 12 steps.*33%",
+             "'?big.*step 5.* 4.*'last'.* 2 of 12 .*33%",
              {}),
         case("stuck", chain, [1000.0] * 40, "failing",
-             "'?big.*step 5.*at step 1.*all 40 steps"),
+             "'?big.*step 5.*step 1.*40 steps"),
         case("bad data", chain, [1.0] * 4 + [np.nan] * 2 + [1.0] * 4, "severe",
-             "2 batches.*step 5.*row 0.*2 of 10 steps", {}),
+             "2 batches.* 5.*row 0.* 2 of 10 ", {}),
         case("unscaled", lambda: one_layer(scaled=False), good(3), "warning",
              "without loss scaling"),
         case("bfloat16", lambda: one_layer("mixed_bfloat16"), good(3),
@@ -128,6 +128,8 @@ LOST, REPAIRED = found("weights_lost", step=1), found("cast_overflow", "wide")
 LOSSES = {"kind": "nonfinite_losses", "step": 9, "counts": {"nan": 2}}
 WITHIN = {"kind": "sign_off", "step": 9, "within": True, "message": "as before"}
 DEMOTION = {"kind": "demote", "step": 9, "layers": CHANGE}
+RETURNED = {"kind": "promote", "step": 30}
+RETURNED |= {"layers": {"a": {"before": "float32", "after": "mixed_float16"}}}
 DIVERGED = found("divergence", None, 107, numbers={"loss": 1e9})
 BATCH_ALONE = found("divergence", None, 107)
 COLLAPSED = found("scale_collapsed", None, 9)
@@ -139,6 +141,7 @@ STORIES = {
     "one": ([UNDERFLOW], UNDERFLOW, "warning"),
     "over": ([REPAIRED], REPAIRED, "repaired"),
     "one over": ([REPAIRED, UNDERFLOW], UNDERFLOW, "warning"),
+    "returned": ([OVERFLOW, RETURNED], OVERFLOW, "repaired"),
     "demoted": ([UNDERFLOW, REPAIRED, DEMOTION], UNDERFLOW, "warning"),
     "losses": ([LOSSES], LOSSES, "warning"),
     "diverged": ([DIVERGED], DIVERGED, "failing"),
@@ -168,7 +171,7 @@ def test_the_main_finding_is_what_the_sentence_begins_with(name):
     facts = facts_of(events)
     main = main_finding(facts) or {"event": None, "repaired": False}
     assert main["event"] == first
-    assert main["repaired"] == (name == "over")
+    assert main["repaired"] == (name in ("over", "returned"))
     assert sentence(facts)["state"] == state
 
 

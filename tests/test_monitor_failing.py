@@ -167,7 +167,7 @@ def ended(folder, model, error, *callbacks):
 @pytest.mark.parametrize("batch", [0, 2])
 def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
     model = dense(inputs=1, policy=policy)
-    raises = Raises(OSError("disk is full"), batch)
+    raises = Raises(OSError("disk full"), batch)
     watcher, run = ended(tmp_path, model, OSError, raises)
     assert run["headline"]["state"] == "failing"
     finding = run["events"][run["finding"]["event"]]
@@ -176,7 +176,7 @@ def test_an_exception_is_in_all_that_is_said(tmp_path, capsys, policy, batch):
     assert f"step {batch + 1}:" in run["headline"]["text"]
     printed = capsys.readouterr().out
     for place in watcher.report, printed, watcher.summary:
-        assert "OSError: disk is full" in prose(place)
+        assert "OSError: disk full" in prose(place)
         assert "no findings" not in prose(place)
     # A later fit has its own state.
     later = watched(tmp_path, good(2), model).overview()

@@ -51,6 +51,17 @@ def test_what_is_told_of_the_run(opened):
         assert ("repaired" in finding) == run["finding"]["repaired"]
 
 
+def test_speed(opened):
+    page, run = opened
+    shown = dict(page.rows("#performance tbody tr"))
+    known = [card for card in run["cards"] if card["name"] == "speed"]
+    for figure in (figure for card in known for figure in card["figures"]):
+        assert shown[figure["title"]] == figure["text"]
+    if known:
+        last = run["loss"]["values"][-1]
+        assert float(shown["last loss"]) == pytest.approx(last, rel=5e-3)
+
+
 def test_layers(opened):
     page, run = opened
     assert page.layers() == [layer["path"] for layer in run["layers"]]

@@ -211,18 +211,3 @@ def test_the_command_needs_no_backend_and_ends_quietly(tmp_path, capsys):
         assert f"port {port}" in printed
         assert "--port 0" in printed
         assert interrupt(process) == (0, "\n", "")
-
-
-@pytest.mark.parametrize("path", ["/nowhere/logs", __file__])
-def test_what_is_no_folder_is_said(path, capsys):
-    assert main(["serve", path]) == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
-    assert path in printed
-
-
-@pytest.mark.parametrize("call", ["", "a --port 65536", "a --host 0.0.0.0"])
-def test_wrong_calls_are_refused(call, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", *call.split()])
-    assert "\nkeras-mixprec" in capsys.readouterr().err

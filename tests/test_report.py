@@ -57,6 +57,15 @@ def run_of(report):
     return run
 
 
+def test_a_loss_scale_has_its_ends_and_extremes(tmp_path):
+    with RunLog(tmp_path) as log:
+        points = [[step, 2.0**n, 0, 0] for step, n in enumerate((4, 2, 9, 5))]
+        log.rows(9, schema.SCALE, points, optimizer="")
+    cards = {x["name"]: x for x in run_of(kmp.load_report(tmp_path))["cards"]}
+    bits = re.findall(r"2\*\*(\d+)", cards["scale"]["sentence"])
+    assert bits == ["4", "5", "2", "9"]
+
+
 def unpacked(page):
     """Returns the data in a page, as its script reads them."""
     packed = re.search(r'MIXPREC_INLINE = "([^"]*)"', page)[1]

@@ -58,6 +58,7 @@ OTHERS = {
     "a closure": (closure(8), closure(9)),
     "a default": (lambda units=8: wide(units), lambda units=9: wide(units)),
     "an object": (Builder(8), Builder(9)),
+    "weights": (Builder(8, wide()), Builder(8, wide())),
     "an array": (Builder(8, np.ones(3)), Builder(8, np.ones(4))),
     "a global": (global_of_a_helper(8), global_of_a_helper(9)),
     "a schedule": (schedule(0.5), schedule(0.6)),
@@ -95,9 +96,7 @@ def test_a_comparison_of_something_else_is_refused(
     assert kmp.compare_precisions(**given).rows[0]["metric"] == first
     if not COMPARED[differs]:
         another_device()
-    with pytest.raises(
-        ValueError, match=f"differs in .*{differs}.*Received: re"
-    ):
+    with pytest.raises(ValueError, match=f"{differs}.*Received: resume="):
         kmp.compare_precisions(**given | COMPARED[differs])
 
 

@@ -64,7 +64,7 @@ def test_what_is_said_fits_the_screen(capsys):
     assert capsys.readouterr().out == ""
     fit(chain(), [BIG] * 4, tuner(verbose=1))
     said = capsys.readouterr().out
-    assert "'big', 'last' to float32" in said
+    assert re.search("'big', 'last' .*float32", said)
     assert re.search(r"'big' overflowed.*\b33% of", " ".join(said.split()))
     assert len(said.splitlines()) < 24
 
@@ -86,6 +86,6 @@ def test_one_that_takes_its_time_says_so(
 ):
     with clock.each_look_takes(seconds):
         fit(chain(), [value], kmp.PrecisionTuner(verbose=verbose))
-    said = rf"checked 3 layers before .* in [\d.]+ s: {found} fault\.\n"
+    said = rf" 3 layers .* [\d.]+ s: {found} fault\.\n"
     out = capsys.readouterr().out
     assert re.search(said, out) if found else "check" not in out

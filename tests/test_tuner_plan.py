@@ -1,12 +1,13 @@
 """The plan that a tuner starts from and leaves behind."""
 
+import json
 import shutil
 
 import keras
 import pytest
 import tuner_models as models
 from monitor_models import each_jit, monitor, told
-from tuner_models import BIG, CURE, GOOD, chain, demoted, done, tuned
+from tuner_models import BIG, CURE, GOOD, chain, demoted, done, fit, tuned
 
 import keras_mixprec as kmp
 
@@ -31,9 +32,16 @@ def path(learned, tmp_path):
 @pytest.mark.long
 @each_jit
 def test_the_next_run_starts_from_what_was_learned(jit, path):
+    content = json.loads(path.read_text())
+    content["tuner"]["tries"]["big"] = 3
+    path.write_text(json.dumps(content))
     model, callback = tuned([GOOD] * 4, model=chain(jit), plan=str(path))
     assert demoted(model) == CURE
     assert done(callback) == [("start", 0)]
+    assert json.loads(path.read_text())["tuner"] == content["tuner"]
+    # So does another model with the same callback.
+    fit(other := chain(jit), [GOOD], callback)
+    assert demoted(other) == CURE
     # The plan is handed on without the tuner.
     kmp.apply_policy(model := chain(), kmp.PrecisionPlan.load(path))
     assert demoted(model) == CURE

@@ -117,7 +117,7 @@ def test_a_plan_holds_the_fewest_layers_in_float32_each_with_its_reason():
     found = wide(layers, own)
     assert [*found] == ["a", "b", "d", "f"]
     assert " a " in found["b"]
-    assert "Without a finite reading: e." in plan(layers, own)["text"]
+    assert plan(layers, own)["text"].endswith(": e.")
     assert [*wide(layers, own, "bfloat16")] == ["f"]
 
 
@@ -133,7 +133,7 @@ def test_layers_behind_one_at_fault_are_not_known_to_need_float32():
         layer("c", fed_by=["b"], **behind),
     ]
     lost = {"refused": REFUSED}
-    assert "finite reading: b, c." in plan(chain, {"a": lost})["text"]
+    assert "reading: b, c." in plan(chain, {"a": lost})["text"]
     for more in {}, {"in_float32": 3.6}:
         assert [*wide(chain, {"a": lost | more})] == ["a"]
     # Its float32 output is beyond float16 when the next layer casts it.

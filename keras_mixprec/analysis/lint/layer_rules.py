@@ -10,7 +10,7 @@ import numpy as np
 from keras import layers
 
 from keras_mixprec.analysis.lint.findings import Finding, rule, to_float32
-from keras_mixprec.diagnosis.weights import weight_overflows
+from keras_mixprec.diagnosis.cause import weight_overflows
 from keras_mixprec.formats import SIXTEEN_BITS, format_share, get_format
 from keras_mixprec.keras_internals import (
     cast_constants,
