@@ -356,7 +356,7 @@ def test_an_error_of_the_function_is_that_of_the_function():
         ((speaker, dict), TypeError, "a function"),
         ((speaker, lambda: 3), ValueError, "calls no layer"),
         ((speaker, list, iter([1])), TypeError, "a function"),
-        ((speaker, len, iter([1])), ValueError, "only once"),
+        ((speaker, len, iter([1])), ValueError, "iterator"),
         ((speaker, speaker, SIZES), ValueError, "no layer"),
     ],
 )

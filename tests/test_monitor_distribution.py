@@ -22,7 +22,7 @@ def test_two_workers():
     assert first["healthy"]["steps"] == STEPS
     assert 5 <= first["unrecoverable"]["steps"] < BROKE_UNTIL
     # Only the second worker has the batches that overflow.
-    assert "(found by worker 1)" in first["unrecoverable"]["report"]
+    assert "(found by worker 1" in first["unrecoverable"]["report"]
     assert "forward_overflow big" in first["unrecoverable"]["verdicts"]
     assert "worker" not in first["healthy"]["report"]
 

@@ -196,7 +196,6 @@ def test_a_repaired_layer_is_no_finding(tmp_path):
     assert all(event["layer"] == "first" for event in run.told("trend"))
     big, first = by_path["big"], by_path["first"]
     assert (big["repaired"], first["repaired"]) == (True, False)
-    assert big["repaired_verdicts"] == big["verdicts"]
 
 
 # Readings every so many steps.

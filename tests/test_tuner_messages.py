@@ -21,7 +21,7 @@ WRONG = [
     ({"rungs": ("clamp", "float32")}, ValueError, "some of.*clamp"),
     ({"rungs": ("rescale",)}, ValueError, "always repairs.*rescale"),
     ({"validate": 3}, TypeError, "`validate`.*Received: .*3"),
-    ({"validate": iter([(X, X)])}, ValueError, "more than once"),
+    ({"validate": iter([(X, X)])}, ValueError, "list_iterator"),
     ({"validate": (X, X), "mode": "best"}, ValueError, "`mode`.*best"),
     ({"monitor": "val_mae"}, ValueError, "pass `validate`.*val_mae"),
     ({"tolerance": -1}, ValueError, "`tolerance`.*-1"),

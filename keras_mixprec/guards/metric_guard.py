@@ -110,6 +110,7 @@ class MetricGuard:
             gate.stop()
         if self.on:
             self.on = False
+            self._begin_epoch(_BEGUN)
             self._in_fit.__exit__()
 
     def _guard(self):

@@ -24,7 +24,7 @@ from keras_mixprec.policies.default_rules import (
     reads_raw_features,
 )
 from keras_mixprec.policies.layers import MODEL_PATH
-from keras_mixprec.policies.matmul_precision import NAMES, in_force
+from keras_mixprec.policies.matmul_precision import in_force
 from keras_mixprec.policies.names import is_fixed
 from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
 from keras_mixprec.policies.set_policies import reasons_of
@@ -265,11 +265,10 @@ def products_below_float32(view):
     holds = in_force()
     if holds.products == "float32":
         return
-    bits = NAMES.get(holds.products, "fewer bits")
     for entry in _kept_for_digits(view):
         yield Finding(
             "It is in float32 for its digits (precision_loss), but float32 "
-            f"products keep {bits} of 24: {holds}.",
+            f"products keep fewer than 24 bits: {holds}.",
             "Call keras_mixprec.set_matmul_precision('float32') before "
             "training.",
             entry.path,
