@@ -84,6 +84,8 @@ class MetricGuard:
         self._in_steps, self._in_fit = Replacements(), Replacements()
         self.function = TrainFunction.of(model)
         self._layer_state: list | None = None
+        self._found: list = []
+        self._gates: list = []
         self._batches = 0  # Since the metrics were reset.
 
     def start(self):
@@ -115,7 +117,7 @@ class MetricGuard:
 
     def _guard(self):
         model, in_steps = self._model, self._in_steps
-        self._layer_state = None
+        self._layer_state, self._found = None, []
         if tracker := self._tracker:
             noting = _noting(tracker.update_state)
             in_steps.add(tracker, "update_state", noting)
@@ -138,11 +140,14 @@ class MetricGuard:
 
     def _histories(self):
         """The records of the model's optimizers; the first counts losses."""
-        return [
-            optimizer.history
-            for optimizer in optimizers_in_step(self._model)
-            if isinstance(optimizer, LossScaleOptimizer) and optimizer.built
-        ]
+        if not self._found:
+            self._found = [
+                optimizer.history
+                for optimizer in optimizers_in_step(self._model)
+                if isinstance(optimizer, LossScaleOptimizer) and optimizer.built
+            ]
+            self._gates = gates_of(self._model)
+        return self._found
 
     # A step.
 
@@ -186,8 +191,7 @@ class MetricGuard:
 
     def _counts(self):
         """The variables that count skipped steps; those of histories first."""
-        found = [*self._histories(), *gates_of(self._model)]
-        return [each.counts for each in found]
+        return [each.counts for each in [*self._histories(), *self._gates]]
 
     def _values(self):
         """The values of all of these variables, by their ids."""
