@@ -44,8 +44,9 @@ def devices() -> dict:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:
         `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another name of the
         backend. `devices`: list of device names, one per device.
-        `compute_capability`: the lowest one of all CUDA devices, such as `(8,
-        0)`, or `None`. `architecture`: the architecture of an AMD GPU, or `""`.
+        `compute_capability`: the lowest of all CUDA devices, a tuple such as
+        `(8, 0)`, or `None`. `architecture`: the architecture of an AMD GPU, or
+        `""`.
     """
     kind, found = query_devices()
     known = [d.capability for d in found if d.capability is not None]

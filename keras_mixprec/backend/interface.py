@@ -59,7 +59,7 @@ class Step(Protocol):
         """Returns the sum over the replicas of a strategy."""
 
     def to_host_bool(self, finite):
-        """Returns a Python bool if the backend runs eagerly, else the tensor."""
+        """Returns a Python bool in eager mode, otherwise the tensor."""
 
     def choose(self, condition, if_true, if_false):
         """Returns the result of one of two functions without side effects.

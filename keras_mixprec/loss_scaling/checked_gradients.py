@@ -222,6 +222,8 @@ class AccumulationWindow:
     def place(self, on_host: bool, read) -> tuple:
         """Returns the position of the next micro-batch.
 
+        Call this before `discard`.
+
         Args:
             on_host: Boolean. Whether to return Python ints.
             read: Function that returns the value of a variable.

@@ -278,8 +278,8 @@ class StepHistory(KerasSaveable):
     def save_own_variables(self, store):
         """Writes the history next to the optimizer's own variables.
 
-        It leaves out variables that are all zero, because each would take 0.5
-        kB in HDF5.
+        Variables that are all zero are left out, because each would take 0.5 kB
+        in HDF5.
         """
         if self.paths is None:
             # A file was loaded before `build`. Write its content back
@@ -326,5 +326,5 @@ def _kinds(bits):
 
 
 def copy_store(store) -> dict:
-    """Copies a weights store, which may be closed when it is needed."""
+    """Copies a weights store, because Keras may close it later."""
     return {name: store[name] for name in list(store.keys())}

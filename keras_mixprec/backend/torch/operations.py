@@ -4,16 +4,16 @@ import functools
 
 import torch
 
-# Arguments that operations write to although no schema marks them.
+# Operations write to these arguments, although no schema marks them.
 _STATISTICS = ("running_mean", "running_var")
 
 
 class _Kind:
-    """What an operation does.
+    """The effects of an operation.
 
     Attributes:
-        makes: Boolean, whether its results have memory of their own.
-        draws: Boolean, whether it draws random numbers.
+        makes: Boolean. Whether its results have memory of their own.
+        draws: Boolean. Whether it draws random numbers.
     """
 
     def __init__(self, func):
@@ -28,7 +28,7 @@ class _Kind:
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
 
     def written(self, args, kwargs) -> list:
-        """Returns the tensors among the arguments that it writes to."""
+        """Returns the tensor arguments that the operation writes to."""
         if not self._written:
             return []
         return tensors_in(
