@@ -1,4 +1,7 @@
-"""Protocols for a backend's devices. `interface.py` has all others."""
+"""Protocols for the devices of a backend.
+
+`interface.py` has the other Protocols.
+"""
 
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol

@@ -29,7 +29,7 @@ class CheckedGradients:
         gradients: List of scaled gradients, or `None`, one per variable.
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
-        unscaled: Boolean. Whether `unscale` has already unscaled the gradients.
+        unscaled: Boolean. True if `unscale` has already unscaled the gradients.
         seen: List of the results of `overflowing` from calls of `unscale`.
     """
 
@@ -225,7 +225,7 @@ class AccumulationWindow:
         Call this before `discard`.
 
         Args:
-            on_host: Boolean. Whether to return Python ints.
+            on_host: Boolean. If `True`, the result is Python ints.
             read: Function that returns the value of a variable.
 
         Returns:

@@ -22,7 +22,7 @@ from keras_mixprec.loss_scaling.rules import namespace
 DETAILS = 32
 CHANGES = 1024
 
-# Columns of `counts`.
+# Indices into the variable `counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS, CHANGED = range(5)
 
 # A flag has one bit for each of `NONFINITE_KINDS`. Its lowest bit marks a
@@ -63,7 +63,7 @@ class ScaleChange(NamedTuple):
         step: Int. Its number among all attempted steps, counted from 1. For a
             scale that was set between two steps, the number of the first.
         skipped: Int. Number of skipped steps up to this step.
-        was_skipped: Boolean. Whether this step was skipped.
+        was_skipped: Boolean. True if this step was skipped.
         before: Float. The loss scale of the step.
         after: Float. The loss scale after the step.
     """

@@ -51,7 +51,7 @@ _OF_BOTH = {"name", "built", "loss_scale_factor"}
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Scales the loss against underflow and skips steps that overflow.
+    """Scales the loss to avoid underflow, and skips steps that overflow.
 
     A subclass of `keras.optimizers.LossScaleOptimizer` and a drop-in
     replacement for it. Each step multiplies the loss by the loss scale and
@@ -285,7 +285,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         time of compilation.
 
         Args:
-            optimizer_variables: List of tensors, values of `self.variables`.
+            optimizer_variables: List of tensors, the values of
+                `self.variables`.
             loss: Scalar tensor.
 
         Returns:
@@ -384,10 +385,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Stateless version of `apply`, for custom training loops on JAX.
 
         Args:
-            optimizer_variables: List of tensors, values of `self.variables`.
+            optimizer_variables: List of tensors, the values of
+                `self.variables`.
             grads: List of gradients of the scaled loss.
-            trainable_variables: List of tensors, values of the variables that
-                the optimizer was built with.
+            trainable_variables: List of tensors, the values of the variables
+                that the optimizer was built with.
 
         Returns:
             Tuple of the new `trainable_variables` and `optimizer_variables`.

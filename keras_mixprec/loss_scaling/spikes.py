@@ -18,7 +18,7 @@ ENOUGH, MOST = 64, 128
 # are about as large as in the first steps.
 FACTOR = 10.0
 
-# Columns of `counts`.
+# Indices into the variable `counts`.
 _TAKEN, _SKIPPED, _IN_A_ROW = range(3)
 
 

@@ -41,7 +41,7 @@ class StepStages:
     has its own state.
 
     Attributes:
-        scaling: Boolean. Whether a `train_step` scales the loss. `None` if this
+        scaling: Boolean. True if a `train_step` scales the loss. `None` if this
             is not known yet.
     """
 

@@ -188,7 +188,8 @@ def _is_variable(atom):
     return not hasattr(atom, "val")
 
 
-# Keys of pieces. Pieces with equal keys are equal programs.
+# Keys of pieces. Pieces with equal keys compute the same, so they share one
+# compiled program.
 
 
 def _key(equations, inputs, outputs):

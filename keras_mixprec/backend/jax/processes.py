@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on JAX."""
+"""Agrees with other processes, and runs without them, on JAX."""
 
 import contextlib
 
@@ -29,7 +29,7 @@ def agree(model, values):
 @contextlib.contextmanager
 def single_process(model):
     if jax.process_count() == 1:
-        # A single process already computes with all of its devices.
+        # A single process already runs the model alone, on all of its devices.
         yield
         return
     variables = all_variables(model)

@@ -79,7 +79,8 @@ def vjp(function, primals, pull):
 def evaluating(model):
     variables = all_variables(model)
     before = [stored_value(variable) for variable in variables]
-    state = jax_state(model)  # `evaluate` forgets where `fit` is.
+    # `evaluate` overwrites the state that `fit` keeps on the model.
+    state = jax_state(model)
     try:
         yield
     except BaseException:
@@ -173,8 +174,8 @@ def assigned(variable, value):
 def run_once(model, function, data):
     if not model.jit_compile or model.run_eagerly:
         return [x if is_concrete(x) else None for x in function(data)]
-    # Pass variables as inputs. Otherwise their values would be constants of the
-    # programs, which would be compiled again in every step.
+    # Pass variables as inputs. With their values as constants, JAX would
+    # compile the programs again in every step.
     variables = all_variables(model)
 
     def run(given):

@@ -24,7 +24,7 @@ def tapped(model, train_function, visit, raised=None):
         # iterator itself would ask all workers for a batch.
         pipelines = getattr(iterator, "_iterators", [iterator])
         taken, first = [[] for _ in pipelines], []
-        # The compiled function takes this many batches.
+        # The compiled function takes this many batches in one call.
         for _ in range(model.steps_per_execution):
             step = [_next(pipeline) for pipeline in pipelines]
             first = first or [value for values in step for value in values]

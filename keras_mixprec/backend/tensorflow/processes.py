@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on TensorFlow."""
+"""Agrees with other processes, and runs without them, on TensorFlow."""
 
 import contextlib
 import functools

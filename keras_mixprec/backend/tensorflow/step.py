@@ -97,7 +97,8 @@ def to_host_bool(finite):
 
 
 def choose(condition, if_true, if_false):
-    # For functions without side effects, this cond is the cheapest.
+    # The functions have no side effects, so a cond that stays one operation is
+    # cheaper.
     if under_xla():
         return tf.cond(condition, if_true, if_false)
     return _cond(condition, if_true, if_false, lowered=False)

@@ -12,8 +12,8 @@ class _Kind:
     """The effects of an operation.
 
     Attributes:
-        makes: Boolean. Whether its results have memory of their own.
-        draws: Boolean. Whether it draws random numbers.
+        makes: Boolean. True if its results have memory of their own.
+        draws: Boolean. True if it draws random numbers.
     """
 
     def __init__(self, func):

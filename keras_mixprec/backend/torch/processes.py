@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on torch."""
+"""Agrees with other processes, and runs without them, on torch."""
 
 import contextlib
 
