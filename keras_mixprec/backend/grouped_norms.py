@@ -1,4 +1,4 @@
-"""Norms and products of many gradients in few operations."""
+"""Computes norms of many gradients in few operations."""
 
 import numpy as np
 from keras import ops

@@ -194,13 +194,13 @@ class Replay(Protocol):
         """
 
     def run_once(self, model, function, data):
-        """Runs a function only a few times, in the cheapest way.
+        """Runs a function in the way that is cheapest for a few runs.
 
-        Returns the list of tensors `function(data)`. The cheapest way is to run
-        it operation by operation. JAX would compile each operation, so JAX
-        traces the function and compiles it layer by layer. A tensor from inside
-        a loop or a traced function has no value outside, so the list has `None`
-        in its place.
+        Returns the list of tensors `function(data)`. The function runs
+        operation by operation. JAX would compile each operation, so JAX traces
+        the function and compiles it layer by layer. A tensor from inside a loop
+        or a traced function has no value outside, so the list has `None` in its
+        place.
         """
 
 

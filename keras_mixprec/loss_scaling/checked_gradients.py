@@ -262,7 +262,7 @@ class AccumulationWindow:
 
 
 def checked_variables(grads, variables) -> list:
-    """Returns the variables as a list if each has its gradient.
+    """Returns the variables as a list, one for each gradient.
 
     Args:
         grads: List of gradients.

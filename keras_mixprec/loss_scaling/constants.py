@@ -28,7 +28,7 @@ def lost_constants(optimizer, variables) -> dict:
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, or a wrapper of one.
-        variables: List of the variables that it updates.
+        variables: List of the variables that the optimizer updates.
 
     Returns:
         Dict from argument names to values.
@@ -69,7 +69,7 @@ def check_constants(optimizer, variables):
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        variables: List of the variables that it updates.
+        variables: List of the variables that the optimizer updates.
 
     Raises:
         ValueError: If the dtype of a variable rounds an argument to 0 or 1.

@@ -17,8 +17,9 @@ from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.loss_scaling.rules import namespace
 
-# Sizes of the two ring buffers. Even if every step is skipped, the host reads
-# the 1,024 entries 20 times at the default `update_freq`, and so misses none.
+# Sizes of the two ring buffers. In 1,024 steps, the host reads the record 20
+# times at the default `update_freq`. So it misses no entry, even if every step
+# is skipped.
 DETAILS = 32
 CHANGES = 1024
 

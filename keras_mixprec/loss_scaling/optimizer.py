@@ -605,7 +605,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._scale_variable.assign(scale)
 
     def step_counts(self) -> tuple:
-        """Returns the counts of attempted, skipped and last skips in a row."""
+        """Returns attempted, skipped and consecutive skipped steps."""
         return self.history.read_counts()[:3]
 
     # The inner optimizer provides all attributes that the wrapper lacks.

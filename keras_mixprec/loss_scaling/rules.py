@@ -186,7 +186,7 @@ class DynamicLossScale(LossScale):
         backoff_factor: Float in (0, 1). Defaults to `0.5`.
         growth_interval: Int >= 1. Number of finite steps in a row before the
             scale grows. Defaults to `2000`.
-        hysteresis: Int >= 1. Number of non-finite steps before the scale backs
+        hysteresis: Int >= 1. Number of non-finite steps until the scale backs
             off. Earlier ones are skipped at an unchanged scale. Defaults to
             `1`, which backs off immediately.
         hysteresis_refill: `"growth"` or `"good_step"`. The event that resets

@@ -68,7 +68,7 @@ class SpikeGate:
         """Returns whether a step is a spike, as a boolean scalar tensor.
 
         Args:
-            size: float32 scalar. The size of its gradients.
+            size: float32 scalar. The gradient norm of the step.
         """
         taken, _, in_a_row = self._counts()
         largest = ops.convert_to_tensor(self.largest)
@@ -83,7 +83,7 @@ class SpikeGate:
         """Counts a step.
 
         Args:
-            size: float32 scalar. The size of its gradients.
+            size: float32 scalar. The gradient norm of the step.
             finite: Boolean, or a boolean scalar tensor.
             ordinary: Boolean, or a boolean scalar tensor. False for a spike.
         """

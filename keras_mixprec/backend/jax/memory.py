@@ -7,7 +7,7 @@ from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
-    pass  # JAX has no such function for any device.
+    pass  # JAX cannot reset the peaks of a device.
 
 
 def peak_bytes():

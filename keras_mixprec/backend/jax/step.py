@@ -38,7 +38,7 @@ def replica():
 def trace(tensors):
     traced = filter(_is_traced, tensors)
     found = next((tensor._trace for tensor in traced), None)
-    # The top-level trace computes values and has no parent.
+    # Stop below the top-level trace, which computes values and has no parent.
     while hasattr(
         parent := getattr(found, "parent_trace", None), "parent_trace"
     ):

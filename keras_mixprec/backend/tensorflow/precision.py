@@ -21,7 +21,7 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    # `_switch` would spend 50 ms on finding and recompiling models.
+    # Not `_switch`, which takes 50 ms to find models and compile them again.
     return _scope(name, _set)
 
 

@@ -42,7 +42,8 @@ def _all_rows(strategy):
     """Returns a function that gathers the values of all replicas in rows."""
 
     def all_rows(values):
-        # A strategy can sum over its replicas, but not take the maximum.
+        # A strategy cannot take a maximum over its replicas. So each replica
+        # fills its own row, and the strategy sums the rows.
         context = tf.distribute.get_replica_context()
         own = tf.one_hot(
             context.replica_id_in_sync_group,

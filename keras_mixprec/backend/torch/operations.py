@@ -44,7 +44,7 @@ kind_of = functools.cache(_Kind)
 
 def tensors_in(structure) -> list:
     """Returns the tensors of a structure."""
-    if isinstance(structure, torch.Tensor):  # Most results are one.
+    if isinstance(structure, torch.Tensor):  # The most common case.
         return [structure]
     leaves = torch.utils._pytree.tree_leaves(structure)
     return [x for x in leaves if isinstance(x, torch.Tensor)]
