@@ -671,11 +671,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 self._repair_scale()
                 return
         warnings.warn(
-            f"The state of optimizer {self.name!r} was not loaded. The file "
-            f"has {len(store.keys())} variables. Their number or shapes match "
-            f"neither the {len(self._saved_variables())} variables of the "
-            f"optimizer nor the {len(inner)} of its inner optimizer. Compile "
-            "with the optimizer and the layers that the file was saved with.",
+            f"The state of optimizer {self.name!r} was not loaded. The "
+            f"{len(store.keys())} variables in the file do not match its "
+            f"{len(self._saved_variables())} variables, or the {len(inner)} of "
+            "its inner optimizer, in number and shape. Compile with the "
+            "optimizer and the layers that the file was saved with.",
             stacklevel=2,
         )
 
