@@ -6,16 +6,15 @@ Files:
   each Protocol.
 - `device_interface.py`: Protocols for devices and their memory.
 - `active.py`: the modules of the backend that Keras uses.
-- `common.py`: a model's variables, errors for lack of memory, agreement of
-  workers.
-- `user_code.py`: which line of the user's code runs an operation.
-- `grouped_norms.py`: norms and products of many gradients in few operations.
+- `common.py`: a model's variables, out-of-memory errors, agreement of workers.
+- `user_code.py`: finds the line of the user's code that runs an operation.
+- `grouped_norms.py`: computes norms of many gradients in few operations.
 
-Files that one backend alone needs:
+Files for a single backend:
 
 - `jax/state.py`: the state of a train step.
-- `jax/pieces.py`: runs a whole step in pieces and compiles each piece once.
-- `torch/operations.py`: which operations write to memory or draw numbers.
+- `jax/pieces.py`: runs a whole step in pieces and compiles equal pieces once.
+- `torch/operations.py`: tells which operations write to memory or draw numbers.
 - `tensorflow/gated_assign.py`: how a step compiled by XLA skips its update.
-- `tensorflow/graph_rewrite.py`: the graph-level mixed precision.
+- `tensorflow/graph_rewrite.py`: graph-level mixed precision.
 """

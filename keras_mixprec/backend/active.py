@@ -10,7 +10,7 @@ import keras
 from keras_mixprec.backend import device_interface, interface
 
 
-# AutoGraph would convert this function without the cache, and warn of the
+# Without the cache, AutoGraph would convert this function and warn about the
 # import.
 @functools.cache
 def _module(part):
@@ -18,7 +18,6 @@ def _module(part):
     return importlib.import_module(f"{__package__}.{name}.{part}")
 
 
-# Keras' backend is known only when one of these functions is called.
 step: Callable[[], interface.Step] = partial(_module, "step")
 replay: Callable[[], interface.Replay] = partial(_module, "replay")
 undo: Callable[[], interface.Undo] = partial(_module, "undo")
@@ -29,7 +28,7 @@ memory: Callable[[], device_interface.Memory] = partial(_module, "memory")
 precision: Callable[[], device_interface.Precision] = partial(
     _module, "precision"
 )
-# Only TensorFlow has one.
+# Only TensorFlow has this module.
 graph_rewrite = partial(_module, "graph_rewrite")
 
 
@@ -39,14 +38,15 @@ def query_devices() -> tuple[str, list[device_interface.Device]]:
 
 
 def devices() -> dict:
-    """Returns the facts that the active backend reports about its devices.
+    """Returns what the active backend reports about its devices.
 
     Returns:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:
         `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another name of the
         backend. `devices`: list of device names, one per device.
         `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`. `architecture`: an AMD GPU's, or `""`.
+        `(8, 0)`, or `None`. `architecture`: the architecture of an AMD GPU, or
+        `""`.
     """
     kind, found = query_devices()
     known = [d.capability for d in found if d.capability is not None]

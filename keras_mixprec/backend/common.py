@@ -36,10 +36,10 @@ def all_variables(model: keras.Model) -> list:
 
 
 def variable_scope(model):
-    """Returns the scope in which variables for `model` must be made.
+    """Returns the scope in which variables for `model` must be created.
 
-    It is the scope of TensorFlow's strategy. The replicas would share a
-    variable that is made outside of this scope.
+    This is the scope of TensorFlow's strategy. All replicas would share a
+    variable that is created outside of it.
     """
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy else contextlib.nullcontext()
@@ -57,8 +57,8 @@ class OutOfMemoryError(MemoryError):
     """A diagnosis ran out of memory, so no layer is to blame."""
 
 
-# Words that backends, CUDA's libraries and C++ use when memory has run out. Few
-# of these errors have their own type, and Keras raises some of them again as a
+# Words that backends, CUDA's libraries and C++ use when memory runs out. Few of
+# these errors have their own type, and Keras raises some of them again as a
 # `RuntimeError`.
 _EXHAUSTED = re.compile(
     "out.?of.?memory|memoryerror|resource.?exhausted|oom when allocating"
@@ -67,7 +67,7 @@ _EXHAUSTED = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error, or a cause of it, is a lack of memory."""
+    """Returns whether an error or one of its causes is a lack of memory."""
     seen: BaseException | None = error
     while seen is not None:
         if _EXHAUSTED.search(f"{type(seen).__name__}: {seen}".lower()):
@@ -78,13 +78,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming_exhaustion():
-    """Context that raises one type of error if memory runs out.
+    """Context that turns out-of-memory errors into `OutOfMemoryError`.
 
-    The type is not among the `REFUSALS` of the backend, so nobody takes it for
-    an error about dtypes.
+    This type is not one of the backend's `REFUSALS`, so callers do not mistake
+    it for an error about dtypes.
 
     Raises:
-        OutOfMemoryError: If the code within runs out of memory.
+        OutOfMemoryError: If memory runs out inside the context.
     """
     try:
         yield
@@ -108,7 +108,7 @@ def shape_in_fit(array) -> tuple:
 
 
 def any_worker(model: keras.Model, numbers: list) -> list:
-    """Returns for each number the largest one that any worker has.
+    """Returns the maximum of each number over all workers.
 
     Every worker must call this.
 
@@ -129,13 +129,13 @@ def of_all_workers(model: keras.Model, content) -> list:
 
     Args:
         model: The model that the workers train together.
-        content: Anything that JSON can hold, from this worker.
+        content: The content of this worker, which JSON can represent.
     """
     processes = active.processes()
     own = np.frombuffer(json.dumps(content, default=float).encode(), np.uint8)
     (longest,) = any_worker(model, [len(own)])
-    # Each worker fills one row. The other workers have zeros there, so the
-    # largest number is its own.
+    # Each worker fills its own row and leaves zeros in all other rows. The
+    # maximum over all workers is then the whole table.
     table = np.zeros((processes.workers(model), int(longest)))
     table[processes.rank(model), : len(own)] = own
     agreed = any_worker(model, table.ravel().tolist())

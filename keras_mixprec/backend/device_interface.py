@@ -1,4 +1,7 @@
-"""Protocols for a backend's devices; `interface.py` has the others."""
+"""Protocols for the devices of a backend.
+
+`interface.py` has the other Protocols.
+"""
 
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -9,9 +12,9 @@ class Device(NamedTuple):
 
     Attributes:
         name: String, such as `"NVIDIA H100 80GB HBM3"`.
-        capability: Tuple of two ints, a CUDA device's compute capability.
-        architecture: String, such as `"gfx90a"`: an AMD GPU has it instead.
-        memory: Int, bytes.
+        capability: Tuple of two ints. Compute capability of a CUDA device.
+        architecture: String. Architecture of an AMD GPU, such as `"gfx90a"`.
+        memory: Int. Memory size in bytes.
     """
 
     name: str
@@ -27,42 +30,43 @@ class Devices(Protocol):
         """Returns the kind of the default devices, and the devices.
 
         The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another
-        name of the backend. Only JAX initializes devices for it.
+        name of the backend. On TensorFlow, this does not initialize the
+        devices.
         """
 
 
 class Memory(Protocol):
-    """The devices' memory that training takes, as the backend counts it."""
+    """The device memory that training uses, as the backend reports it."""
 
     def reset_peak(self):
-        """Resets the peaks of the devices to the memory that is in use now.
+        """Resets the peak memory of each device to its current memory.
 
-        Does nothing on devices without peaks and on JAX, which cannot reset
-        them: JAX's peaks count from the start of the process.
+        Does nothing on devices without peak statistics and on JAX. JAX counts
+        peaks from the start of the process.
         """
 
     def peak_bytes(self) -> int | None:
-        """Returns the peak of the device with the largest peak, in bytes.
+        """Returns the largest peak memory of all devices, in bytes.
 
         `None` for devices without statistics, such as CPUs.
         """
 
     def program_bytes(self, model, batch) -> int | None:
-        """Returns the peak of a train step in bytes, without running the step.
+        """Returns the peak memory of a train step without running the step.
 
-        The compiled program of one device reports this number. It counts
-        variables, batch, activations and temporaries. `None` if `fit` runs no
-        compiled program, or the program reports nothing. The model is built
-        and compiled. The batch is a tuple of structures of arrays. Only their
-        shapes and dtypes are read.
+        The compiled program of one device reports this number in bytes. It
+        counts variables, batch, activations and temporaries. `None` if `fit`
+        runs no compiled program, or the program reports nothing. The model must
+        be built and compiled. The batch is a tuple of structures of arrays, of
+        which only shapes and dtypes are read.
         """
 
 
 class Precision(Protocol):
     """The precision of float32 matrix products and convolutions.
 
-    Names are those of `policies/matmul_precision.py`, kinds those of
-    `Devices.query`.
+    `policies/matmul_precision.py` defines the names of precisions, and
+    `Devices.query` the kinds of devices.
     """
 
     def put(self, name, kind):
@@ -72,17 +76,17 @@ class Precision(Protocol):
         """Returns a context that sets the precision and then restores it."""
 
     def local_scope(self, name) -> AbstractContextManager:
-        """Returns a context for code that is traced and computed within it.
+        """Returns a context for code that is traced and run inside it.
 
-        `name` is `"float32"` or `"tf32"`. It costs less than `scope`, because
-        it does not change models that are already compiled.
+        `name` is `"float32"` or `"tf32"`. The context costs less than `scope`,
+        because it does not change models that are already compiled.
         """
 
     def read(self, kind) -> tuple[str, str]:
-        """Returns the settings of products and of convolutions.
+        """Returns the settings for matrix products and for convolutions.
 
-        `"default"` stands for a setting that the backend chooses.
+        `"default"` means that the backend chooses the precision.
         """
 
     def names_of_cpu(self) -> tuple[str, ...]:
-        """Returns the precisions of this CPU other than float32."""
+        """Returns the precisions that this CPU supports besides float32."""

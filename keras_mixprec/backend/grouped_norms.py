@@ -1,4 +1,4 @@
-"""Norms and products of many gradients in few operations."""
+"""Computes norms of many gradients in few operations."""
 
 import numpy as np
 from keras import ops
@@ -8,44 +8,43 @@ from keras_mixprec.formats import get_format
 
 FLOAT32_MAX = get_format("float32").maximum
 
-# Gradients up to this many elements are stacked by shape, so that 200 small
-# variables cost a handful of kernels instead of 200. Above 2**16 elements the
+# Gradients with up to this many elements are stacked by shape, so 200 small
+# variables need a handful of kernels instead of 200. For larger gradients, the
 # copy into the stack costs more than the kernel launch that it saves.
 _LARGEST_STACKED = 2**16
 
-# Squares of finite float32 numbers overflow above 2**64. Numbers up to 2**127
-# times 2**-80 are squared, and 2**30 of them summed, without overflow.
+# The squares of float32 numbers above 2**64 overflow. After scaling by this
+# factor, even 2**30 squares of the largest numbers can be summed.
 _DOWN = 2.0**-80
 
 
-# Rows of a sparse gradient may name the same index. The sum of 2**24 of them
-# exceeds their norm at most 2**12 times. So below this share of the maximum no
-# sum of repeated rows can overflow.
+# Several rows of a sparse gradient may have the same index and are then summed.
+# The sum of up to 2**24 rows is at most 2**12 times their norm. So a norm below
+# this share of float32's maximum rules out overflow in the sum.
 _SPARSE_SHARE = 2.0**-12
 
 
 def largest_norms(gradients):
-    """Returns for each gradient the norm below which it is finite."""
+    """Returns for each gradient the largest norm that counts as finite."""
     is_sparse = active.step().is_sparse
     shares = [_SPARSE_SHARE if is_sparse(g) else 1.0 for g in gradients]
     return np.array(shares, "float32") * FLOAT32_MAX
 
 
 def grouped_norms(gradients, sums_of_squares, choose=None):
-    """Returns the float32 2-norms of `gradients`, dense tensors, in order.
+    """Returns the float32 2-norms of dense gradients, in their order.
 
     Args:
         gradients: List of tensors.
-        sums_of_squares: Function `(tensor, axes)` to the sums of the squares
-            of a float32 tensor over `axes`, a tuple of ints.
-        choose: Function `(condition, if_true, if_false)` that evaluates one
-            of two functions, or both. `None` if sums of squares are float64,
-            which cannot overflow.
+        sums_of_squares: Function `(tensor, axes)` that sums the squares of a
+            float32 tensor over `axes`, a tuple of ints.
+        choose: Function `(condition, if_true, if_false)` that returns the
+            result of one of two functions. `None` if the sums of squares are
+            float64, which cannot overflow.
     """
     groups = _group_by_shape(gradients)
-    # A group of one is not stacked. XLA may hold a product of two matrices
-    # transposed, and a stack would copy it, which costs 3% of a step of six
-    # Dense(1024).
+    # Do not stack a single tensor. XLA may store a matrix product transposed,
+    # and a stack would copy it. The copy costs 3% of a step of six Dense(1024).
     tensors = [
         ops.cast(gradients[group[0]], "float32")
         if len(group) == 1
@@ -69,9 +68,9 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     finite = ops.isfinite(plain)
 
     def lowered():
-        # The factor must not be a constant. For a gradient of one element, XLA
-        # would turn (x * c) ** 2 into x * x * c * c, which is infinity times
-        # zero.
+        # The factor must not be a constant. For a gradient with one element,
+        # XLA would rewrite (x * c) ** 2 as x * x * c * c, which is infinity
+        # times zero.
         factor = ops.where(ops.all(finite), np.float32(1), np.float32(_DOWN))
         low = ops.sqrt(all_sums(factor)) / factor
         return ops.where(finite, ops.sqrt(plain), low)
@@ -101,7 +100,7 @@ def grouped_kinds(gradients):
 
 
 def grouped_map(function, tensors):
-    """Returns the elementwise `function` of each of `tensors`."""
+    """Applies an elementwise function to each tensor."""
     results = {}
     for group in _group_by_shape(tensors):
         if len(group) == 1:
@@ -116,7 +115,7 @@ def _group_by_shape(tensors):
     groups = {}
     for index, tensor in enumerate(tensors):
         shape = tuple(tensor.shape)
-        # The number of rows in a sparse gradient depends on the batch.
+        # A sparse gradient has an unknown number of rows, so it is not stacked.
         alone = None in shape or np.prod(shape) > _LARGEST_STACKED
         key = (shape, tensor.dtype, index if alone else None)
         groups.setdefault(key, []).append(index)

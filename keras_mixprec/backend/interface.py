@@ -15,30 +15,30 @@ class Step(Protocol):
     """An optimizer step that may be skipped."""
 
     def gradient_norms(self, gradients):
-        """Returns float32 `(n,)`, the 2-norm of every gradient in one pass.
+        """Returns the 2-norm of every gradient, as float32 `(n,)`.
 
-        Finite exactly when the norm is below float32's maximum, so that large
-        finite gradients raise no false alarm. Rows of a sparse gradient that
-        repeat are not added up.
+        A norm is finite if it is below float32's maximum, so large finite
+        gradients raise no false alarm. Rows of a sparse gradient with the same
+        index are not summed.
         """
 
     def gradient_maxima(self, gradients):
-        """Returns float32 `(n,)`, the largest magnitude of each gradient.
+        """Returns the largest magnitude in each gradient, as float32 `(n,)`.
 
-        For a sparse gradient it is the largest sum that rows could have if
-        they all repeated one index.
+        For a sparse gradient, this is the largest sum if all rows had the same
+        index.
         """
 
     def nonfinite_kinds(self, gradients, skipped):
-        """Returns float32 `(n, 3)` of zeros and ones.
+        """Returns the non-finite kinds of each gradient, as float32 `(n, 3)`.
 
-        The columns tell whether a gradient holds inf, -inf or NaN. All are 0 if
-        `skipped`, `True` or a tensor, is false. They are computed in skipped
-        steps only.
+        The columns are 1 if a gradient contains inf, -inf or NaN, otherwise 0.
+        All are 0 if `skipped`, `True` or a tensor, is false, because only
+        skipped steps compute them.
         """
 
     def is_sparse(self, gradient):
-        """Returns whether the gradient holds rows that may repeat."""
+        """Returns whether the gradient has rows whose indices may repeat."""
 
     def replica(self):
         """Returns the number of the replica that runs this code.
@@ -59,54 +59,50 @@ class Step(Protocol):
         """Returns the sum over the replicas of a strategy."""
 
     def to_host_bool(self, finite):
-        """Returns a Python bool if it costs nothing, else the tensor as it is.
-
-        It costs nothing while the backend runs eagerly.
-        """
+        """Returns a Python bool in eager mode, otherwise the tensor."""
 
     def choose(self, condition, if_true, if_false):
-        """Returns the result of one of two functions that write nothing.
+        """Returns the result of one of two functions without side effects.
 
-        A step runs only one of them if the backend can branch.
+        A backend that can branch runs only one of them.
         """
 
     def unscale(self, gradients, inverse, keep, variables=()):
         """Returns gradients times `inverse`.
 
         The results are float32, or float64 for float64 gradients. Gradients
-        that `keep` marks, and `None`, do not change. torch writes in place if a
-        gradient is the `.grad` of one of `variables`, as
-        `torch.amp.GradScaler` does. A copy would cost 15% of a step of large
-        layers.
+        that are `None` or marked by `keep` do not change. On torch, a gradient
+        that is the `.grad` of one of `variables` is unscaled in place, as in
+        `torch.amp.GradScaler`. A copy would cost 15% of a step of large layers.
         """
 
     def commit(self, optimizer, finite, unscaled, variables, record, remember):
-        """If `finite`, applies the inner optimizer to `unscaled()` gradients.
+        """Applies the inner optimizer to `unscaled()` gradients if `finite`.
 
-        If not `finite`, it calls `remember(True)`. A step that cannot branch
-        always calls `remember(skipped)` with a tensor. In both cases it calls
-        `record()` at the end. `unscaled` is a function because it is 10% of the
-        update of large layers faster to unscale next to the update.
+        Otherwise it calls `remember(True)`. A step that cannot branch always
+        calls `remember(skipped)` with a tensor. In every case it calls
+        `record()` at the end. `unscaled` is a function, because unscaling right
+        before the update makes the update of large layers 10% faster.
         """
 
     def outside_graph(self) -> AbstractContextManager:
-        """Returns a context that assigns at once, even in a traced step."""
+        """Returns a context that runs code eagerly, even in a traced step."""
 
     def read(self, variable):
         """Returns the variable's value as a NumPy array."""
 
     def read_sum(self, variable):
-        """Returns the sum of the variable's values on all replicas.
+        """Returns the sum of a variable over the replicas of this process.
 
-        It is the sum over the replicas of this process, as a NumPy array.
+        The sum is a NumPy array.
         """
 
     def value(self, variable):
-        """Returns the variable's value as a tensor, on one replica."""
+        """Returns the variable's value on one replica, as a tensor."""
 
 
 class Replay(Protocol):
-    """Running parts of a model again."""
+    """Runs parts of a model again."""
 
     # A step raises these errors if an operation does not support its dtypes or
     # their mix. An error of another type is a defect in the model's code or in
@@ -117,22 +113,23 @@ class Replay(Protocol):
         """Returns whether the tensor has a value now, outside of any trace."""
 
     def observe(self, tensor, on_value, on_cotangent):
-        """Returns the tensor unchanged, and calls the listeners.
+        """Returns the tensor unchanged, and reports its value and gradient.
 
         It calls `on_value(tensor)` now, and `on_cotangent(gradient)` in a
-        backward pass. The pass goes on with the result of `on_cotangent`, or
-        with the gradient if the result is `None`.
+        backward pass. The backward pass continues with the result of
+        `on_cotangent`, or with the gradient if the result is `None`.
         """
 
     def vjp(self, function, primals, pull):
         """Returns `function(primals)` and the gradients at `primals`.
 
-        The outputs are float tensors, their cotangents `pull(outputs)`. A
-        gradient is zeros where the outputs do not depend on a primal.
+        The outputs are float tensors, and `pull(outputs)` returns their
+        cotangents. A gradient is zero if the outputs do not depend on its
+        primal.
         """
 
     def compiled(self, function):
-        """Returns the function, compiled by XLA if the backend has it."""
+        """Returns the function, compiled by XLA if the backend uses XLA."""
 
     def each_operation(self, function, tensors, visit):
         """Runs `function(tensors)` and calls `visit` after every operation.
@@ -141,9 +138,9 @@ class Replay(Protocol):
         """
 
     def visited(self):
-        """Returns the name and the line of the operation that is visited.
+        """Returns the name and source line of the operation being visited.
 
-        The name is the backend's, the line is as from `line_of`.
+        The name is the backend's name for it. `line_of` returns the line.
         """
 
     def train_step(self, model, data):
@@ -153,10 +150,12 @@ class Replay(Protocol):
         """
 
     def take_step(self, model, data, traced):
-        """Takes a step that is not undone, operation by operation.
+        """Runs one step of `model.train_step`, and keeps its effects.
 
-        Some variables may not be read from the state that the step gets. They
-        have the values of their trace, in the pairs `traced`.
+        The step runs operation by operation. `traced` has pairs of a variable
+        and a value. The step must see these values if it reads the variables
+        directly and not from its state, because a compiled step would see the
+        values of its trace.
 
         Returns:
             The step's logs, and a list of pairs of a variable and its new
@@ -166,62 +165,64 @@ class Replay(Protocol):
     def predict_step(self, model, data):
         """Runs `model.predict_step` on a batch, operation by operation.
 
-        Returns the outputs. Within a `keras.StatelessScope`.
+        Returns the outputs. The caller enters a `keras.StatelessScope`.
         """
 
     def step_by_step(self) -> AbstractContextManager:
-        """Returns a context that compiles nothing, and runs loops in Python.
+        """Returns a context that compiles nothing and runs loops in Python.
 
-        Within it, functions that are already compiled also run as Python code.
+        Inside it, functions that are already compiled also run as Python code.
         """
 
     def loses_assignment(self, variable):
         """Returns whether `fit` would lose a value that is assigned now."""
 
     def assigned(self, variable, value) -> Callable | None:
-        """Gives a trained variable a value in the midst of a step.
+        """Assigns a value to a trained variable in the middle of a step.
 
         Returns:
-            Function that puts the old value back. `None` if nothing was
-            assigned, because a scope of Keras has to keep the new value.
+            Function that restores the old value. `None` if nothing was
+            assigned, because a Keras scope has to hold the new value.
         """
 
     def evaluating(self, model) -> AbstractContextManager:
         """Returns a context in which a model is evaluated during `fit`.
 
         The context restores the backend's own state of the model: the mode of
-        modules, the place in `fit`, random numbers. It restores the values of
-        variables even if an exception ends it.
+        modules, the progress of `fit`, and random states. It restores the
+        values of variables even if an exception ends it.
         """
 
     def run_once(self, model, function, data):
-        """Returns the list of tensors `function(data)`, in the cheapest way.
+        """Runs a function in the way that is cheapest for a few runs.
 
-        This is the way for a function that runs only a few times: operation by
-        operation. JAX would compile each operation, so there the function is
-        traced and compiled from layer to layer. A tensor from inside a loop or
-        a traced function has no value outside, and is `None`.
+        Returns the list of tensors `function(data)`. The function runs
+        operation by operation. JAX would compile each operation, so JAX traces
+        the function and compiles it layer by layer. A tensor from inside a loop
+        or a traced function has no value outside, so the list has `None` in its
+        place.
         """
 
 
 class Undo(Protocol):
-    """Undoing all writes of a step, to whatever memory."""
+    """Undoes everything that a step writes."""
 
     def undone(self, model, generators) -> AbstractContextManager:
-        """Returns a context that restores memory at its end.
+        """Returns a context that restores all memory at its end.
 
-        It restores every tensor and variable that this thread writes to, also
-        in an optimizer of the backend or in a teacher model. Random draws
-        within the context continue from the state in the dict `generators`.
-        Draws after it continue as if there had been none within.
+        It restores every tensor and variable that this thread writes to,
+        including those of a teacher model or of a backend optimizer. Random
+        draws inside the context continue from the state in the dict
+        `generators`. Draws after the context continue as if there had been none
+        inside.
         """
 
     def telling(self, stepped) -> AbstractContextManager:
         """Returns a context that calls `stepped(pairs)` before an update.
 
-        It does so for optimizers of the backend. Each pair is a parameter and
-        the gradient to update it by. The context restores the state that the
-        optimizer keeps in Python.
+        Only optimizers of the backend itself count, such as `torch.optim.Adam`.
+        Each pair is a parameter and its gradient. The context restores the
+        state that the optimizer keeps in Python.
         """
 
 
@@ -229,25 +230,26 @@ class Batches(Protocol):
     """The batches of a running `fit`."""
 
     def tapped(self, model, train_function, visit, raised=None):
-        """Returns a function to be called in place of `train_function`.
+        """Returns a function to call in place of `train_function`.
 
         It calls `visit(batch)` with the next batch, while the model's variables
-        have their values. Then it trains on the batch as usual, from the values
-        that `visit` has left. The batch is for all replicas of this process. It
-        is `None` if this process has no data left, but other processes may.
+        hold their values. Then it trains on the batch as usual, from the values
+        that `visit` left. The batch contains the data for all replicas of this
+        process. It is `None` if this process has no data left while other
+        processes may have some.
 
-        If `train_function` raises, for example because XLA refuses to compile
-        it, the function calls `raised(error)` while variables have their
-        values. If `raised` returns true, it trains on the same batch once more.
-        torch leaves this to `TrainFunction`, because any step may raise there.
+        If `train_function` raises, for example because XLA cannot compile it,
+        the function calls `raised(error)` while variables hold their values. If
+        `raised` returns true, it trains on the same batch once more. torch
+        leaves this to `TrainFunction`, because any step may raise there.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:
-        """Returns a context that gives variables the last step's values.
+        """Returns a context in which variables hold the last step's values.
 
-        The variables may only be read. JAX restores their earlier values,
-        because it costs two steps of a small model to bring all variables up to
-        date, as `callback.model` does.
+        The variables may only be read. JAX restores their earlier values at the
+        end. Updating all variables, as `callback.model` does, would cost two
+        steps of a small model.
         """
 
 
@@ -261,12 +263,12 @@ class Processes(Protocol):
         """
 
     def rank(self, model) -> int:
-        """Returns which of those processes this is; 0 writes files."""
+        """Returns the number of this process. Process 0 writes files."""
 
     def agree(self, model, values):
         """Returns the elementwise maximum of the processes' float32 arrays.
 
-        There must be several processes. Each must call this, with an array of
+        There must be several processes. Each must call this with an array of
         the same shape.
         """
 
@@ -280,9 +282,9 @@ class Processes(Protocol):
 
 
 class Runtime(Protocol):
-    """Versions, and running a function as `fit` does, to time it."""
+    """Reports versions, and runs functions as `fit` does to time them."""
 
-    # The ways in which `fit` may run a step, the default first: `"XLA"`,
+    # The modes in which `fit` can run a step, the default first: `"XLA"`,
     # `"graph"` (a graph without XLA) or `"eager"`.
     MODES: tuple[str, ...]
 
@@ -290,17 +292,18 @@ class Runtime(Protocol):
         """Returns a dict of the versions of the backend and its libraries.
 
         The keys are the backend's own name and, if known, `"cuda"`, `"cudnn"`,
-        `"rocm"` and `"built for"`, the architectures with kernels.
+        `"rocm"` and `"built for"`. The last one lists the GPU architectures
+        that have kernels.
         """
 
     def compiled(self, function, mode):
-        """Returns a function of tensors as it runs in one of `MODES`."""
+        """Returns a function of tensors that runs in one of `MODES`."""
 
     def wait(self, tensors):
         """Waits until the tensors are computed."""
 
     def random_state(self):
-        """Returns the state of the process's random numbers."""
+        """Returns the state of the process's random number generators."""
 
     def set_random_state(self, state):
         """Sets the state that `random_state` returned."""

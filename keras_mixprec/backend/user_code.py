@@ -1,4 +1,4 @@
-"""Which line of the user's code runs an operation."""
+"""Finds the line of the user's code that runs an operation."""
 
 import linecache
 import os
@@ -18,11 +18,10 @@ _LONGEST = 80
 
 
 def stack(without: str = "") -> Iterable[tuple[str, int]]:
-    """Yields file and line of each frame on the stack, the innermost first.
+    """Yields the file and line of each stack frame, innermost first.
 
     Args:
-        without: String. Functions with this name are left out. Defaults to
-            none.
+        without: String. Name of functions to leave out. Defaults to none.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -35,9 +34,9 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str | None:
     """Returns the line of the user's code, such as `"model.py:12: y = 1 / x"`.
 
     Args:
-        frames: As from `stack`. Frames of this library at the start are
-            skipped. Its next frame ends the search, because this library's
-            callers are not part of the model.
+        frames: Pairs of file and line, as from `stack`. Frames of this library
+            at the start are skipped. Its next frame ends the search, because
+            this library's callers are not part of the model.
 
     Returns:
         String, or `None` if the search finds only installed code.

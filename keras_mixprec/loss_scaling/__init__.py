@@ -1,26 +1,28 @@
-"""Loss scaling: update rules (pure), gradient health, the optimizer.
+"""Loss scaling: update rules, the check of gradients, the optimizer.
 
-In a step the loss is multiplied by the scale. The optimizer gets the scaled
-gradients, checks them all in one pass, agrees with all replicas, and applies
-the update or skips it. `checked_gradients.py` decides that;
-`backend/<name>/step.py` says how a compiled step branches on it. Then the
-update rule gives the next scale, and variables of the optimizer record the
-step, so that nothing is lost while the host does not read.
+A step multiplies the loss by the loss scale. The optimizer gets the scaled
+gradients, checks all of them in one pass, agrees with the other replicas, and
+applies the update or skips it. `checked_gradients.py` makes this decision, and
+`backend/<name>/step.py` implements the branch in a compiled step. Then the
+update rule computes the next scale. Variables of the optimizer record each
+step, so the record is complete even if the host rarely reads it.
 
-The scale is never 0 or infinite, and no update that is not finite is applied.
-This holds in `fit`, in a custom `train_step` and in a loop by hand.
+The loss scale is never 0 or infinite, and the optimizer never applies a
+non-finite update. This holds in `fit`, in a custom `train_step` and in a custom
+training loop.
 
 Files:
 
 - `optimizer.py`: `LossScaleOptimizer`, from its constructor to its files.
-- `stages.py`: which gradients of a step are unscaled already.
-- `checked_gradients.py`: whether a step is skipped: all gradients are checked,
-  then applied everywhere or nowhere; windows of accumulated gradients.
-- `spikes.py`: steps with far larger gradients than usual, which are skipped.
-- `rules.py`: update rules, state in, state out: dynamic, fixed and scheduled
-  scales, and the rules of other systems.
-- `history.py`: what the optimizer remembers of its steps, in its variables.
-- `inputs.py`: the rows and weights of a step that are not finite.
-- `constants.py`: constants of an optimizer that are lost in 16-bit variables.
-- `ensure.py`: loss scaling for models that have none, or Keras' own.
+- `stages.py`: tracks which gradients of a step are already unscaled.
+- `checked_gradients.py`: decides whether to skip a step. It checks all
+  gradients, then applies them on all replicas or on none. It also handles
+  windows of accumulated gradients.
+- `spikes.py`: skips steps with far larger gradients than usual.
+- `rules.py`: update rules as pure functions: dynamic, fixed and scheduled
+  scales, and presets that follow other systems.
+- `history.py`: the record of the optimizer's steps, in its variables.
+- `inputs.py`: finds the non-finite rows and weights of a step.
+- `constants.py`: finds optimizer constants that 16-bit variables round away.
+- `ensure.py`: adds loss scaling to models without it, and replaces Keras' own.
 """

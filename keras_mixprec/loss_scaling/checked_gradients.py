@@ -1,4 +1,4 @@
-"""One step: check all gradients, agree, then apply everywhere or nowhere."""
+"""Checks the gradients of a step on all replicas, then applies or skips it."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.stages import as_tensors
 
-# A dtype that ends below this holds less than float32: float16, not bfloat16.
+# Separates float16 from dtypes with the range of float32, such as bfloat16.
 _NARROW = 2.0**100
 
 
@@ -29,8 +29,8 @@ class CheckedGradients:
         gradients: List of scaled gradients, or `None`, one per variable.
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
-        unscaled: Boolean, whether the gradients were unscaled by hand.
-        seen: List of what `overflowing` has said of them as they were unscaled.
+        unscaled: Boolean. True if `unscale` has already unscaled the gradients.
+        seen: List of the results of `overflowing` from calls of `unscale`.
     """
 
     def __init__(self, optimizer, gradients, variables, scale, unscaled, seen):
@@ -58,35 +58,37 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        # Their size, and whether it is ordinary, if the optimizer skips spikes.
+        # The norm of all gradients together, and whether it is no spike. Both
+        # are set only if the optimizer skips spikes.
         self.size: Any = None
         self.ordinary: Any = True
         self.finite, self.norms, self.flags = self._examine(maxima, seen, kept)
 
     def _examine(self, maxima, seen, kept):
-        """Checks all gradients; norms and flags are in the order of `build`."""
+        """Checks all gradients. Norms and flags are in build order."""
         gradients, backend = self._given, self._backend
         norms = self._over_replicas(backend.gradient_norms(gradients))
         if spikes := self._optimizer.spikes:
             squares = ops.square(ops.where(np.array(kept), 0.0, norms))
             self.size = ops.sqrt(ops.sum(squares))
             self.ordinary = ops.logical_not(spikes.is_spike(self.size))
-        # NaN fits nowhere. Not `logical_not` of the comparison, because
-        # TensorFlow's graph optimizer turns that into `greater`, which NaN
-        # fails too.
+        # NaN must not pass. Do not negate this comparison: TensorFlow's graph
+        # optimizer turns `logical_not(less_equal(...))` into `greater`, which
+        # is false for NaN.
         fits = ops.less_equal(norms, largest_norms(gradients))
         if min(maxima) < _NARROW:
-            # A small norm shows that every number fits float16; a large one
-            # does not show the opposite. XLA's maximum loses NaN, so both are
-            # checked.
+            # A norm above float16's maximum does not mean that an element
+            # overflows float16, so compare the largest elements. XLA's maximum
+            # ignores NaN, so the norm is needed too.
             largest = self._over_replicas(backend.gradient_maxima(gradients))
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         for overflows in seen:
-            # Tensors of an inner compiled function cannot be used here.
+            # A tensor from another trace cannot be used in this one.
             if not backend.are_of_one_trace(overflows, fits):
                 continue
-            # Gradients cannot be matched by position.
+            # The gradients passed to `unscale` were not the same ones, so an
+            # overflow there counts against all gradients.
             if overflows.shape != fits.shape:
                 overflows = ops.max(overflows)
             fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
@@ -97,8 +99,9 @@ class CheckedGradients:
         return ops.all(fits), norms, flags
 
     def _over_replicas(self, magnitudes):
-        # Replicas add their gradients up after this: the sum of the norms
-        # bounds the norm of the sum, so what fits here fits there.
+        # Replicas sum their gradients later. The sum of the norms is an upper
+        # bound for the norm of that sum, so this also rules out overflow in the
+        # sum.
         return self._backend.sum_over_replicas(magnitudes * self._factor)
 
     def _in_build_order(self, values):
@@ -108,12 +111,13 @@ class CheckedGradients:
         return ops.scatter(self._order, values, shape)
 
     def commit(self, finite, ordinary):
-        """Applies the update if it shall be, and records the step.
+        """Applies or skips the update, and records the step.
 
         Args:
-            finite: Boolean, or a boolean scalar tensor.
-            ordinary: As `finite`. False for a spike, which leaves the loss
-                scale alone.
+            finite: Boolean, or a boolean scalar tensor. False if a gradient is
+                not finite.
+            ordinary: Boolean, or a boolean scalar tensor. False for a spike,
+                which does not lower the loss scale.
         """
         optimizer, window = self._optimizer, self._optimizer.window
         backend, on_host = self._backend, isinstance(finite, bool)
@@ -135,8 +139,9 @@ class CheckedGradients:
             if window:
                 window.discard(skipped, position)
             if window or optimizer.spikes is not None:
-                # A spike, or a micro-batch that is skipped only because another
-                # one in its window overflowed, is not recorded as an overflow.
+                # Not every skipped step is an overflow. The cause may be a
+                # spike, or an overflow of another micro-batch in the same
+                # window.
                 skipped = _where(finite, False, True)
             if skipped is not False:
                 kinds = backend.nonfinite_kinds(self._given, skipped)
@@ -164,10 +169,10 @@ def _maximum(dtype):
 
 
 def overflowing(gradients):
-    """Returns which of some gradients are not finite, as 0 and 1, in a list.
+    """Returns a list of one tensor: 1 for non-finite gradients, else 0.
 
     Args:
-        gradients: List of tensors. Without any, the list is empty.
+        gradients: List of tensors. If it is empty, so is the result.
     """
     if not gradients:
         return []
@@ -176,7 +181,7 @@ def overflowing(gradients):
 
 
 def commit_together(steps):
-    """Applies all of `steps`, or none if one is not finite or a spike."""
+    """Applies all of `steps`, or none if any is non-finite or a spike."""
     to_host = active.step().to_host_bool
     finite = to_host(_all([step.finite for step in steps]))
     known = [step.ordinary for step in steps if step.ordinary is not True]
@@ -191,7 +196,7 @@ def _all(conditions):
 
 
 def _where(condition, if_true, if_false):
-    """One of two values, by a Python boolean or a boolean tensor."""
+    """Selects a value by a Python boolean or a boolean tensor."""
     if isinstance(condition, (bool, np.bool_)):
         return if_true if condition else if_false
     return ops.where(condition, if_true, if_false)
@@ -200,13 +205,14 @@ def _where(condition, if_true, if_false):
 class AccumulationWindow:
     """Discards all micro-batches of a window in which one overflows.
 
-    So do torch, Apex, DeepSpeed, Megatron and Paddle. The inner optimizer
-    starts over and does not get the rest of the window, so that windows keep
-    their beginnings.
+    torch, Apex, DeepSpeed, Megatron and Paddle do the same. The inner optimizer
+    restarts and does not get the rest of the window, so later windows start at
+    the usual steps.
 
     Args:
         inner: The inner optimizer.
-        history: The `StepHistory`, which holds how many are left to discard.
+        history: The `StepHistory`, which stores how many micro-batches are left
+            to discard.
     """
 
     def __init__(self, inner, history):
@@ -214,19 +220,22 @@ class AccumulationWindow:
         self._steps = inner.gradient_accumulation_steps
 
     def place(self, on_host: bool, read) -> tuple:
-        """Returns where the next micro-batch is; before `discard`.
+        """Returns the position of the next micro-batch.
+
+        Call this before `discard`.
 
         Args:
-            on_host: Boolean.
-            read: Function from a variable to its value, there or as a tensor.
+            on_host: Boolean. If `True`, the result is Python ints.
+            read: Function that returns the value of a variable.
 
         Returns:
-            Its position in its window, from 0, and how many micro-batches are
-            still to be discarded, it included.
+            The position in the window, counted from 0, and the number of
+            micro-batches that are still to be discarded, including this one.
         """
         position = read(micro_batches(self._inner)) % self._steps
         to_discard = read(self._history.to_discard)
-        # Numbers, not the memory of a variable that `discard` writes to.
+        # The values may share memory with a variable that `discard` overwrites,
+        # so copy them.
         return (
             (int(position), int(to_discard))
             if on_host
@@ -234,40 +243,39 @@ class AccumulationWindow:
         )
 
     def discard(self, overflows, position):
-        """Makes the inner optimizer start the window over if it overflows."""
+        """Restarts the window of the inner optimizer if `overflows` is true."""
         for accumulated in accumulated_gradients(self._inner):
             if accumulated is not None:
                 old = ops.convert_to_tensor(accumulated)
                 new = _where(overflows, ops.zeros_like(old), old)
                 accumulated.assign(new)
-        # A window that is being discarded has begun already: position 0.
         iterations = micro_batches(self._inner)
         old = ops.convert_to_tensor(iterations)
         start = old - ops.cast(position, old.dtype)
         iterations.assign(_where(overflows, start, old))
 
     def advance(self, finite, position, to_discard):
-        """Counts a micro-batch."""
+        """Updates the number of micro-batches that are left to discard."""
         left = _where(finite, 0, self._steps - 1 - position)
         left = _where(to_discard > 0, to_discard - 1, left)
         self._history.to_discard.assign(left)
 
 
 def checked_variables(grads, variables) -> list:
-    """Returns the variables, a list, if there is a gradient for each.
+    """Returns the variables as a list, one for each gradient.
 
     Args:
         grads: List of gradients.
-        variables: Iterable of variables; `None` if they are not known.
+        variables: Iterable of variables, or `None` if they are not known.
 
     Raises:
-        ValueError: If they are not known, there are not as many gradients, or
-            no gradient at all.
+        ValueError: If the variables are not known, the numbers of gradients and
+            variables differ, or all gradients are `None`.
     """
     if variables is None:
         raise ValueError(
             "This optimizer has not been built yet, so `apply` needs the "
-            "variables as well: `apply(grads, trainable_variables)`."
+            "variables: call `apply(grads, trainable_variables)`."
         )
     variables = list(variables)
     if len(grads) != len(variables):

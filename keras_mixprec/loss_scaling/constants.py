@@ -1,4 +1,4 @@
-"""Constants of an optimizer that are lost in 16-bit variables."""
+"""Finds optimizer constants that 16-bit variables round away."""
 
 import keras
 import ml_dtypes
@@ -9,8 +9,8 @@ from keras_mixprec.keras_internals import innermost, parts_of
 _NUMPY = {"float16": "float16", "bfloat16": ml_dtypes.bfloat16}
 
 
-# Optimizers that multiply or divide their steps by `1 - beta_2**step`. Older
-# versions of Keras lack some of them.
+# Optimizers with a bias correction of `1 - beta_2**step`. Older versions of
+# Keras lack some of these classes.
 _CORRECTED = tuple(
     vars(keras.optimizers)[name]
     for name in ("Adam", "Lamb", "Muon", "Nadam", "ScheduleFreeAdamW")
@@ -19,19 +19,19 @@ _CORRECTED = tuple(
 
 
 def lost_constants(optimizer, variables) -> dict:
-    """Returns the arguments of an optimizer that a variable's dtype lacks.
+    """Returns the optimizer arguments that a variable's dtype rounds away.
 
-    Keras computes the update of a variable in the variable's own dtype. If the
-    epsilon underflows there, 0 / (sqrt(0) + epsilon) is NaN although all
-    gradients are finite. If `beta_2` rounds to 1, the bias correction is 0:
-    Adam moves no weight then, and other optimizers make weights NaN.
+    Keras computes the update of a variable in the variable's own dtype. If
+    epsilon underflows there, 0 / (sqrt(0) + epsilon) is NaN even for finite
+    gradients. If `beta_2` rounds to 1, the bias correction is 0. Adam then
+    moves no weight, and other optimizers make weights NaN.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`, or a wrapper of one.
-        variables: List of the variables that it updates.
+        variables: List of the variables that the optimizer updates.
 
     Returns:
-        Dict from the name of the argument to its value.
+        Dict from argument names to values.
     """
     dtypes = {getattr(v.dtype, "name", v.dtype) for v in variables}
     narrow = [np.dtype(_NUMPY[d]) for d in dtypes if d in _NUMPY]
@@ -45,7 +45,7 @@ def lost_constants(optimizer, variables) -> dict:
 
 
 def becomes_instead(name: str) -> tuple[str, str]:
-    """Returns what a lost constant becomes, and a value that is not lost."""
+    """Returns the rounded value of a lost constant, and a safe value."""
     return ("1", "0.99") if name == "beta_2" else ("0", "1e-4")
 
 
@@ -55,29 +55,30 @@ def _is_lost(inner, name, value, dtype):
         return isinstance(inner, _CORRECTED) and rounded == 1 > value
     if not name.startswith("epsilon") or value <= 0:
         return False
-    # Adagrad adds it to sums that do not start at 0.
+    # Adagrad's accumulators do not start at 0, so an epsilon of 0 is harmless.
     if getattr(inner, "initial_accumulator_value", 0) > 0:
         return False
     if isinstance(inner, keras.optimizers.Adamax):
-        value *= 1 - inner.beta_1  # The first step multiplies it by this.
+        # In its first step, Adamax multiplies epsilon by `1 - beta_1`.
+        value *= 1 - inner.beta_1
     return np.array(value).astype(dtype) == 0
 
 
 def check_constants(optimizer, variables):
-    """Raises if finite gradients would make weights NaN, or move none.
+    """Raises if the variables' dtype rounds an optimizer constant away.
 
     Args:
         optimizer: `keras.optimizers.Optimizer`.
-        variables: List of the variables that it updates.
+        variables: List of the variables that the optimizer updates.
 
     Raises:
-        ValueError: If an argument is not itself in the dtype of a variable.
+        ValueError: If the dtype of a variable rounds an argument to 0 or 1.
     """
     for name, value in lost_constants(optimizer, variables).items():
         becomes, repaired = becomes_instead(name)
         raise ValueError(
             f"`{name}` of {type(optimizer).__name__} rounds to {becomes} in "
-            "16-bit variables, where no weight would move or all become NaN: "
-            f"set `{name}={repaired}`, or keep variables in float32 with a "
+            "16-bit variables, so weights would become NaN or never change. "
+            f"Set `{name}={repaired}`, or keep variables in float32 with a "
             f"mixed policy. Received: {name}={value!r}"
         )

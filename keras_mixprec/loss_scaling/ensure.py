@@ -1,4 +1,4 @@
-"""Loss scaling for models that have none, or Keras' own."""
+"""Adds loss scaling to models, or replaces Keras' own."""
 
 import keras
 
@@ -13,9 +13,9 @@ from keras_mixprec.loss_scaling.rules import DynamicLossScale, FixedLossScale
 
 
 def adopt(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Returns what takes the place of Keras' own `LossScaleOptimizer`.
+    """Returns the replacement for Keras' own `LossScaleOptimizer`.
 
-    Any other optimizer is returned as it is.
+    Any other optimizer is returned unchanged.
     """
     if not can_adopt(optimizer):
         return optimizer
@@ -23,37 +23,38 @@ def adopt(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether `adopt` exchanges it. A subclass stays."""
+    """Returns whether `adopt` replaces the optimizer. Subclasses stay."""
     return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 
 def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     """Wraps a compiled model's optimizer if it needs loss scaling.
 
-    Keras wraps an optimizer only if the policy of the model itself is called
-    `"mixed_float16"`. A float32 model with float16 layers, a policy map, a
-    pure float16 model, and a mixed_float16 model loaded under another global
-    policy train without. Weights and optimizer state stay as they are.
-    `model.save` writes Keras' own `LossScaleOptimizer`, with the scale reached,
-    so that the file loads where keras_mixprec is not installed.
+    Keras wraps an optimizer only if the model's own policy is named
+    `"mixed_float16"`. So these models train without loss scaling: a float32
+    model with float16 layers, a model with a policy map, a pure float16 model,
+    and a mixed_float16 model that was loaded under another global policy. This
+    function changes neither weights nor optimizer state. `model.save` writes
+    Keras' own `LossScaleOptimizer` with the current scale, so the file loads
+    without keras_mixprec.
 
-    An optimizer that scales the loss already stays, Keras' own
-    `LossScaleOptimizer` included. The callbacks exchange that one
-    automatically; `compile(LossScaleOptimizer(model.optimizer.inner_optimizer),
-    ...)` does so by hand.
+    An optimizer that already scales the loss stays, including Keras' own
+    `LossScaleOptimizer`. The callbacks of this package replace Keras' own
+    automatically. To replace it yourself, call
+    `compile(LossScaleOptimizer(model.optimizer.inner_optimizer), ...)`.
 
     Args:
         model: A compiled `keras.Model`.
 
     Returns:
-        The optimizer that the model has now: a `LossScaleOptimizer` if a layer
-        computes in float16 and nothing scaled the loss, else the previous one.
+        The model's optimizer: a new `LossScaleOptimizer` if a layer computes in
+        float16 and nothing scaled the loss, otherwise the previous optimizer.
 
     Raises:
         TypeError: If `model` is not a Keras model.
-        ValueError: If it is not compiled with an optimizer, or an epsilon of
-            the optimizer is 0 in the dtype of a variable, which makes weights
-            NaN.
+        ValueError: If `model` is not compiled with an optimizer, or the dtype
+            of a variable rounds the optimizer's epsilon to 0, which makes
+            weights NaN.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -67,7 +68,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError(
-            "`model` has no optimizer yet; call `model.compile(...)` first. "
+            "`model` has no optimizer yet. Call `model.compile(...)` first. "
             f"Received: model={model.name!r}"
         )
     if not lacks_loss_scaling(model):
@@ -77,7 +78,7 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def skip_nonfinite_steps(model: keras.Model):
-    """Lets an optimizer that scales no loss skip steps that are not finite.
+    """Makes an optimizer without loss scaling skip non-finite steps.
 
     Args:
         model: A compiled `keras.Model`.
@@ -87,8 +88,8 @@ def skip_nonfinite_steps(model: keras.Model):
 
 
 def _wrapped(model, rule):
-    # `model.save` stores this one, so that Keras reads the file without this
-    # package.
+    # `model.save` stores this wrapper, so that Keras can load the file without
+    # this package.
     wrapper = keras.optimizers.LossScaleOptimizer(model.optimizer)
     set_saved_optimizer(model, wrapper)
     model.optimizer = LossScaleOptimizer.continuing(wrapper, rule)
@@ -102,7 +103,7 @@ def lacks_loss_scaling(model: keras.Model) -> bool:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return False
-    # An `InputLayer` computes nothing, and keeps the policy it was made under.
+    # An `InputLayer` computes nothing, so its float16 policy does not matter.
     return not _scales_loss(optimizer) and any(
         layer.compute_dtype == "float16"
         for layer in flat_layers(model)

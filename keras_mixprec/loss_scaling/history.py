@@ -1,8 +1,9 @@
-"""The record of an optimizer's steps, in variables of the step itself.
+"""Records an optimizer's steps in variables.
 
-A compiled step keeps the record without the host, even many steps in one call.
-The record counts every skipped step. It holds the last 1,024 steps that were
-skipped or changed the loss scale, and details of the last 32 skipped ones.
+A compiled step updates the record without the host, even if one call runs many
+steps. The record counts every skipped step. It stores the last 1,024 steps that
+were skipped or changed the loss scale, and details of the last 32 skipped
+steps.
 """
 
 from typing import NamedTuple
@@ -16,16 +17,17 @@ from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.loss_scaling.rules import namespace
 
-# Sizes of the two rings. If every step is skipped, 1,024 steps are 20 times the
-# default `update_freq`, so that the host misses none.
+# Sizes of the two ring buffers. In 1,024 steps, the host reads the record 20
+# times at the default `update_freq`. So it misses no entry, even if every step
+# is skipped.
 DETAILS = 32
 CHANGES = 1024
 
-# Columns of `counts`.
+# Indices into the variable `counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS, CHANGED = range(5)
 
-# The bit of each of `NONFINITE_KINDS` in a flag. The first bit of a gradient's
-# flag says that the gradient does not fit the variable's dtype.
+# A flag has one bit for each of `NONFINITE_KINDS`. Its lowest bit marks a
+# gradient that did not pass the check.
 _BITS = np.array([2, 4, 8], "int32")
 
 
@@ -35,15 +37,16 @@ class NonfiniteStep(NamedTuple):
     Attributes:
         step: Int. Its number among all attempted steps, counted from 1.
         scale: Float. The loss scale of the step.
-        variables: List of the paths of variables whose gradient was not finite.
-        inputs: Dict from `"x"`, `"y"` or `"sample_weight"` to the first row of
-            the batch that is not finite there. Empty if all inputs are finite,
-            and outside of a `fit` with a callback of this package.
-        kinds: Dict from each path to those of `"inf"`, `"-inf"` and `"nan"`
-            that the scaled gradient held on any replica. The list is empty if
-            a finite gradient was too large for its norm or its variable.
-        loss: The same list for the loss. Empty if the loss was finite, and
-            outside of a `fit` with a callback of this package.
+        variables: List of the paths of variables with non-finite gradients.
+        inputs: Dict from `"x"`, `"y"` or `"sample_weight"` to the first
+            non-finite row in that part of the batch. Empty if all inputs are
+            finite, or outside of a `fit` with a callback of this package.
+        kinds: Dict from each path to a list of the non-finite kinds (`"inf"`,
+            `"-inf"`, `"nan"`) that the scaled gradient held on any replica. The
+            list is empty if the gradient was finite, but too large for its norm
+            or its variable.
+        loss: List of the non-finite kinds of the loss. Empty if the loss was
+            finite, or outside of a `fit` with a callback of this package.
     """
 
     step: int
@@ -55,15 +58,15 @@ class NonfiniteStep(NamedTuple):
 
 
 class ScaleChange(NamedTuple):
-    """A step that was skipped or changed the scale, or a scale set by hand.
+    """A skipped step, or a change of the scale by a step or by hand.
 
     Attributes:
         step: Int. Its number among all attempted steps, counted from 1. For a
             scale that was set between two steps, the number of the first.
-        skipped: Int. Steps skipped so far.
-        was_skipped: Boolean, whether this step was skipped.
+        skipped: Int. Number of skipped steps up to this step.
+        was_skipped: Boolean. True if this step was skipped.
         before: Float. The loss scale of the step.
-        after: Float. The loss scale from then on.
+        after: Float. The loss scale after the step.
     """
 
     step: int
@@ -74,7 +77,7 @@ class ScaleChange(NamedTuple):
 
 
 class StepHistory(KerasSaveable):
-    """Counters, the last gradient norms, and two rings of steps."""
+    """Counters, the last gradient norms, and two ring buffers of steps."""
 
     def __init__(self):
         self.paths = None
@@ -88,7 +91,7 @@ class StepHistory(KerasSaveable):
             add_variable: Function `(name, shape, dtype, value=0)` that
                 creates and tracks a variable of the optimizer.
             paths: List of the paths of the trainable variables.
-            state: The first `LossScaleState`.
+            state: The initial `LossScaleState`.
         """
         self.paths, count = paths, len(paths)
         kinds, parts = len(NONFINITE_KINDS), len(PARTS)
@@ -96,16 +99,17 @@ class StepHistory(KerasSaveable):
         for name, *declared in (
             ("counts", (5,), "int32", first),
             ("pending_scale", (), "float32", float(state.pending_scale)),
-            # Micro-batches of a window that are still to be discarded.
+            # Number of micro-batches in the current window that are still to be
+            # discarded.
             ("to_discard", (), "int32"),
             ("gradient_norms", (count,), "float32"),
             ("overflows", (count,), "int32"),
             ("nonfinite_counts", (kinds,), "int32"),
             ("changed_steps", (CHANGES, 3), "int32"),
             ("changed_scales", (CHANGES, 2), "float32"),
-            # TensorFlow's workers cannot send each other uint8.
+            # Not uint8, which TensorFlow's workers cannot send to each other.
             ("recent_flags", (DETAILS, count), "int32"),
-            # The guard of metrics writes these.
+            # `guards/metric_guard.py` writes these variables.
             ("recent_inputs", (DETAILS, parts + 1), "int32"),
             ("nonfinite_losses", (kinds,), "int32"),
             ("epoch", (), "int32"),
@@ -122,19 +126,21 @@ class StepHistory(KerasSaveable):
     # In a step.
 
     def remember(self, skipped, flags, kinds):
-        """Notes which variables made a skipped step fail.
+        """Records which gradients of a skipped step were not finite.
 
-        Comes before `record`. A step that can branch calls it only if the step
-        is skipped, so that it costs a good step nothing.
+        Call this before `record`. A step that can branch calls it only if the
+        step is skipped, so it costs other steps nothing.
 
         Args:
             skipped: `True`, or a boolean scalar. If false, nothing changes.
-            flags: Int `(n,)`. 1 where a variable's gradient was not finite.
-            kinds: Float `(n, 3)`. On how many replicas the gradient held each
-                of `NONFINITE_KINDS`; zeros in a step that is not skipped.
+            flags: Int `(n,)`. 1 for each non-finite gradient, 0 for all other
+                gradients.
+            kinds: Float `(n, 3)`. Number of replicas on which the gradient held
+                each of `NONFINITE_KINDS`. All are zero if the step is not
+                skipped.
         """
         flags = ops.cast(flags, "int32")
-        # A good step has no flag set, so this needs no condition.
+        # All flags of a good step are 0, so this needs no condition.
         self.overflows.assign_add(flags)
         kinds = ops.cast(ops.greater(kinds, 0), "int32")
         self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))
@@ -142,13 +148,13 @@ class StepHistory(KerasSaveable):
         _write(self.recent_flags, place, skipped, flags + _bits(kinds))
 
     def remember_batch(self, skipped, rows, kinds):
-        """Notes what was wrong with the batch of the step recorded last.
+        """Records non-finite inputs and losses of the last recorded step.
 
         Args:
             skipped: Boolean scalar. If false, nothing changes.
             rows: The result of `first_bad_rows`.
-            kinds: Float `(3,)`. On how many replicas the loss was each of
-                `NONFINITE_KINDS`.
+            kinds: Float `(3,)`. Number of replicas on which the loss was each
+                of `NONFINITE_KINDS`.
         """
         kinds = _bits(ops.cast(ops.greater(kinds, 0), "int32"))
         place = ops.convert_to_tensor(self.counts)[SKIPPED] - 1
@@ -156,13 +162,14 @@ class StepHistory(KerasSaveable):
         _write(self.recent_inputs, place, skipped, values)
 
     def record(self, finite, norms, counts, before, after):
-        """Counts one attempted step.
+        """Records one attempted step.
 
         Args:
             finite: Boolean, or a boolean scalar tensor. False if the step was
                 skipped.
             norms: float32 `(n,)`. Unscaled gradient norms.
-            counts: Value of `counts`, on the host if `finite` is.
+            counts: Value of `counts`. It is a NumPy array if `finite` is a
+                Python boolean, otherwise a tensor.
             before: The `LossScaleState` before the step.
             after: The `LossScaleState` after the step.
         """
@@ -174,7 +181,8 @@ class StepHistory(KerasSaveable):
         skipped = counts[SKIPPED] + bad
         steps = xp.stack([after.steps, skipped, bad])
         scales = xp.stack([before.scale, after.scale])
-        # Before `counts` is written, whose memory torch may share.
+        # This comes before `self.counts.assign`, because on torch `counts` may
+        # share the variable's memory.
         if xp is ops or changed:
             self._note(counts, changed > 0, steps, scales)
         new = (
@@ -189,7 +197,7 @@ class StepHistory(KerasSaveable):
         self.pending_scale.assign(after.pending_scale)
 
     def note_scale(self, before: float, after: float):
-        """Notes that the loss scale is set between two steps."""
+        """Records a loss scale that is set between two steps."""
         counts = np.array(self._read(self.counts))
         steps = np.array([counts[STEPS], counts[SKIPPED], 0])
         self._note(counts, True, steps, np.array([before, after], "float32"))
@@ -201,10 +209,10 @@ class StepHistory(KerasSaveable):
         _write(self.changed_steps, counts[CHANGED], changed, steps)
         _write(self.changed_scales, counts[CHANGED], changed, scales)
 
-    # On the host. Before `build` there is nothing to read.
+    # Reading on the host. Before `build` there is nothing to read.
 
     def read_counts(self):
-        """Returns what `counts` holds, as ints."""
+        """Returns the values of `counts` as ints."""
         if self.paths is None:
             return (0,) * (CHANGED + 1)
         return tuple(self._read(self.counts).tolist())
@@ -250,10 +258,11 @@ class StepHistory(KerasSaveable):
         return found
 
     def read_changes(self, count: int = CHANGES) -> list[ScaleChange]:
-        """Returns the last `ScaleChange`s that are kept, oldest first.
+        """Returns the last `ScaleChange`s, oldest first.
 
         Args:
-            count: Int. How many. Defaults to all.
+            count: Int. Maximum number to return. Defaults to all that are
+                stored.
         """
         changed = self.read_counts()[CHANGED]
         numbers = range(max(changed - min(count, CHANGES), 0), changed)
@@ -270,10 +279,12 @@ class StepHistory(KerasSaveable):
     def save_own_variables(self, store):
         """Writes the history next to the optimizer's own variables.
 
-        It leaves out zeros, for which HDF5 takes 0.5 kB a variable.
+        Variables that are all zero are left out, because each would take 0.5 kB
+        in HDF5.
         """
         if self.paths is None:
-            # A file that was read before `build`.
+            # A file was loaded before `build`. Write its content back
+            # unchanged.
             for name, values in self._unread.items():
                 store[name] = values
         for name, variable in zip(self._names, self.variables, strict=True):
@@ -281,7 +292,7 @@ class StepHistory(KerasSaveable):
                 store[name] = values
 
     def load_own_variables(self, store):
-        """Reads a history; a file of Keras' optimizer has none."""
+        """Loads the history. A file of Keras' optimizer has none."""
         if self.paths is None:
             self._unread = copy_store(store)
             return
@@ -300,7 +311,7 @@ class StepHistory(KerasSaveable):
 
 
 def _write(ring, number, condition, row):
-    """Writes the `number`th entry of a ring, on a condition."""
+    """Writes entry `number` of a ring buffer if `condition` is true."""
     places = ops.arange(ring.shape[0], dtype="int32")
     chosen = ops.equal(places, number % ring.shape[0])
     chosen = ops.logical_and(chosen, condition)[:, None]
@@ -316,5 +327,5 @@ def _kinds(bits):
 
 
 def copy_store(store) -> dict:
-    """Returns what a weights store holds; it may be closed when needed."""
+    """Copies a weights store, because Keras may close it later."""
     return {name: store[name] for name in list(store.keys())}

@@ -1,4 +1,4 @@
-"""Finds the inputs and weights of a step that are not finite."""
+"""Finds the non-finite inputs and weights of a step."""
 
 import keras
 import numpy as np
@@ -6,19 +6,20 @@ from keras import ops, tree
 
 PARTS = ("x", "y", "sample_weight")
 
-# Larger than any row number.
+# Stands for a part without bad rows. It exceeds every row number, so a minimum
+# ignores it.
 _NONE = 2**31 - 1
 
 
 def kinds_of(tensor):
-    """Returns which of `NONFINITE_KINDS` a tensor holds, float32 `(3,)`."""
+    """Returns which `NONFINITE_KINDS` a tensor contains, as float32 `(3,)`."""
     infinite = [ops.equal(tensor, sign * np.inf) for sign in (1, -1)]
     kinds = [ops.any(kind) for kind in (*infinite, ops.isnan(tensor))]
     return ops.cast(ops.stack(kinds), "float32")
 
 
 def has_bad(variables: list):
-    """Returns 1 if a variable holds a number that is not finite, else 0."""
+    """Returns 1 if any variable contains a non-finite number, else 0."""
     finite = [
         ops.all(ops.isfinite(ops.convert_to_tensor(variable)))
         for variable in variables
@@ -29,20 +30,19 @@ def has_bad(variables: list):
 
 
 def first_bad_rows(batch):
-    """Returns where a batch is not finite.
+    """Returns the first non-finite row in each part of a batch.
 
     Args:
-        batch: As `train_step` takes it.
+        batch: The batch that `train_step` gets.
 
     Returns:
-        int32 tensor `(3,)`: 1 + the first row of x, y and the sample weights
-        that is not finite. It is 0 for a part that is finite.
+        int32 tensor `(3,)` for x, y and the sample weights. Each number is 1 +
+        the index of the first non-finite row, or 0 if the part is finite.
     """
     try:
         parts = keras.utils.unpack_x_y_sample_weight(batch)
         return ops.stack([_first_bad_row(part) for part in parts])
-    # Sparse and ragged tensors have no rows to look at, and no error here may
-    # stop the step.
+    # Sparse and ragged tensors fail here. This check must never stop a step.
     except Exception:
         return ops.zeros((len(PARTS),), "int32")
 

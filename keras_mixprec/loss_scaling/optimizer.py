@@ -45,52 +45,54 @@ from keras_mixprec.loss_scaling.stages import (
     as_tensors,
 )
 
-# Attributes that the wrapper and the inner optimizer each have.
+# The wrapper keeps its own values of these attributes.
 _OF_BOTH = {"name", "built", "loss_scale_factor"}
 
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Scales the loss, so that float16 gradients survive, and skips steps.
+    """Scales the loss to avoid underflow, and skips steps that overflow.
 
-    A drop-in for `keras.optimizers.LossScaleOptimizer`, and a subclass of it.
-    Each step multiplies the loss by the loss scale, and divides the gradients
-    by it in float32. `inner_optimizer` gets them only if all are finite on
-    every replica. The scale follows an update rule that can reach neither zero
-    nor infinity. The step itself counts how often it was skipped, and why.
+    A subclass of `keras.optimizers.LossScaleOptimizer` and a drop-in
+    replacement for it. Each step multiplies the loss by the loss scale and
+    divides the gradients by the scale in float32. `inner_optimizer` gets the
+    gradients only if all of them are finite on every replica. The update rule
+    keeps the scale away from zero and infinity. The optimizer counts skipped
+    steps and overflows, also in compiled steps.
 
-    A `.keras` file of a model that is compiled with it names this class. To
-    load it, `import keras_mixprec` first, or call
+    A `.keras` file of a model compiled with this optimizer names this class. To
+    load the file, `import keras_mixprec` first, or call
     `keras.saving.load_model(path, compile=False)`.
 
     Args:
         inner_optimizer: `keras.optimizers.Optimizer`, or its name. Its own
-            arguments (`clipnorm`, `use_ema`, `weight_decay`, ...) stay with
-            it and see unscaled gradients.
-        loss_scale: `"dynamic"`, a number for a fixed scale, a
-            `keras.optimizers.schedules.LearningRateSchedule` or a table
-            `{step: scale}` over attempted steps, or a `DynamicLossScale`,
-            `FixedLossScale` or `ScheduledLossScale`. Defaults to `"dynamic"`,
-            which is `DynamicLossScale()`.
-        initial_scale: Float. As in Keras: the first scale of a dynamic loss
-            scale. Defaults to `2.0**15`.
-        dynamic_growth_steps: Int. As in Keras: finite steps in a row before
-            the scale doubles. Defaults to `2000`.
-        discard_window: Boolean. With `gradient_accumulation_steps` of the inner
-            optimizer, whether an overflow discards all micro-batches of its
-            window, as other systems do, and the update with them. If not, it
-            discards its own micro-batch and the window ends one later, as in
-            Keras. The loss scale moves with each micro-batch all the same.
-            Defaults to `False`.
+            arguments (`clipnorm`, `use_ema`, `weight_decay`, ...) act on
+            unscaled gradients.
+        loss_scale: `"dynamic"`, a number for a fixed scale, or an update rule:
+            `DynamicLossScale`, `FixedLossScale` or `ScheduledLossScale`. A
+            table `{step: scale}`, or a
+            `keras.optimizers.schedules.LearningRateSchedule`, sets the scale by
+            attempted steps. Defaults to `"dynamic"`, which is
+            `DynamicLossScale()`.
+        initial_scale: Float. The first scale of a dynamic loss scale, as in
+            Keras. Defaults to `2.0**15`.
+        dynamic_growth_steps: Int. Number of finite steps in a row before a
+            dynamic scale doubles, as in Keras. Defaults to `2000`.
+        discard_window: Boolean. Applies if `inner_optimizer` has
+            `gradient_accumulation_steps`. If `True`, an overflow discards the
+            whole accumulation window and its update, as in torch and DeepSpeed.
+            If `False`, an overflow discards only its own micro-batch, and the
+            window ends one micro-batch later, as in Keras. In both cases each
+            micro-batch updates the loss scale. Defaults to `False`.
         name: String. Name of the optimizer.
-        **kwargs: Keras refuses other arguments of its optimizers, with the
-            advice to set them on `inner_optimizer`.
+        **kwargs: Keras rejects other arguments and advises you to set them on
+            `inner_optimizer`.
 
     Raises:
-        TypeError: If `inner_optimizer` is not an optimizer, or `loss_scale`
-            none of the above.
-        ValueError: If `inner_optimizer` is a loss scale optimizer already, or
-            an argument is outside its range or contradicts another.
+        TypeError: If `inner_optimizer` is not an optimizer, or `loss_scale` has
+            none of the types above.
+        ValueError: If `inner_optimizer` is already a loss scale optimizer, or
+            an argument is out of range or contradicts another argument.
 
     Example:
     >>> optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
@@ -108,9 +110,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     built: bool
-    # True if it has taken the place of Keras' own, which has to read its files.
+    # True if this optimizer replaced Keras' own, which must be able to read the
+    # saved file.
     _continues_keras_own = False
-    # The content of a file that was read before `build`.
+    # The content of a file that was loaded before `build`.
     _unread_state: dict | None = None
 
     def __init__(
@@ -127,7 +130,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         _check_window(discard_window, inner_optimizer)
         rule = resolve_rule(loss_scale, initial_scale, dynamic_growth_steps)
         super().__init__(inner_optimizer, name=name, **kwargs)
-        # Keras sets the inner optimizer's arguments on the wrapper too.
+        # Keras copies the inner optimizer's arguments to the wrapper, where
+        # they would hide later changes of the inner optimizer.
         for argument in vars(self).keys() & vars(inner_optimizer).keys():
             if not argument.startswith("_") and argument not in _OF_BOTH:
                 del self.__dict__[argument]
@@ -150,16 +154,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         other: keras.optimizers.LossScaleOptimizer,
         rule: LossScale | None = None,
     ) -> Self:
-        """Returns an optimizer that continues where Keras' own is.
+        """Returns an optimizer that takes over from Keras' own.
 
         It shares the inner optimizer, the loss scale and the step counter with
-        Keras' optimizer, and is saved as Keras saves that one. It differs where
-        Keras' would lose weights: a scale of 0 or infinity, and non-finite rows
-        of a sparse gradient or of another replica.
+        Keras' optimizer, and is saved in the same format. Unlike Keras'
+        optimizer, it never reaches a scale of 0 or infinity. It also detects
+        non-finite rows of a sparse gradient and non-finite gradients on another
+        replica.
 
         Args:
             other: `keras.optimizers.LossScaleOptimizer`, built or not.
-            rule: The update rule. Defaults to `None`, the one of `other`.
+            rule: `LossScale`. Defaults to the update rule of `other`.
         """
         rule = rule or DynamicLossScale.preset(
             "keras",
@@ -178,17 +183,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Args:
             var_list: List of variables.
-            shared: `keras.optimizers.LossScaleOptimizer` whose scale and step
-                counter to use instead of new ones. Defaults to `None`.
+            shared: `keras.optimizers.LossScaleOptimizer`. The new optimizer
+                uses its variables for the scale and the step counter. Defaults
+                to `None`, which creates new variables.
 
         Raises:
-            ValueError: If an epsilon of the inner optimizer is 0 in the dtype
-                of a variable, or `beta_2` is 1. Weights would become NaN, or
-                none would move.
+            ValueError: If the dtype of a variable rounds an epsilon of the
+                inner optimizer to 0, or `beta_2` to 1. Weights would become NaN
+                or never change.
         """
         if self.built:
             return
-        # A monitor changes no run: what Keras' own lets pass goes on.
+        # Monitoring must not stop a run that Keras' own optimizer accepts.
         if not self._continues_keras_own:
             check_constants(self.inner_optimizer, var_list)
         if not self.inner_optimizer.built:
@@ -206,7 +212,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "dynamic_scale", (), "float32", self._initial_scale()
             )
         if isinstance(self.rule, DynamicLossScale):
-            # A compiled step reads it, so that it can be set later.
+            # A compiled step would keep a Python number, so the growth interval
+            # could not be changed later.
             self._growth_variable = self._add_state(
                 "growth_interval", (), "int", self.rule.growth_interval
             )
@@ -226,10 +233,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         )
 
     def skip_spikes(self) -> bool:
-        """Skips steps whose gradients are a spike, until `spikes.stop()`.
+        """Starts to skip gradient spikes, until `spikes.stop()`.
 
         Returns:
-            Whether compiled steps have to be compiled again to do so.
+            `True` if the train step must be recompiled.
         """
         self._check_built("skip_spikes")
         is_new = self.spikes is None
@@ -259,26 +266,27 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """The wrapper's own variables: loss scale, counters, history."""
         return list(self._variables)
 
-    # Before a step: the loss is scaled, gradients may be unscaled.
+    # Before a step: scale the loss, unscale gradients.
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss in float32, multiplied by the loss scale.
 
-        A float16 loss is cast first: 3.0 times a scale of 2**15 is infinite
-        in float16.
+        The loss is cast first, because a float16 loss of 3.0 would overflow at
+        a scale of 2**15.
         """
         self._stages.scaling = True
         self._stages.begin()
         return ops.cast(loss, "float32") * self._scale_in_use()
 
     def stateless_scale_loss(self, optimizer_variables: list, loss: Any) -> Any:
-        """The stateless form of `scale_loss`, for custom loops on JAX.
+        """Stateless version of `scale_loss`, for custom training loops on JAX.
 
-        Inside a jitted function `scale_loss` would take the scale for a
-        constant of the moment of compilation.
+        Inside a jitted function, `scale_loss` would always use the scale at the
+        time of compilation.
 
         Args:
-            optimizer_variables: List of tensors, values of `self.variables`.
+            optimizer_variables: List of tensors, the values of
+                `self.variables`.
             loss: Scalar tensor.
 
         Returns:
@@ -292,28 +300,30 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def unscale(self, gradients: Iterable) -> list:
         """Returns gradients divided by the loss scale, in float32.
 
-        For what has to see true gradients before `apply`, such as clipping
-        by hand. `apply` takes the gradients that this returns, and what is
-        computed from them, as unscaled. It divides those that were given here,
-        so you may look at a norm and apply these. It still checks all of them
-        and moves the scale. It also skips the step if one of them overflows
-        here and is finite when you apply it. `apply` ends the step.
+        Use this for code that needs true gradients before `apply`, such as
+        clipping by hand. `apply` treats the returned gradients, and gradients
+        that you compute from them, as unscaled. If you only look at norms, you
+        can also pass the original gradients to `apply`, which then unscales
+        them. `apply` checks all gradients and updates the scale in both cases.
+        `apply` also skips the step if a gradient overflowed in `unscale` but is
+        finite now.
 
-        It divides the gradients of a loss that was never scaled too, so call
-        `scale_loss` first.
+        Call `scale_loss` first, because `unscale` divides gradients even if
+        their loss was never scaled.
 
         A step may unscale the gradients of several backward passes.
         Sharpness-aware minimization, for example, unscales the gradients of
         both of its passes and applies the second.
 
         Args:
-            gradients: List of gradients of the scaled loss, or `None`.
+            gradients: List of gradients of the scaled loss. Entries may be
+                `None`.
 
         Returns:
             List of float32 gradients.
 
         Raises:
-            ValueError: If `unscale` returned them.
+            ValueError: If `unscale` has already returned one of the gradients.
         """
         gradients = list(gradients)
         self._stages.check_unscale(gradients)
@@ -326,16 +336,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return unscaled
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """`scale_loss` under its Keras 2 name; a function is wrapped."""
+        """Keras 2 name of `scale_loss`; a function is wrapped."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
         return self.scale_loss(loss)
 
     def get_unscaled_gradients(self, grads: Iterable) -> list:
-        """`unscale` under its Keras 2 name."""
+        """Keras 2 name of `unscale`."""
         return self.unscale(grads)
 
-    # A step: all gradients are checked, then applied or not.
+    # A step: check all gradients, then apply or skip them.
 
     def apply(
         self, grads: list, trainable_variables: list | None = None
@@ -343,14 +353,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Updates the variables with scaled gradients, or skips the step.
 
         Args:
-            grads: List of gradients of the scaled loss, one per variable;
-                `None` where a variable has none.
-            trainable_variables: List of variables. Defaults to those that the
-                optimizer was built with.
+            grads: List of gradients of the scaled loss, one per variable. The
+                entry of a variable without a gradient is `None`.
+            trainable_variables: List of variables. Defaults to the variables
+                that the optimizer was built with.
 
         Raises:
-            ValueError: If there is no gradient at all, or there are not as
-                many gradients as variables.
+            ValueError: If all gradients are `None`, or their number differs
+                from the number of variables.
         """
         if len(grads):
             commit_together([self._check_gradients(grads, trainable_variables)])
@@ -359,8 +369,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Updates variables from `(gradient, variable)` pairs.
 
         Returns:
-            The inner optimizer's `iterations`, which skipped steps leave
-            where they are.
+            The inner optimizer's `iterations`, which does not count skipped
+            steps.
         """
         pairs = list(grads_and_vars)
         self.apply([g for g, _ in pairs], [v for _, v in pairs])
@@ -372,13 +382,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads: list,
         trainable_variables: list,
     ) -> tuple[list, list]:
-        """The stateless form of `apply`, for custom loops on JAX.
+        """Stateless version of `apply`, for custom training loops on JAX.
 
         Args:
-            optimizer_variables: List of tensors, values of `self.variables`.
+            optimizer_variables: List of tensors, the values of
+                `self.variables`.
             grads: List of gradients of the scaled loss.
-            trainable_variables: List of tensors, values of the variables that
-                the optimizer was built with.
+            trainable_variables: List of tensors, the values of the variables
+                that the optimizer was built with.
 
         Returns:
             Tuple of the new `trainable_variables` and `optimizer_variables`.
@@ -389,11 +400,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @staticmethod
     def apply_together(*steps: tuple) -> None:
-        """Applies several optimizers if all gradients of all are finite.
+        """Applies several optimizers if all of their gradients are finite.
 
-        For models with several optimizers, such as a GAN: one overflow skips
-        the step of every one of them. Optimizers with equal rules that are
-        only applied together keep equal scales, so they share one.
+        Use this for models with several optimizers, such as a GAN. One overflow
+        skips the step of every optimizer. Optimizers with equal rules keep
+        equal scales if you only apply them together.
 
         Args:
             *steps: Tuples `(optimizer, grads, trainable_variables)`, as for
@@ -403,7 +414,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @staticmethod
     def stateless_apply_together(*steps: tuple) -> list:
-        """The stateless form of `apply_together`, for loops on JAX.
+        """Stateless version of `apply_together`, for training loops on JAX.
 
         Args:
             *steps: Tuples `(optimizer, optimizer_variables, grads,
@@ -439,8 +450,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._check_variables_are_known(variables)
         if self.inner_optimizer.loss_scale_factor is not None:
             raise ValueError(
-                "The inner optimizer scales the loss as well, so gradients "
-                "would be divided twice. Set its `loss_scale_factor` to None. "
+                "The inner optimizer also scales the loss, so gradients would "
+                "be unscaled twice. Set its `loss_scale_factor` to None. "
                 "Received: loss_scale_factor="
                 f"{self.inner_optimizer.loss_scale_factor!r}"
             )
@@ -453,7 +464,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return CheckedGradients(self, grads, variables, scale, unscaled, seen)
 
     def _advance(self, finite, norms, read):
-        """Moves the scale on and records the step."""
+        """Updates the loss scale and records the step."""
         counts = read(self.history.counts)
         before = LossScaleState(
             scale=read(self._scale_variable),
@@ -471,13 +482,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
 
-    # The loss scale, and what the step has recorded.
+    # The loss scale, and the record of steps.
 
     @property
     def loss_scale(self) -> Any:
-        """The loss scale in use now: a float32 scalar, `float()` of it works.
+        """The current loss scale, a float32 scalar that `float()` accepts.
 
-        Inside a compiled step, the value of that step.
+        Inside a compiled step, this is the scale of that step.
         """
         self._stages.read_scale()
         return self._scale_in_use()
@@ -490,18 +501,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def loss_not_scaled(self) -> bool:
-        """Returns whether a `train_step` applied unscaled gradients."""
+        """Returns whether a `train_step` did not scale its loss."""
         return self._stages.scaling is False
 
     def _scale_in_use(self):
-        # The first `apply` builds the optimizer, after the loss was scaled.
+        # In the first step, the loss is scaled before `apply` builds the
+        # optimizer.
         if not self.built:
             return self._initial_scale()
         return active.step().value(self._scale_variable)
 
     @property
     def dynamic_growth_steps(self) -> int | None:
-        """The growth interval of a dynamic loss scale, `None` of others."""
+        """The growth interval of a dynamic loss scale, otherwise `None`."""
         return getattr(self.rule, "growth_interval", None)
 
     @dynamic_growth_steps.setter
@@ -510,7 +522,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         if not isinstance(self.rule, DynamicLossScale):
             raise ValueError(
-                "`dynamic_growth_steps` belongs to a dynamic loss scale. "
+                "Only a dynamic loss scale has `dynamic_growth_steps`. "
                 f"Received: dynamic_growth_steps={value!r} for {self.rule!r}"
             )
         self.rule = self.rule.with_arguments(growth_interval=value)
@@ -519,17 +531,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def attempted_steps(self) -> int:
-        """Steps taken or skipped; `iterations` counts those taken."""
+        """Number of steps so far. `iterations` leaves out skipped steps."""
         return self.step_counts()[0]
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped since the optimizer was built."""
+        """Number of steps skipped since the optimizer was built."""
         return self.step_counts()[1]
 
     @property
     def consecutive_skipped_steps(self) -> int:
-        """Steps skipped in a row, up to the last step."""
+        """Number of skipped steps in a row, up to the last step."""
         return self.step_counts()[2]
 
     @property
@@ -538,51 +550,53 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return self.consecutive_skipped_steps > 0
 
     def overflow_counts(self) -> dict:
-        """Returns, by variable path, in how many steps it overflowed."""
+        """Returns how often each variable's gradient overflowed, by path."""
         return self.history.read_by_path("overflows")
 
     def nonfinite_counts(self) -> dict:
-        """Returns in how many steps a gradient held infinities or NaN.
+        """Returns the number of steps with infinite or NaN gradients.
 
-        A dict with `"inf"`, `"-inf"` and `"nan"`; a step may count for several.
+        The keys of the dict are `"inf"`, `"-inf"` and `"nan"`. A step may count
+        for several keys.
         """
         return self.history.read_by_kind("nonfinite_counts")
 
     def nonfinite_losses(self) -> dict:
-        """Returns how many batches of `fit` had a loss that is not finite.
+        """Returns the number of batches in `fit` with a non-finite loss.
 
-        A dict with `"inf"`, `"-inf"` and `"nan"`. It is counted while a
-        callback of this package watches; each replica counts its own part.
+        The keys of the dict are `"inf"`, `"-inf"` and `"nan"`. Batches count
+        only while a callback of this package is active. Each replica counts its
+        own part of a batch.
         """
         return self.history.read_by_kind("nonfinite_losses")
 
     def gradient_norms(self) -> dict:
-        """Returns, by variable path, the last step's unscaled gradient norm.
+        """Returns the unscaled gradient norms of the last step, by path.
 
-        Under `tf.distribute` it is the sum of the replicas' norms, an upper
-        bound of the norm of their sum.
+        Under `tf.distribute`, this is the sum of the replicas' norms, an upper
+        bound for the norm of the summed gradient.
         """
         return self.history.read_by_path("gradient_norms")
 
     def nonfinite_steps(self) -> list:
         """Returns the last 32 skipped steps, oldest first.
 
-        Each has `.step` (its number among the attempted steps), `.scale`,
+        Each entry has `.step` (its number among the attempted steps), `.scale`,
         `.variables` (the paths of variables whose gradients overflowed) and
-        `.kinds`. `.kinds` says which of `"inf"`, `"-inf"` and `"nan"` each of
-        these gradients held.
+        `.kinds`. `.kinds` maps each path to the non-finite kinds that its
+        gradient held: `"inf"`, `"-inf"` or `"nan"`.
         """
         return self.history.read_recent()
 
     def set_loss_scale(self, scale: float) -> None:
-        """Continues with another loss scale.
+        """Sets the loss scale of the next step.
 
         Args:
             scale: Float.
 
         Raises:
-            TypeError: If it is not a number.
-            ValueError: If it, or its reciprocal, is not a normal float32
+            TypeError: If `scale` is not a number.
+            ValueError: If `scale` or its reciprocal is not a normal float32
                 number, or the optimizer has not been built.
         """
         self._check_built("set_loss_scale")
@@ -594,7 +608,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """Returns attempted, skipped and consecutive skipped steps."""
         return self.history.read_counts()[:3]
 
-    # Attributes that the wrapper lacks are the inner optimizer's.
+    # The inner optimizer provides all attributes that the wrapper lacks.
 
     def exclude_from_weight_decay(
         self, var_list: list | None = None, var_names: list | None = None
@@ -603,7 +617,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def __getattr__(self, name):
-        # Called only where the usual look-up failed.
         if name.startswith("_") or "inner_optimizer" not in vars(self):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -623,14 +636,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         else:
             super().__setattr__(name, value)
 
-    # Files. Keras' wrapper stores the inner variables behind its own four, and
-    # then a second time under `inner_optimizer`. This one writes only the first
-    # layout, which Keras' wrapper reads, and its history.
+    # Files. Keras' wrapper stores the inner variables twice: after its own four
+    # variables, and under `inner_optimizer`. This class stores them only in the
+    # first place, where Keras' wrapper can read them, and adds its history.
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes Keras' four variables and the inner optimizer's."""
+        """Writes Keras' four variables and the inner optimizer's variables."""
         if not self.built:
-            # A file was read before `build`; write it back unchanged.
+            # A file was loaded before `build`. Write its content back
+            # unchanged.
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return
@@ -639,11 +653,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             store[str(index)] = step.read(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads a file of this optimizer, of Keras', or of the bare inner.
+        """Loads a file of this class, Keras' class or the inner optimizer.
 
-        An optimizer that is not built yet keeps what it reads until it is.
-        A loss scale of 0 or infinity, which Keras' optimizer can save, is
-        set to the first one with a warning.
+        An optimizer that is not built yet keeps the content of the file until
+        `build`. Keras' optimizer can save a loss scale of 0 or infinity. Such a
+        scale is replaced by the initial scale, with a warning.
         """
         if not self.built:
             self._unread_state = copy_store(store) or None
@@ -657,11 +671,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 self._repair_scale()
                 return
         warnings.warn(
-            f"The state of optimizer {self.name!r} was not loaded: its "
-            f"{len(self._saved_variables())} variables, or the {len(inner)} "
-            f"of its inner optimizer, do not match the {len(store.keys())} "
-            "in the file in number and shape. Compile with the optimizer, and "
-            "the layers, that the file was saved with.",
+            f"The state of optimizer {self.name!r} was not loaded. The "
+            f"{len(store.keys())} variables in the file do not match its "
+            f"{len(self._saved_variables())} variables, or the {len(inner)} of "
+            "its inner optimizer, in number and shape. Compile with the "
+            "optimizer and the layers that the file was saved with.",
             stacklevel=2,
         )
 
@@ -673,31 +687,33 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _repair_scale(self):
         scale = float(active.step().read(self._scale_variable))
         if isinstance(self.rule, FixedLossScale):
-            # No update would ever bring it back from what a file held.
+            # A fixed rule never updates the scale, so a wrong scale from a file
+            # would stay.
             self._scale_variable.assign(self.rule.scale)
-        # All gradients would be 0 in float16 at 2**-126, the nearest usable
-        # scale.
+        # Clipping is no repair: at 2**-126, the nearest valid scale, all
+        # float16 gradients underflow to 0.
         elif not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             usable = self._initial_scale()
             warnings.warn(
                 f"Optimizer {self.name!r} has a loss scale of {scale:g}, which "
                 "destroys weights or skips every step. Training continues with "
-                f"the first one, {usable:g}.",
+                f"the initial scale {usable:g}.",
                 stacklevel=3,
             )
             self._scale_variable.assign(usable)
 
     def __dir__(self):
-        # Keras saves every attribute that `dir` lists. Without this one, the
-        # inner state is stored only once. Keras' own optimizer reads it twice.
+        # Keras saves every attribute that `dir` lists. Hiding the inner
+        # optimizer stores its state only once. Keras' own optimizer reads both
+        # copies.
         left_out = "" if self._continues_keras_own else "inner_optimizer"
         return [name for name in super().__dir__() if name != left_out]
 
     def get_config(self) -> dict:
         """Returns the configuration.
 
-        It is the configuration of Keras' optimizer where that is enough, so
-        that Keras' own class can be created from it.
+        If only arguments of Keras' optimizer are set, Keras' own class accepts
+        this configuration too.
         """
         rule = self.rule
         config = {
@@ -725,7 +741,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def from_config(
         cls, config: dict, custom_objects: dict | None = None
     ) -> Self:
-        """Creates the optimizer from what `get_config` returned."""
+        """Creates the optimizer from its configuration."""
         config = dict(config)
         for key in ("inner_optimizer", "loss_scale"):
             if isinstance(config.get(key), dict):
@@ -743,21 +759,21 @@ def _match(variables, store):
 
 
 def _check_inner(inner):
-    """Returns the inner optimizer, or raises saying what is wrong."""
+    """Returns the inner optimizer, or raises if it cannot be wrapped."""
     if isinstance(inner, (str, dict)):
         inner = keras.optimizers.get(inner)
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "`inner_optimizer` scales the loss already; wrap the optimizer "
+            "`inner_optimizer` already scales the loss. Wrap the optimizer "
             f"inside it instead. Received: inner_optimizer={inner}"
         )
     what = "a `keras.optimizers.Optimizer` or the name of one"
     check_type("inner_optimizer", inner, keras.optimizers.Optimizer, what)
     if inner.loss_scale_factor is not None:
-        # Keras' own class drops it without a word.
+        # Keras' own class drops `loss_scale_factor` silently.
         warnings.warn(
-            "The `loss_scale_factor` of `inner_optimizer` is set to None, "
-            "since the wrapper scales the loss; for a fixed scale pass "
+            "The wrapper scales the loss, so it sets the `loss_scale_factor` "
+            "of `inner_optimizer` to None. For a fixed scale, pass "
             "`loss_scale` to the wrapper. Received: "
             f"loss_scale_factor={inner.loss_scale_factor!r}",
             stacklevel=3,
@@ -766,12 +782,11 @@ def _check_inner(inner):
 
 
 def _check_window(discard_window, inner):
-    """Raises if there is no window that an overflow could discard."""
     check_choice("discard_window", discard_window, (True, False))
     steps = inner.gradient_accumulation_steps
     if discard_window and not steps:
         raise ValueError(
             "`discard_window=True` needs an `inner_optimizer` that accumulates "
-            "gradients: set its `gradient_accumulation_steps`. Received: "
+            "gradients. Set its `gradient_accumulation_steps`. Received: "
             f"gradient_accumulation_steps={steps!r}"
         )

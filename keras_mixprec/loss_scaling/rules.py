@@ -1,9 +1,9 @@
-"""Update rules of the loss scale, pure functions: state in, state out.
+"""Update rules for the loss scale, as pure functions of a state.
 
-A rule owns numbers, never variables. `update` takes the state that a step ran
-with and whether its gradients were finite, and returns the state for the next
-step. It is elementwise, so it takes a batch of states too. It works on NumPy
-values, and inside a compiled train step on any backend.
+A rule owns no variables. `update` takes the state of a step and whether the
+step's gradients were finite, and returns the state of the next step. It is
+elementwise, so it also accepts a batch of states. It works on NumPy values, and
+on any backend inside a compiled train step.
 """
 
 from typing import Any, NamedTuple, Self
@@ -19,8 +19,8 @@ from keras_mixprec._checks import (
     check_type,
 )
 
-# A scale and its reciprocal both have to be normal float32 numbers, or a
-# backend that flushes subnormals unscales every gradient to zero.
+# A scale and its reciprocal must both be normal float32 numbers. Otherwise a
+# backend that flushes subnormals would unscale every gradient to zero.
 SMALLEST_SCALE = 2.0**-126
 LARGEST_SCALE = 2.0**126
 
@@ -28,16 +28,17 @@ _NORMAL = "the scale and its reciprocal must be normal float32 numbers"
 
 
 class LossScaleState(NamedTuple):
-    """The memory of an update rule between two steps.
+    """The state of an update rule between two steps.
 
     Attributes:
-        scale: float32. The loss scale the next step runs with.
-        good_steps: int. Finite steps since the scale last changed or a step
-            was last skipped. DeepSpeed's rule starts it at -1.
-        hysteresis_left: int >= 1. Non-finite steps until the next backoff.
-        pending_scale: float32. The scale that a rule which publishes one step
-            late (MXNet) has decided on; equal to `scale` in all others.
-        steps: int. Steps attempted, skipped ones included.
+        scale: float32. The loss scale of the next step.
+        good_steps: int. Number of finite steps since the last scale change or
+            skipped step. DeepSpeed's rule starts at -1.
+        hysteresis_left: int >= 1. Number of non-finite steps until the next
+            backoff.
+        pending_scale: float32. The next scale of a rule that applies a new
+            scale one step late (MXNet). In all other rules it equals `scale`.
+        steps: int. Number of attempted steps, including skipped ones.
     """
 
     scale: Any
@@ -48,11 +49,11 @@ class LossScaleState(NamedTuple):
 
 
 class LossScale:
-    """Base of the update rules."""
+    """Base class of the update rules."""
 
-    # True if a new scale is used one step after it was decided.
+    # True if the rule applies a new scale one step late.
     publishes_late = False
-    # The scale, `good_steps` and `hysteresis_left` of the first step.
+    # The initial scale, `good_steps` and `hysteresis_left`.
     _first: tuple[Any, int, int]
 
     def initial_state(self) -> LossScaleState:
@@ -67,9 +68,9 @@ class LossScale:
         """Returns the state after a step.
 
         Args:
-            state: The `LossScaleState` the step ran with.
-            finite: Boolean, scalar or of the state's shape: every gradient of
-                the step was finite on every replica.
+            state: The `LossScaleState` of the step.
+            finite: Boolean, a scalar or an array in the state's shape. True if
+                every gradient of the step was finite on every replica.
 
         Returns:
             A new `LossScaleState`.
@@ -79,17 +80,13 @@ class LossScale:
         )
 
     def next_state(self, state: LossScaleState, finite) -> LossScaleState:
-        """Returns the state after a step of an optimizer.
-
-        It is the state of `update`, with the scale held where scaling can be
-        undone.
-        """
+        """Returns the result of `update`, with its scale in a safe range."""
         after = self.update(state, finite)
         return after._replace(scale=safe_scale(after.scale, state.scale))
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
-        """Creates the rule from what `get_config` returned."""
+        """Creates the rule from its configuration."""
         return cls(**config)
 
     def __eq__(self, other):
@@ -107,20 +104,20 @@ class LossScale:
 
 
 def namespace(value):
-    """NumPy for host values, `keras.ops` for tensors and variables."""
+    """Returns NumPy for host values, `keras.ops` for tensors and variables."""
     host = isinstance(value, (np.generic, np.ndarray, int, float))
     return np if host else ops
 
 
 def safe_scale(scale, previous):
-    """Holds a scale within the range in which scaling can be undone."""
+    """Clips a scale to the range in which gradients can be unscaled."""
     xp = namespace(previous)
     scale = xp.where(xp.isnan(scale), previous, scale)
     return xp.clip(scale, SMALLEST_SCALE, LARGEST_SCALE)
 
 
 def check_scale(name, value, optional=False):
-    """Returns a scale as a float, or raises; `None` passes if optional."""
+    """Returns a scale as a float, or raises if it is out of range."""
     if optional and value is None:
         return None
     return check_number(
@@ -130,8 +127,8 @@ def check_scale(name, value, optional=False):
 
 _UNBOUNDED = {"min_scale": None, "max_scale": None}
 
-# Arguments of `DynamicLossScale`, and other attributes of it. Defaults and
-# update order were read in each system's source: torch
+# Arguments and class attributes of `DynamicLossScale` for each preset. Defaults
+# and update order come from each system's source: torch
 # `torch/amp/grad_scaler.py`, Keras 3 and tf-keras `loss_scale_optimizer.py`,
 # Apex `apex/amp/scaler.py`, DeepSpeed `runtime/fp16/loss_scaler.py`
 # (`DynamicLossScaler`, as ZeRO uses it), Megatron-LM
@@ -174,43 +171,44 @@ PRESETS: dict[str, dict] = {
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class DynamicLossScale(LossScale):
-    """Raises the scale while all is well and lowers it on overflow.
+    """Raises the scale after finite steps and lowers it on overflow.
 
-    After `growth_interval` finite steps in a row the scale is multiplied by
-    `growth_factor`; on a non-finite step, which is skipped, by
-    `backoff_factor`. It never leaves `[min_scale, max_scale]`.
+    After `growth_interval` finite steps in a row, the scale is multiplied by
+    `growth_factor`. A non-finite step is skipped, and multiplies the scale by
+    `backoff_factor`. The scale never leaves `[min_scale, max_scale]`.
 
     Args:
-        initial_scale: Float, dimensionless. Scale of the first step. Too high
-            costs one skipped step per halving, too low a growth interval per
-            doubling. Defaults to `2.0**15`.
-        growth_factor: Float > 1. Defaults to `2.0`; powers of two make
-            scaling and unscaling exact.
+        initial_scale: Float. Scale of the first step. If it is too high, each
+            halving costs one skipped step. If it is too low, each doubling
+            takes one growth interval. Defaults to `2.0**15`.
+        growth_factor: Float > 1. Powers of two make scaling and unscaling
+            exact. Defaults to `2.0`.
         backoff_factor: Float in (0, 1). Defaults to `0.5`.
-        growth_interval: Int >= 1. Consecutive finite steps before the scale
-            grows. Defaults to `2000`.
-        hysteresis: Int >= 1. Non-finite steps before the scale backs off; the
-            earlier ones are skipped at an unchanged scale. Defaults to `1`,
-            which backs off at once.
-        hysteresis_refill: `"growth"` or `"good_step"`: the tolerated steps come
-            back with the next growth (DeepSpeed, Megatron) or with any finite
+        growth_interval: Int >= 1. Number of finite steps in a row before the
+            scale grows. Defaults to `2000`.
+        hysteresis: Int >= 1. Number of non-finite steps until the scale backs
+            off. Earlier ones are skipped at an unchanged scale. Defaults to
+            `1`, which backs off immediately.
+        hysteresis_refill: `"growth"` or `"good_step"`. The event that resets
+            the hysteresis: the next growth (DeepSpeed, Megatron) or any finite
             step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults to
             `"growth"`.
-        min_scale: Float or `None`. Floor. Defaults to `2.0**-14`, float16's
-            smallest normal: a gradient that still overflows float16 there is
-            above 1e9 and no scale will help. `None` sets no floor of the
-            rule's own.
-        max_scale: Float or `None`. Ceiling. Defaults to `2.0**32`, the
-            highest start any system uses. `None` sets no ceiling of the
-            rule's own; growth to infinity is refused all the same.
+        min_scale: Float or `None`. Lower limit. Defaults to `2.0**-14`,
+            float16's smallest normal number. A gradient that still overflows
+            float16 there exceeds 1e9, and no scale will help. With `None` the
+            rule has no lower limit.
+        max_scale: Float or `None`. Upper limit. Defaults to `2.0**32`, the
+            highest initial scale of all presets. With `None` the rule has no
+            upper limit, but the scale still does not grow to infinity.
 
-    `LossScaleOptimizer` keeps the scale of every rule between `2.0**-126` and
-    `2.0**126`, where it and its reciprocal are normal float32 numbers.
+    `LossScaleOptimizer` clips the scale of every rule to `2.0**-126` to
+    `2.0**126`. In this range the scale and its reciprocal are normal float32
+    numbers.
 
     Raises:
         TypeError: If an argument is not a number.
-        ValueError: If an argument is outside its range, or `min_scale`,
-            `initial_scale` and `max_scale` are not in that order.
+        ValueError: If an argument is out of range, or not `min_scale <=
+            initial_scale <= max_scale`.
 
     Example:
     >>> rule = DynamicLossScale(initial_scale=8.0, growth_interval=2)
@@ -226,14 +224,14 @@ class DynamicLossScale(LossScale):
         - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)
     """
 
-    # Behaviour of a preset that no argument expresses: its name, and how many
-    # more good steps than `growth_interval` it needs at the start and after an
-    # overflow (DeepSpeed counts them from 0).
+    # `_follows` is the name of the preset. `extra_good_steps` is the number of
+    # finite steps that DeepSpeed needs in addition to `growth_interval`, at the
+    # start and after an overflow.
     _follows: str | None = None
     extra_good_steps = 0
-    # Growth is not held at the largest finite scale.
+    # True if the scale may grow to infinity, as in some presets.
     grows_to_infinity = False
-    # A backoff gives the tolerated steps back, so that each of them needs
+    # True if a backoff resets the hysteresis, so that each backoff takes
     # `hysteresis` overflows (Paddle).
     refills_on_backoff = False
 
@@ -249,7 +247,8 @@ class DynamicLossScale(LossScale):
         max_scale: float | None = 2.0**32,
     ):
         self.initial_scale = check_scale("initial_scale", initial_scale)
-        # In float32, so that a step always moves the scale.
+        # Float32 would round a factor closer to 1 than these limits to 1, and
+        # the scale would never change.
         self.growth_factor = check_number(
             "growth_factor", growth_factor, low=1 + 2.0**-23
         )
@@ -279,20 +278,20 @@ class DynamicLossScale(LossScale):
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "DynamicLossScale":
-        """Returns the rule that another system follows, step for step.
+        """Returns a rule that follows another system step for step.
 
         Args:
             name: String. `"torch"`, `"keras"`, `"tf-keras"`, `"apex"`,
                 `"deepspeed"`, `"megatron"`, `"paddle"`, `"jmp"` or `"mxnet"`.
-            **overrides: Arguments of `DynamicLossScale` that replace that
+            **overrides: Arguments of `DynamicLossScale` that replace the
                 system's defaults.
 
         Returns:
-            A `DynamicLossScale`. Its trace equals the system's while the
-            scale is a normal float32 number.
+            A `DynamicLossScale`. Its scale equals the system's in every step,
+            while that scale is a normal float32 number.
 
         Raises:
-            ValueError: If there is no such preset.
+            ValueError: If `name` is not a preset.
             TypeError: If an override is not an argument of this class.
 
         Example:
@@ -303,8 +302,8 @@ class DynamicLossScale(LossScale):
         unknown = set(overrides) - set(_dynamic_arguments())
         if unknown:
             raise TypeError(
-                "`DynamicLossScale.preset` does not know the argument(s) "
-                f"{sorted(unknown)}; it takes {_dynamic_arguments()}. "
+                "`DynamicLossScale.preset` does not have the argument(s) "
+                f"{sorted(unknown)}. It takes {_dynamic_arguments()}. "
                 f"Received: {overrides}"
             )
         given = _UNBOUNDED | PRESETS[name] | overrides
@@ -333,7 +332,8 @@ class DynamicLossScale(LossScale):
             lower = xp.maximum(lower, self.min_scale)
         bad = xp.logical_not(finite)
         good_steps = state.good_steps + 1
-        # `>=`, not `==`: a restored counter may be past a lowered interval.
+        # Not `==`, because a restored counter may exceed an interval that was
+        # lowered since then.
         grows = xp.logical_and(finite, good_steps >= self.growth_interval)
         backs_off = xp.logical_and(bad, state.hysteresis_left <= 1)
         scale = xp.where(grows, grown, xp.where(backs_off, lower, current))
@@ -354,13 +354,13 @@ class DynamicLossScale(LossScale):
         return self.initial_scale, -self.extra_good_steps, self.hysteresis
 
     def get_config(self) -> dict:
-        """Returns the arguments, and the preset they belong to if any."""
+        """Returns the arguments, and the name of the preset if there is one."""
         config = {name: getattr(self, name) for name in _dynamic_arguments()}
         return config | ({"preset": self._follows} if self._follows else {})
 
     @classmethod
     def from_config(cls, config: dict) -> "DynamicLossScale":
-        """Creates the rule from what `get_config` returned."""
+        """Creates the rule from its configuration."""
         config = dict(config)
         name = config.pop("preset", None)
         return cls.preset(name, **config) if name else cls(**config)
@@ -373,15 +373,15 @@ def _dynamic_arguments():
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class FixedLossScale(LossScale):
-    """Keeps one scale; non-finite steps are skipped and nothing else changes.
+    """Keeps the same scale in every step, even after an overflow.
 
     Args:
-        scale: Float, dimensionless, between `2.0**-126` and `2.0**126`.
-            A power of two makes scaling exact.
+        scale: Float between `2.0**-126` and `2.0**126`. A power of two makes
+            scaling exact.
 
     Raises:
         TypeError: If `scale` is not a number.
-        ValueError: If it is outside its range.
+        ValueError: If `scale` is out of range.
 
     Example:
     >>> rule = FixedLossScale(1024.0)
@@ -406,18 +406,18 @@ class FixedLossScale(LossScale):
 class ScheduledLossScale(LossScale):
     """Takes the scale from a schedule over attempted steps.
 
-    It counts attempted steps, not `optimizer.iterations`. These stand still on
-    a skipped step, so a scale that overflows would stay.
+    The schedule also counts skipped steps. Skipped steps do not advance
+    `optimizer.iterations`, so a schedule over iterations would never leave a
+    scale that overflows.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-            table `{step: scale}`: each scale holds from its step on. A table
-            needs a scale for step 0.
+            table `{step: scale}`. Each scale of a table applies from its step
+            on. A table needs a scale for step 0.
 
     Raises:
-        TypeError: If `schedule` is neither.
-        ValueError: If a table is empty, has no step 0, or holds a step or a
-            scale that makes no sense.
+        TypeError: If `schedule` has another type.
+        ValueError: If a table has no step 0, or a step or scale is invalid.
 
     Example:
     >>> rule = ScheduledLossScale({0: 128.0, 2: 1024.0})
@@ -440,13 +440,13 @@ class ScheduledLossScale(LossScale):
         if isinstance(schedule, dict):
             schedule = _from_table(schedule)
         self.schedule = schedule
-        # Computed now to refuse a bad start, and because a schedule has no
-        # value on the host while a step is being compiled.
+        # Computed here, because a schedule has no host value while a step is
+        # compiled. This also rejects an invalid first scale.
         first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
         self._first = first, 0, 1
 
     def scale_at(self, step: Any) -> Any:
-        """Returns the scale of attempted step `step`, counted from 0."""
+        """Returns the scale of an attempted step, counted from 0."""
         scale = self.schedule(step)
         if namespace(step) is np:
             return np.float32(ops.convert_to_numpy(scale))
@@ -462,12 +462,12 @@ class ScheduledLossScale(LossScale):
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
-        """Creates the rule from what `get_config` returned."""
+        """Creates the rule from its configuration."""
         return cls(keras.saving.deserialize_keras_object(config["schedule"]))
 
 
 def _step_with(state, scale, finite):
-    """The state after a step whose scale does not depend on its gradients."""
+    """Returns the next state if the scale does not depend on gradients."""
     xp = namespace(state.scale)
     good_steps = xp.where(finite, state.good_steps + 1, 0)
     return LossScaleState(
@@ -476,7 +476,6 @@ def _step_with(state, scale, finite):
 
 
 def _from_table(table):
-    """Returns the schedule of a table of steps and their scales."""
     table = {
         check_integer("schedule step", step): check_scale(
             f"schedule[{step!r}]", scale
@@ -488,7 +487,8 @@ def _from_table(table):
             "A `schedule` table needs a scale for step 0. "
             f"Received: schedule={table}"
         )
-    # A value of Keras' schedule holds up to the boundary, not from it on.
+    # In Keras' schedule a new value starts after its boundary, so each boundary
+    # is one step earlier.
     last = [step - 1 for step in table]
     return keras.optimizers.schedules.PiecewiseConstantDecay(
         last, [table[0], *table.values()]
@@ -496,7 +496,7 @@ def _from_table(table):
 
 
 def resolve_rule(loss_scale, initial_scale, growth_steps) -> LossScale:
-    """Returns the update rule for the arguments of the optimizer."""
+    """Returns the update rule for the optimizer's arguments."""
     arguments = {
         "initial_scale": initial_scale,
         "growth_interval": growth_steps,
@@ -507,7 +507,7 @@ def resolve_rule(loss_scale, initial_scale, growth_steps) -> LossScale:
     if given:
         raise ValueError(
             "`initial_scale` and `dynamic_growth_steps` configure a dynamic "
-            "loss scale, and cannot be combined with another one. Received: "
+            "loss scale. Set them without another `loss_scale`. Received: "
             f"loss_scale={loss_scale!r}, initial_scale={initial_scale!r}, "
             f"dynamic_growth_steps={growth_steps!r}"
         )

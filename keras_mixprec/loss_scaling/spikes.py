@@ -1,4 +1,4 @@
-"""Skips steps whose gradients are far larger than those of the steps before."""
+"""Skips steps with far larger gradients than in earlier steps."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,27 +9,27 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 
-# A step is compared with all that were taken, once there are enough. After so
-# many skipped ones in a row larger gradients count as usual.
+# A step can be a spike only after `ENOUGH` applied steps. After `MOST` skipped
+# steps in a row, larger gradients are accepted.
 ENOUGH, MOST = 64, 128
 
-# A spike is larger than the largest of them times this, as in the rerun state
-# machine of Megatron. A rare class stays far below, as its gradients are about
-# as large as those of the first steps.
+# A spike exceeds the largest gradients so far by this factor, as in Megatron's
+# rerun state machine. A batch of a rare class stays far below it: its gradients
+# are about as large as in the first steps.
 FACTOR = 10.0
 
-# Columns of `counts`.
+# Indices into the variable `counts`.
 _TAKEN, _SKIPPED, _IN_A_ROW = range(3)
 
 
 class Spikes(NamedTuple):
-    """What a gate has skipped.
+    """The steps that a gate has skipped.
 
     Attributes:
-        skipped: Int. Steps.
-        in_a_row: Int. Those since the last step that was taken.
-        last: Float. The size of the gradients of the last one, as a multiple of
-            the largest before.
+        skipped: Int. Number of skipped steps.
+        in_a_row: Int. Number of skipped steps since the last applied step.
+        last: Float. Gradient norm of the last skipped step, as a multiple of
+            the largest norm before it.
     """
 
     skipped: int
@@ -38,10 +38,10 @@ class Spikes(NamedTuple):
 
 
 class SpikeGate:
-    """Decides in the step itself whether its gradients are a spike.
+    """Decides inside a train step whether its gradients are a spike.
 
-    The size of a step's gradients is the norm of all of them together, without
-    the loss scale. Nothing is skipped before `start`.
+    The size of a step is the unscaled norm of all its gradients together. The
+    gate skips nothing before `start`.
 
     Args:
         add_variable: Function `(name, shape, dtype, value=0)` that creates and
@@ -55,20 +55,20 @@ class SpikeGate:
         self._factor = add_variable("spike_factor", (), "float32", math.inf)
 
     def start(self):
-        """Skips spikes from now on, compared with steps from now on."""
+        """Starts to skip spikes, and forgets all earlier steps."""
         for variable in (self.largest, self.counts, self.last):
             variable.assign(ops.zeros(variable.shape, variable.dtype))
         self._factor.assign(FACTOR)
 
     def stop(self):
-        """Skips no step any more."""
+        """Stops skipping spikes."""
         self._factor.assign(math.inf)
 
     def is_spike(self, size: Any):
-        """Returns whether a step is a spike: a boolean scalar tensor.
+        """Returns whether a step is a spike, as a boolean scalar tensor.
 
         Args:
-            size: float32 scalar. The size of its gradients.
+            size: float32 scalar. The gradient norm of the step.
         """
         taken, _, in_a_row = self._counts()
         largest = ops.convert_to_tensor(self.largest)
@@ -83,9 +83,9 @@ class SpikeGate:
         """Counts a step.
 
         Args:
-            size: float32 scalar. The size of its gradients.
+            size: float32 scalar. The gradient norm of the step.
             finite: Boolean, or a boolean scalar tensor.
-            ordinary: Same as `finite`: whether it is not a spike.
+            ordinary: Boolean, or a boolean scalar tensor. False for a spike.
         """
         taken, skipped, in_a_row = self._counts()
         largest, last = map(ops.convert_to_tensor, (self.largest, self.last))
@@ -99,11 +99,11 @@ class SpikeGate:
         self._write(taken + no, skipped + one, (in_a_row + one) * (1 - no))
 
     def end_streak(self, accept: bool):
-        """Counts spikes in a row from here on.
+        """Restarts the count of skipped steps in a row.
 
         Args:
-            accept: Boolean. Whether gradients as large as the next ones count
-                as usual.
+            accept: Boolean. If `True`, the gate accepts gradients of any size
+                until the next applied step.
         """
         taken, skipped, _ = self._counts()
         self._write(taken, skipped, ops.full_like(taken, MOST if accept else 0))
@@ -115,7 +115,7 @@ class SpikeGate:
         return Spikes(skipped, in_a_row, float(read(self.last)))
 
     def limit(self) -> float:
-        """Returns the size beyond which gradients are a spike now."""
+        """Returns the gradient norm above which a step is a spike now."""
         return FACTOR * float(active.step().read(self.largest))
 
     def _counts(self):
@@ -127,13 +127,13 @@ class SpikeGate:
 
 
 def skip_spikes(model: keras.Model) -> bool:
-    """Lets the optimizers of a model that scale its loss skip spikes.
+    """Makes the optimizers of a model skip spikes if they scale its loss.
 
     Args:
         model: A compiled `keras.Model`, with built optimizers.
 
     Returns:
-        Whether steps have to be compiled again for it.
+        `True` if the train step must be recompiled.
     """
     optimizers = [
         optimizer
@@ -153,7 +153,7 @@ def optimizers_in_step(model) -> list:
     """Returns the optimizers whose variables a train step may write."""
     found = [*optimizers_of(model).values()]
     if keras.backend.backend() == "jax":
-        # No others are in the state of a compiled step.
+        # On JAX, the state of a compiled step contains only this optimizer.
         own = getattr(model, "optimizer", None)
         found = [optimizer for optimizer in found if optimizer is own]
     return found

@@ -1,9 +1,9 @@
-"""Which gradients of an optimizer's step are unscaled already.
+"""Tracks which gradients of an optimizer step are already unscaled.
 
-As in `torch.amp.GradScaler`, a step is skipped if `unscale` has seen gradients
-overflow, because code between `unscale` and `apply` may make them finite.
-Unlike there, `unscale` returns new tensors. Code that only looks at them
-applies the original gradients, which are still scaled.
+As in `torch.amp.GradScaler`, an overflow in `unscale` skips the step, because
+code between `unscale` and `apply` may make the gradients finite. Unlike in
+torch, `unscale` returns new tensors. Code that only reads the new tensors may
+still apply the original gradients, which are scaled.
 """
 
 import math
@@ -18,13 +18,14 @@ from keras_mixprec.backend.common import optimizers_of
 
 
 class _Unscaled(NamedTuple):
-    """What `unscale` has done in the step under way.
+    """The calls of `unscale` in the current step.
 
     Attributes:
-        given: List of the gradients that it was given.
-        returned: List of the gradients that it returned.
-        overflows: List of tensors: which gradients overflowed in each call.
-        trace: The trace that it was called in, or `None`.
+        given: List of the gradients that were passed to `unscale`.
+        returned: List of the gradients that `unscale` returned.
+        overflows: List of one tensor per call, which marks the gradients that
+            overflowed.
+        trace: The trace of the last call, or `None`.
     """
 
     given: list = []
@@ -34,14 +35,14 @@ class _Unscaled(NamedTuple):
 
 
 class StepStages:
-    """Follows the step of an optimizer from `scale_loss` to `apply`.
+    """Follows an optimizer step from `scale_loss` to `apply`.
 
-    The replicas of a strategy take turns between these calls, so each has a
-    step of its own.
+    The replicas of a strategy take turns between these calls, so each replica
+    has its own state.
 
     Attributes:
-        scaling: Boolean, whether a `train_step` scales the loss; `None` while
-            that is not known.
+        scaling: Boolean. True if a `train_step` scales the loss. `None` if this
+            is not known yet.
     """
 
     def __init__(self):
@@ -53,40 +54,42 @@ class StepStages:
         return type(self), ()
 
     def begin(self):
-        """A step begins: nothing is unscaled."""
+        """Starts a step, in which no gradient is unscaled yet."""
         self._set(_Unscaled())
 
     def read_scale(self):
-        """Notes that the loss scale is read, so a `train_step` may use it."""
-        # A step that has applied gradients before cannot have scaled them.
+        """Assumes that a `train_step` scales the loss if it reads the scale."""
         if self.scaling is None and _training_model() is not None:
             self.scaling = True
 
     def forgotten(self, name: str) -> str | None:
         """Returns a warning if a `train_step` has not scaled the loss.
 
-        It does so once, when the `train_step` applies its first gradients.
-        These are not divided then, so that training goes right. Outside of a
-        `train_step`, code may have scaled the loss in any way.
+        The warning comes once, with the first gradients that the `train_step`
+        applies. The optimizer does not unscale them, so training stays correct.
+        Outside of a `train_step`, code may scale the loss in its own way, so
+        there is no warning.
 
         Args:
-            name: String, the name of the optimizer.
+            name: String. Name of the optimizer.
         """
         model = _training_model() if self.scaling is None else None
         if model is None:
             return None
-        # Another optimizer may have scaled the same loss.
+        # Another optimizer of the model may have scaled the loss that both
+        # share.
         self.scaling = any(
             vars(other)["_stages"].scaling
             for other in optimizers_of(model).values()
             if "_stages" in vars(other)
         )
         done = (
-            "Updates are wrong if the loss was not scaled, or if the scale of "
-            "another optimizer differs, because gradients are divided by it"
+            "The optimizer divides these gradients by its loss scale, so "
+            "updates are wrong unless another optimizer scaled the loss by the "
+            "same scale"
             if self.scaling
-            else "They are applied undivided, and small ones become 0 in "
-            "float16"
+            else "The optimizer applies them undivided, and small ones "
+            "underflow in float16"
         )
         return (
             f"The `train_step` of {model.name!r} applies gradients of a loss "
@@ -97,18 +100,19 @@ class StepStages:
 
     @property
     def overflows(self) -> list:
-        """The `overflows` of all calls of `unscale` in this step."""
+        """The overflow tensors of all `unscale` calls in this step."""
         return self._get().overflows
 
     def unscaled(self, gradients: list, returned: list, scale, overflows: list):
-        """Notes a call of `unscale`.
+        """Records a call of `unscale`.
 
         Args:
-            gradients: List of gradients, or `None`, as they were given.
-            returned: List of what is returned for them.
+            gradients: List of the gradients that were passed to it. Entries may
+                be `None`.
+            returned: List of the gradients that it returned.
             scale: Tensor. The loss scale.
-            overflows: List of one tensor: which of the gradients overflow. It
-                is empty without gradients.
+            overflows: List of one tensor, which marks the gradients that
+                overflow. Empty if there are no gradients.
         """
         step = self._get()
         self._set(
@@ -121,28 +125,28 @@ class StepStages:
         )
 
     def check_unscale(self, gradients: list):
-        """Raises if any of the gradients is unscaled already."""
+        """Raises if `unscale` has already returned any of the gradients."""
         known = self._get().returned
         if any(_is_in(known, g) for g in _present(gradients)):
             raise ValueError(
-                "These gradients are unscaled already: `unscale` has returned "
-                "them. Use `gradients = optimizer.unscale(gradients)` once, "
-                "and compute norms from the result."
+                "These gradients are unscaled already, because `unscale` "
+                "returned them. Call `gradients = optimizer.unscale(gradients)`"
+                " once, and compute norms from the result."
             )
 
     def are_unscaled(self, gradients: list, scale) -> bool:
-        """Returns whether the gradients of an `apply` are unscaled.
+        """Returns whether the gradients passed to `apply` are unscaled.
 
-        Gradients that `unscale` returned are unscaled, and gradients that it
-        was given are not. New ones, such as clipped ones, are unscaled if
-        `unscale` was given as many numbers.
+        Gradients that `unscale` returned are unscaled, and gradients that were
+        passed to it are not. New gradients, such as clipped ones, count as
+        unscaled if they have no more elements than `unscale` returned.
 
         Args:
-            gradients: List of gradients, or `None`.
+            gradients: List of gradients. Entries may be `None`.
             scale: Tensor. The loss scale.
 
         Raises:
-            ValueError: If it cannot be known.
+            ValueError: If the optimizer cannot tell.
         """
         step = self._get()
         if self.scaling is False or not step.given:
@@ -155,17 +159,17 @@ class StepStages:
         if not given and _count(step.returned) >= _count(gradients):
             if step.trace is not _trace([scale, *gradients]):
                 raise ValueError(
-                    "These gradients may be scaled or not: `unscale` was "
-                    "called outside of the function that is compiled now. Call "
-                    "`unscale` and `apply` in one compiled function. To see "
-                    "norms only, call `optimizer.gradient_norms()` after "
-                    "`apply`."
+                    "The optimizer cannot tell whether these gradients are "
+                    "scaled, because `unscale` was called outside of the "
+                    "function that is now compiled. Call `unscale` and `apply` "
+                    "in one compiled function. If you only need norms, call "
+                    "`optimizer.gradient_norms()` after `apply`."
                 )
             return True
         if any(returned):
             raise ValueError(
                 "Some of these gradients come from `unscale`, and the others "
-                "are still scaled. Unscale all of them: `gradients = "
+                "are still scaled. Unscale all gradients: `gradients = "
                 "optimizer.unscale(gradients)`."
             )
         return False
@@ -176,7 +180,7 @@ class StepStages:
 
     def _set(self, step):
         replica = self._backend.replica()
-        # Outside of replicas it is the step of them all.
+        # Outside of replicas, a call counts for all replicas.
         kept = {} if replica is None else self._steps
         self._steps = kept | {replica: step}
 
@@ -186,7 +190,7 @@ def _present(gradients):
 
 
 def _is_in(tensors, tensor):
-    # `in` would compare the numbers of tensors.
+    # `in` would compare tensors by value.
     return any(tensor is other for other in tensors)
 
 
@@ -195,14 +199,14 @@ def _trace(tensors):
 
 
 def _count(tensors):
-    """Returns how many numbers tensors have; infinity if it is not known."""
+    """Returns the number of elements, or infinity if a shape is unknown."""
     shapes = [ops.shape(t) for t in as_tensors(tensors)]
     known = all(isinstance(n, int) for shape in shapes for n in shape)
     return sum(map(math.prod, shapes)) if known else math.inf
 
 
 def as_tensors(gradients: list) -> list:
-    """Returns gradients as tensors: lists and NumPy arrays may be given."""
+    """Converts gradients that are lists or NumPy arrays to tensors."""
     return [
         g if g is None or ops.is_tensor(g) else ops.convert_to_tensor(g)
         for g in gradients
@@ -210,20 +214,21 @@ def as_tensors(gradients: list) -> list:
 
 
 def scaling_call() -> str:
-    """Returns the method of the optimizer that a `train_step` calls."""
+    """Returns the call with which a `train_step` scales the loss."""
     if keras.backend.backend() == "jax":
         return "stateless_scale_loss(optimizer_variables, loss)"
     return "scale_loss(loss)"
 
 
 def _training_model():
-    """The model whose `train_step` is on the stack, `None` if there is none."""
+    """Returns the model whose `train_step` is on the stack, or `None`."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        # AutoGraph calls its own translation `tf__train_step`.
+        # AutoGraph renames `train_step` to `tf__train_step` when it converts
+        # it.
         if code.co_name in ("train_step", "tf__train_step"):
-            # The first argument is the model; it need not be called `self`.
+            # The model is the first argument, even if it is not named `self`.
             model = frame.f_locals.get([*code.co_varnames, None][0])
             if isinstance(model, keras.Model):
                 return model

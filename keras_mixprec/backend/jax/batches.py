@@ -30,7 +30,8 @@ def tapped(model, train_function, visit, raised=None):
         except StopIteration:  # The end of the data.
             raise
         except Exception as error:
-            # A step that has begun to run has taken the state.
+            # A step that has started to run has consumed the donated state, so
+            # it cannot run again.
             taken = any(x.is_deleted() for x in jax.tree.leaves(state))
             if raised is None or taken:
                 raise
@@ -57,7 +58,7 @@ def synchronized(model, variables):
 
 
 def _values(model, state):
-    """The values of a state by the ids of variables, but trainable ones."""
+    """Returns values of a state by variable id, without trainable variables."""
     values = {}
     for kind, variables in (
         ("optimizer_variables", model.optimizer.variables),
@@ -69,9 +70,9 @@ def _values(model, state):
 
 
 def _with_values(model, state, work):
-    """Does the work while variables have the values that `fit` keeps.
+    """Calls `work` while variables have the values of the state.
 
-    Returns the values that they have then.
+    Returns the state with the values that `work` left.
     """
     variables = [v for part in variables_of(model) for v in part]
     leaves, structure = jax.tree.flatten(state)
@@ -81,7 +82,7 @@ def _with_values(model, state, work):
 
 
 def _own_rows(array):
-    """The rows of an array that the devices of this process hold."""
+    """Returns the rows of an array that this process's devices hold."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return array
     rows = {

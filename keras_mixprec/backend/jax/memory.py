@@ -7,7 +7,7 @@ from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
-    pass  # JAX has no such function for any device.
+    pass  # JAX cannot reset the peaks of a device.
 
 
 def peak_bytes():
@@ -26,7 +26,7 @@ def program_bytes(model, batch):
     found = program.memory_analysis()
     if found is None:
         return None
-    # `peak_memory_in_bytes` leaves out temporaries on CPUs.
+    # Not `peak_memory_in_bytes`, which leaves out temporaries on CPUs.
     return (
         found.argument_size_in_bytes
         + found.output_size_in_bytes

@@ -4,8 +4,6 @@ import contextlib
 
 import jax
 
-# JAX's own names say how many bits count. The names of algorithms say how a
-# device does it.
 _VALUES = {
     "default": None,
     "float32": "float32",
@@ -30,7 +28,8 @@ _NAMES = {
 }
 _NAMES_OF_TPU = dict.fromkeys(("high", "tensorfloat32"), "bfloat16_3x")
 
-# Which name no convolution: what names an algorithm is for products only.
+# These names apply to convolutions too. The names of algorithms apply to matrix
+# products only.
 _OF_BOTH = ("default", "float32", "tf32")
 
 
@@ -43,8 +42,8 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    # A CPU computes in float32 anyway, and another setting makes JAX compile
-    # everything again.
+    # A CPU computes in float32 in any case, and a change of the setting would
+    # make JAX compile everything again.
     on_cpu = jax.local_devices()[0].platform == "cpu"
     if on_cpu and {name, read("cpu")[0]} <= {"default", "float32"}:
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on JAX."""
+"""Agrees with other processes, and runs without them, on JAX."""
 
 import contextlib
 
@@ -19,8 +19,8 @@ def rank(model):
 
 
 def agree(model, values):
-    # Two programs on a CPU run in an order that differs between processes, and
-    # deadlock if both talk to other processes.
+    # Wait for all running programs. On CPUs, each process may run programs in a
+    # different order, and two programs that communicate would deadlock.
     live = [x for x in jax.live_arrays() if not x.is_deleted()]
     jax.block_until_ready(live)
     return multihost_utils.process_allgather(values).max(axis=0)
@@ -29,7 +29,7 @@ def agree(model, values):
 @contextlib.contextmanager
 def single_process(model):
     if jax.process_count() == 1:
-        # Arrays are global: one process computes with all of its devices.
+        # A single process already runs the model alone, on all of its devices.
         yield
         return
     variables = all_variables(model)

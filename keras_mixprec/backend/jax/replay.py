@@ -1,4 +1,4 @@
-"""Running parts again on JAX, by evaluating or compiling their traces.
+"""Runs parts of a model again on JAX, from their traces.
 
 See `interface.py`.
 """
@@ -48,8 +48,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # This value belongs to the trace outside of the gradient. `identity` below
-    # runs in another trace.
+    # Observe the tensor here, because inside `identity` it would belong to
+    # another trace.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
@@ -79,7 +79,8 @@ def vjp(function, primals, pull):
 def evaluating(model):
     variables = all_variables(model)
     before = [stored_value(variable) for variable in variables]
-    state = jax_state(model)  # `evaluate` forgets where `fit` is.
+    # `evaluate` overwrites the state that `fit` keeps on the model.
+    state = jax_state(model)
     try:
         yield
     except BaseException:
@@ -90,7 +91,7 @@ def evaluating(model):
 
 
 def _put_back(model, variables, values):
-    """Values that `evaluate` has taken out of variables, and not put back."""
+    """Restores values that `evaluate` took out of variables."""
     lost = [
         (variable, value)
         for variable, value in zip(variables, values, strict=True)
@@ -110,7 +111,7 @@ def compiled(function):
             lambda tensors: known_outside(function(tensors)), return_shape=True
         )
         closed, outputs = traced(tensors)
-        # Closed-over values are inputs too, as in a train step.
+        # Closed-over values become inputs, as in a train step.
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         whole = Piece(closed.jaxpr.replace(constvars=[], invars=inputs), [])
         leaves = jax.tree.leaves(tensors)
@@ -121,8 +122,8 @@ def compiled(function):
 
 
 def each_operation(function, tensors, visit):
-    # A new function each time: JAX would reuse the trace of a known one, in
-    # which layers may have had other dtypes.
+    # Wrap the function in a new lambda. JAX would reuse the trace of a known
+    # function, in which layers may have had other dtypes.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
@@ -137,7 +138,7 @@ def visited():
 
 def train_step(model, data):
     logs, state = model.train_step(values_of(*variables_of(model)), data)
-    # The layers have written these variables of the returned state.
+    # Pass the values that layers have written on to the caller's scope.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
@@ -173,7 +174,8 @@ def assigned(variable, value):
 def run_once(model, function, data):
     if not model.jit_compile or model.run_eagerly:
         return [x if is_concrete(x) else None for x in function(data)]
-    # Values that change from step to step must not be part of the programs.
+    # Pass variables as inputs. With their values as constants, JAX would
+    # compile the programs again in every step.
     variables = all_variables(model)
 
     def run(given):
@@ -186,7 +188,7 @@ def run_once(model, function, data):
 
 
 def _evaluate(jaxpr, constants, arguments, visit):
-    """Evaluates operation by operation, into calls but not into loops."""
+    """Evaluates each operation, inside calls but not inside loops."""
     values = dict(zip(jaxpr.constvars, constants, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
 
@@ -209,10 +211,10 @@ def _evaluate(jaxpr, constants, arguments, visit):
 
 
 def _params(equation):
-    """The parameters of an operation.
+    """Returns the parameters of an operation that the device supports.
 
-    Attention requests float16 products with float32 sums by a name that CPUs do
-    not know. The dtype of the result has the same effect.
+    Attention requests float16 products with float32 sums through an algorithm
+    name that CPUs do not know. The dtype of the result has the same effect.
     """
     named = isinstance(
         equation.params.get("precision"), jax.lax.DotAlgorithmPreset
@@ -223,7 +225,7 @@ def _params(equation):
 
 
 def _called(equation):
-    """The function that an operation only calls."""
+    """Returns the function that a call operation runs, otherwise `None`."""
     if equation.primitive.name in ("jit", "pjit"):
         return equation.params["jaxpr"]
     called = ("closed_call", "custom_jvp_call", "custom_vjp_call")

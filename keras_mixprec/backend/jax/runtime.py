@@ -19,7 +19,7 @@ def wait(tensors):
 
 
 def random_state():
-    """Nothing: JAX has none."""
+    """Returns `None`, because JAX has no global random state."""
 
 
 def set_random_state(state):

@@ -2,7 +2,7 @@
 
 
 def variables_of(model):
-    """Returns the lists of variables whose values are the state."""
+    """Returns the lists of variables whose values make up the state."""
     return (
         model.trainable_variables,
         model.non_trainable_variables,
@@ -17,7 +17,7 @@ def values_of(*parts):
 
 
 def pairs_of(model, state):
-    """Returns the pairs of these variables and their values in a state."""
+    """Returns pairs of each variable and its value in a state."""
     return [
         pair
         for variables, values in zip(variables_of(model), state, strict=True)

@@ -38,7 +38,7 @@ def replica():
 def trace(tensors):
     traced = filter(_is_traced, tensors)
     found = next((tensor._trace for tensor in traced), None)
-    # The top-level trace computes values and has no parent.
+    # Stop below the top-level trace, which computes values and has no parent.
     while hasattr(
         parent := getattr(found, "parent_trace", None), "parent_trace"
     ):
@@ -63,8 +63,8 @@ def choose(condition, if_true, if_false):
     # Outside of a jitted step `lax.cond` recompiles both branches each time.
     if not _is_traced(condition):
         return if_true() if condition else if_false()
-    # A new function each time: for a known one JAX would reuse a trace, maybe
-    # with the weights of another model.
+    # Wrap the functions in new lambdas. JAX would reuse the trace of a known
+    # function, maybe with the weights of another model.
     return jax.lax.cond(condition, lambda: if_true(), lambda: if_false())
 
 
@@ -107,7 +107,8 @@ def value(variable):
 
 
 def _commit_traced(optimizer, finite, update, remember):
-    # All trainable variables: averaging may write those without a gradient.
+    # Include variables without a gradient, because weight averaging may write
+    # them.
     inner = optimizer.inner_optimizer
     touched = [*updated_variables(inner), *inner.variables]
     touched += optimizer.history.variables

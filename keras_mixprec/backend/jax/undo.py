@@ -1,4 +1,4 @@
-"""JAX writes only variables of Keras; see `interface.py`."""
+"""Undoes nothing, because on JAX steps write only Keras variables."""
 
 import contextlib
 

@@ -16,15 +16,15 @@ def tapped(model, train_function, visit, raised=None):
 
     def train(iterator):
         if not isinstance(iterator, _ITERATORS):
-            # `train_on_batch` gives a generator of one batch.
+            # `train_on_batch` passes a generator of one batch.
             first = next(iterator)
             visit(first)
             return train_function(itertools.chain([first], iterator))
-        # Take the parts of a strategy's iterator that feed this process: the
-        # iterator itself would ask all workers whether they have a batch.
+        # Read the parts of a strategy's iterator that feed this process. The
+        # iterator itself would ask all workers for a batch.
         pipelines = getattr(iterator, "_iterators", [iterator])
         taken, first = [[] for _ in pipelines], []
-        # The compiled function takes this many batches.
+        # The compiled function takes this many batches in one call.
         for _ in range(model.steps_per_execution):
             step = [_next(pipeline) for pipeline in pipelines]
             first = first or [value for values in step for value in values]
@@ -60,7 +60,7 @@ def synchronized(model, variables):
 
 
 def _next(pipeline):
-    """The values of the next step, by replica; those without come last."""
+    """Returns the next value of each replica that has data left."""
     if hasattr(pipeline, "get_next_as_optional_list"):
         optionals = pipeline.get_next_as_optional_list()
     else:
@@ -69,7 +69,7 @@ def _next(pipeline):
 
 
 def _iterator(datasets, iterator, strategy):
-    """An iterator that the compiled function takes for the one it knows."""
+    """Returns an iterator of the type that the step was traced for."""
     if not isinstance(iterator, tf.distribute.DistributedIterator):
         return iter(datasets[0])
     remaining = iter(datasets)
@@ -81,7 +81,8 @@ def _iterator(datasets, iterator, strategy):
 
 
 def _dataset(values, spec, example):
-    # The sizes that the step was traced for, unknown ones included.
+    # The spec has the shapes that the step was traced for, including unknown
+    # sizes. With other shapes, TensorFlow would trace the step again.
     variants = [
         tf.data.experimental.from_variant(
             tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(v)),
@@ -99,7 +100,7 @@ def _without_optionals(batch):
 
 
 def _joined(values):
-    """One batch of what several replicas get."""
+    """Joins the batches of several replicas."""
     return tf.nest.map_structure(_concatenated, *values)
 
 

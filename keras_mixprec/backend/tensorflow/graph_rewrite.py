@@ -1,8 +1,7 @@
-"""TensorFlow's graph optimizer `auto_mixed_precision`, and what it converts.
+"""Controls TensorFlow's graph optimizer `auto_mixed_precision`.
 
-TensorFlow caches optimized functions by their options: with other options it
-optimizes a function again, and with the earlier ones it finds the earlier
-result. The variables with lists of operations are no part of that key, so each
+TensorFlow caches optimized functions by their options. The environment
+variables with lists of operations are not part of the cache key, so each
 rewrite gets unique options.
 """
 
@@ -14,8 +13,8 @@ from collections import Counter
 
 import tensorflow as tf
 
-# No public function reads the optimized graph of a function that runs, lists
-# all operations, or says what oneDNN does on a CPU.
+# TensorFlow has no public functions that read optimized graphs, list all
+# operations, or tell what oneDNN supports on a CPU.
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import _pywrap_utils
@@ -26,13 +25,14 @@ _OPTIONS = {
 }
 # A deprecated option with the same effect as the one for bfloat16.
 _SAME = "auto_mixed_precision_mkl"
-# TensorFlow does not optimize graphs of fewer nodes than this. A negative
-# number has it optimize all.
+# TensorFlow does not optimize graphs with fewer nodes than this option. With
+# any negative number it optimizes all graphs, so negative numbers make options
+# unique.
 _UNIQUE = "min_graph_nodes"
 
 _NAMES = (*_OPTIONS.values(), _SAME, _UNIQUE)
 
-# TensorFlow's names for its lists of operations. If two lists have the same
+# TensorFlow's names for its lists of operations. If two lists contain the same
 # operation, TensorFlow logs an error and does not rewrite.
 _LISTS = {"allow": "ALLOWLIST", "deny": "DENYLIST", "infer": "INFERLIST"}
 _ALL_LISTS = (*_LISTS.values(), "CLEARLIST")
@@ -43,22 +43,24 @@ _TYPES = {
     for dtype in (tf.float16, tf.bfloat16, tf.float32)
 }
 
-# `_MklNativeFusedMatMul` is a `MatMul` with what follows it, on oneDNN.
+# oneDNN gives a `MatMul` that is fused with later operations a name such as
+# `_MklNativeFusedMatMul`.
 _PREFIX = re.compile(r"^_(Mkl)?(Native)?(Fused)?")
 _SUFFIX = re.compile(r"WithBias$")
 
 
 def unknown(operations):
-    """Returns those names that are of no operation of TensorFlow."""
+    """Returns the names that are not TensorFlow operations."""
     return [name for name in operations if not op_def_registry.get(name)]
 
 
 @functools.cache
 def does(dtype):
-    """Returns whether TensorFlow rewrites graphs to it on the default device.
+    """Returns whether TensorFlow rewrites graphs to a dtype on this machine.
 
-    It tries one product. TensorFlow would also use bfloat16 on a CPU without
-    such products in oneDNN, and be slower there.
+    It tries one matrix product. On a CPU whose oneDNN has no bfloat16 products,
+    it returns `False`. TensorFlow would use bfloat16 there too, but would be
+    slower.
     """
     supports = getattr(
         _pywrap_utils, "IsDataTypeSupportedByOneDNNOnThisCPU", lambda _: True
@@ -74,10 +76,10 @@ def does(dtype):
 
 @contextlib.contextmanager
 def scope(dtype, serial, lists):
-    """Context that rewrites graphs to a dtype, `"float32"` for not at all.
+    """Context that rewrites graphs to a dtype. `"float32"` turns this off.
 
     Functions that were optimized under the same dtype and serial are reused.
-    `lists` has the names of operations by `"allow"`, `"deny"` and `"infer"`.
+    `lists` maps `"allow"`, `"deny"` and `"infer"` to names of operations.
     """
     options = dict.fromkeys((*_OPTIONS.values(), _SAME), False)
     if dtype != "float32":
@@ -91,7 +93,7 @@ def scope(dtype, serial, lists):
     try:
         yield
     finally:
-        # `None` is an option that is not set.
+        # `None` unsets an option.
         earlier = {name: known.get(name) for name in _NAMES}
         tf.config.optimizer.set_experimental_options(earlier)
         context.disable_graph_collection()
@@ -99,7 +101,7 @@ def scope(dtype, serial, lists):
 
 
 def _variables(lists):
-    """The environment variables that give TensorFlow lists of operations."""
+    """Returns the environment variables for TensorFlow's operation lists."""
     found = {}
     for argument, names in lists.items():
         for title in _ALL_LISTS if names else ():
@@ -118,11 +120,11 @@ def _set_variables(values):
 
 
 def collect():
-    """Returns the operations of functions that were optimized since last time.
+    """Returns the operations of functions optimized since the last call.
 
-    List of pairs of `Counter`s, before the graph optimizers and after them.
-    Keys are pairs of an operation and its dtype; a cast has two dtypes, with
-    `->`.
+    The result is a list of pairs of `Counter`s, before and after the graph
+    optimizers ran. Keys are pairs of an operation and its dtype. A cast has two
+    dtypes, such as `float32->float16`.
     """
     functions = context.export_run_metadata().function_graphs
     return [

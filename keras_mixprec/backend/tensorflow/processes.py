@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on TensorFlow."""
+"""Agrees with other processes, and runs without them, on TensorFlow."""
 
 import contextlib
 import functools
@@ -26,7 +26,8 @@ def rank(model):
     if workers(model) == 1:
         return 0
     resolver = model.distribute_strategy.cluster_resolver
-    # A chief and the first worker both have the number 0.
+    # A chief and the first worker both have task id 0, so workers come after
+    # the chief.
     chiefs = len(resolver.cluster_spec().as_dict().get("chief", ()))
     return resolver.task_id + chiefs * (resolver.task_type == "worker")
 
@@ -38,10 +39,11 @@ def agree(model, values):
 
 @functools.cache
 def _all_rows(strategy):
-    """The function that gives the values of every replica, one a row."""
+    """Returns a function that gathers the values of all replicas in rows."""
 
     def all_rows(values):
-        # A strategy can sum over its replicas, but not take the maximum.
+        # A strategy cannot take a maximum over its replicas. So each replica
+        # fills its own row, and the strategy sums the rows.
         context = tf.distribute.get_replica_context()
         own = tf.one_hot(
             context.replica_id_in_sync_group,
@@ -52,7 +54,8 @@ def _all_rows(strategy):
         rows = tf.where(own[:, None], values, tf.zeros_like(values))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
 
-    # Run as it is, a strategy retraces it each time, for 0.15 s.
+    # Without `tf.function`, the strategy would retrace `all_rows` in each call,
+    # which takes 0.15 s.
     @tf.function(autograph=False)
     def run(values):
         rows = strategy.run(all_rows, args=(values,))
@@ -69,7 +72,7 @@ def single_process(model):
         for variable in all_variables(model)
         if isinstance(stored_value(variable), tf.distribute.DistributedValues)
     ]
-    # Reading a metric's variable would add up all workers' values.
+    # Reading a metric's variable directly would sum the values of all workers.
     own = [
         strategy.experimental_local_results(stored_value(variable))[0]
         for variable in mirrored
@@ -80,7 +83,7 @@ def single_process(model):
 
 @contextlib.contextmanager
 def _without_numerics_checks():
-    """The checks of `tf.debugging` raise at the infinity to be found."""
+    """Context without `tf.debugging` checks, which raise at an infinity."""
     found = [
         callback
         for callback in context.context().op_callbacks

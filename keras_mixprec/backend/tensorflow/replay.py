@@ -12,7 +12,7 @@ from tensorflow.python.framework import op_callbacks
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import stored_value
 
-# The type of the operation that is visited.
+# The type of the operation that is being visited.
 _VISITED = contextvars.ContextVar("visited")
 
 REFUSALS = (tf.errors.OpError, TypeError, ValueError, NotImplementedError)
@@ -23,11 +23,12 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # A layer may hand a variable to another one.
+    # The input may be a variable that a layer passes to another layer.
     tensor = tf.convert_to_tensor(tensor)
     on_value(tensor)
-    # `tf.custom_gradient` adds an IdentityN, which keeps the graph optimizer
-    # from fusing operations, so they round differently. An Identity is pruned.
+    # `tf.custom_gradient` adds an IdentityN. It keeps the graph optimizer from
+    # fusing operations, which changes rounding. The graph optimizer removes an
+    # Identity.
     with record.stop_recording():
         seen = tf.identity(tensor)
 
@@ -60,12 +61,12 @@ def evaluating(model):
 
 def compiled(function):
     def dense(tensors):
-        # A program cannot return the sparse gradient of an embedding.
+        # A compiled program cannot return the sparse gradient of an embedding.
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # This only traces the function. Only with `jit_compile=True` are loops
-        # traced as XLA needs them.
+        # This only traces the function. `jit_compile=True` traces loops in the
+        # form that XLA needs.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
@@ -77,9 +78,9 @@ def compiled(function):
 
 
 def _numbered(traced):
-    """A function's graph with numbers for names, its inputs and outputs.
+    """Returns a function's graph with numbered nodes, its inputs and outputs.
 
-    Equal functions have equal graphs then.
+    With numbers as names, equal functions have equal graphs.
     """
     graph = traced.graph.as_graph_def()
     numbers = {node.name: f"n{i}" for i, node in enumerate(graph.node)}
@@ -100,13 +101,13 @@ def _numbered(traced):
     )
 
 
-# Many layers of a model are alike, and a diagnosis runs each of them often.
-# TensorFlow would compile every function again, in 0.15 s.
+# Many layers of a model are equal, and a diagnosis runs each of them often.
+# Without the cache, TensorFlow would compile each function again, in 0.15 s.
 @functools.lru_cache(maxsize=256)
 def compiled_program(text, inputs, outputs, specs):
     """Returns the function of a graph, compiled by XLA."""
     graph = tf.compat.v1.GraphDef.FromString(text)
-    # The inputs are nodes as well, which XLA does not know.
+    # The graph also has nodes for its inputs, which XLA does not know.
     own = [node for node in graph.node if node.name not in inputs]
     used = {name.partition(":")[0] for node in own for name in node.input}
     del graph.node[:]
@@ -118,8 +119,7 @@ def compiled_program(text, inputs, outputs, specs):
         given = {f"{n}:0": t for n, t in given.items() if n in used}
         return tf.graph_util.import_graph_def(graph, given, outputs, name="")
 
-    # Called directly, TensorFlow warns that one function after the other is
-    # retraced.
+    # If `evaluate` were called directly, TensorFlow would warn about retracing.
     return evaluate.get_concrete_function(list(specs))
 
 
@@ -128,7 +128,8 @@ def each_operation(function, tensors, visit):
 
     def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
         nonlocal visiting
-        # A function runs as a whole, so operations of its graph are left out.
+        # Operations that are only traced into a graph have no values, so leave
+        # them out.
         if graph is None and not visiting:
             visiting = True
             _VISITED.set(op_type)
@@ -148,7 +149,8 @@ def visited():
 
 
 def train_step(model, data):
-    # Training would later use a function that is traced now.
+    # A function that is traced here would stay in the cache, and training would
+    # use it.
     with step_by_step():
         return model.train_step(data)
 
@@ -167,7 +169,8 @@ def step_by_step():
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            # TensorFlow warns that functions of a dataset still run as graphs.
+            # Ignore TensorFlow's warning that functions of a dataset still run
+            # as graphs.
             warnings.filterwarnings("ignore", "Even though the", UserWarning)
             yield
     finally:
@@ -179,8 +182,8 @@ def loses_assignment(variable):
 
 
 def assigned(variable, value):
-    # The gradient of a trained variable belongs to its handle, and a value in a
-    # scope of Keras has no handle.
+    # TensorFlow computes the gradient of a variable through its handle. A value
+    # in a Keras scope has no handle, so write the variable itself.
     if not (variable.trainable and tf.executing_eagerly()):
         return None
     held = stored_value(variable)

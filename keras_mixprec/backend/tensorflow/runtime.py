@@ -21,8 +21,8 @@ def versions():
 
 
 def compiled(function, mode):
-    # No Python here depends on a tensor's value, and AutoGraph would convert
-    # all Keras code that it meets.
+    # AutoGraph is not needed, and it would convert all Keras code that it
+    # meets.
     return tf.function(function, jit_compile=mode == "XLA", autograph=False)
 
 
@@ -31,7 +31,7 @@ def wait(tensors):
 
 
 def random_state():
-    """None to return: each compiled function keeps its own."""
+    """Returns `None`, because each compiled function keeps its own state."""
 
 
 def set_random_state(state):

@@ -1,11 +1,12 @@
 """An optimizer step that may be skipped, on TensorFlow; see `interface.py`.
 
-Three ways to hold back an update, each the fastest where it applies:
+There are three ways to skip an update. Each is the fastest in its case:
 
-- under XLA the assignments are gated one by one (`gated_assign.py`);
-- without XLA, a `tf.cond` chooses between the update and nothing;
-- strategies that aggregate through `merge_call` need that cond outside the
-  replica context.
+- Under XLA, each assignment selects the new or the old value
+  (`gated_assign.py`).
+- Without XLA, a `tf.cond` runs the update or skips it.
+- Strategies that aggregate through `merge_call` need the `tf.cond` outside of
+  the replica context.
 """
 
 import math
@@ -24,8 +25,8 @@ from keras_mixprec.backend.tensorflow.gated_assign import (
 )
 from keras_mixprec.keras_internals import updated_variables
 
-# Elements of a variable on average beyond which memory costs more than
-# Switches: 2% of a step of six Dense(1024), where 256 x 256 lose 1%.
+# Above this average size of a variable, a lowered cond is faster. It saves 2%
+# of a step of six Dense(1024), but costs 1% with variables of 256 x 256.
 _LARGE = 2**17
 
 
@@ -96,7 +97,8 @@ def to_host_bool(finite):
 
 
 def choose(condition, if_true, if_false):
-    # Both functions write nothing, so this is the cheapest condition.
+    # The functions have no side effects, so a cond that stays one operation is
+    # cheaper.
     if under_xla():
         return tf.cond(condition, if_true, if_false)
     return _cond(condition, if_true, if_false, lowered=False)
@@ -112,7 +114,8 @@ def unscale(gradients, inverse, keep, variables=()):
         i for i, g in enumerate(gradients) if g is not None and not keep[i]
     ]
     rows = [_rows(gradients[i]) for i in chosen]
-    # XLA fuses each product with the update that reads it.
+    # Under XLA each product fuses with the update that reads it, so grouping
+    # would not help.
     scaled = map(scale, rows) if under_xla() else grouped_map(scale, rows)
     result = list(gradients)
     for index, values in zip(chosen, scaled, strict=True):
@@ -152,7 +155,7 @@ def read(variable):
 
 
 def read_sum(variable):
-    # Reading the variable itself would need all workers at the same time.
+    # Reading the variable itself would wait for all workers.
     replicas = getattr(variable.value, "values", [variable.value])
     return sum(replica.numpy() for replica in replicas)
 
@@ -166,14 +169,13 @@ def value(variable):
 def _maximum(gradient):
     magnitudes = tf.abs(tf.cast(_rows(gradient), tf.float32))
     if is_sparse(gradient):
-        # The sum of a row if all rows had the same index.
+        # An upper bound: the sum if all rows had the same index.
         magnitudes = tf.reduce_sum(magnitudes, axis=0)
     return tf.reduce_max(magnitudes)
 
 
 def _rows(gradient):
-    # All rows, repeated ones included: adding booleans up by index would let a
-    # later row hide an earlier one.
+    # Rows with the same index stay separate, so that each row is checked.
     return gradient.values if is_sparse(gradient) else gradient
 
 
@@ -190,11 +192,11 @@ def _sums_of_squares(tensor, axes):
 
 
 def _wide_sums_of_squares(tensor, axes):
-    # This form is fast in XLA's CPU compiler. No square overflows in float64,
-    # while a cond for overflow costs 5% of a step of six Dense(1024). XLA may
-    # not reorder floating-point sums, and adds a long row up one by one: 1.2 ms
-    # for 2**20 numbers. Adding halves elementwise vectorizes: 0.3 ms. It starts
-    # with the longest axis, so the order of axes does not matter.
+    # Float64 squares cannot overflow. A cond for overflow would cost 5% of a
+    # step of six Dense(1024). XLA must not reorder floating-point sums, so it
+    # adds 2**20 numbers one by one, in 1.2 ms. Adding halves elementwise
+    # vectorizes and takes 0.3 ms. The longest axis comes first, so the order of
+    # the axes does not matter.
     squares = tf.square(tf.cast(tensor, tf.float64))
     while axes and squares.shape.is_fully_defined():
         lengths = {axis: squares.shape[axis] for axis in axes}
@@ -218,7 +220,7 @@ def _merges():
 
 def _update_across_replicas(finite, gradients, update):
     def decide(strategy, finite, gradients):
-        # All replicas computed the same flag: it was summed over them.
+        # The flag is equal on all replicas, because it was summed over them.
         finite = strategy.experimental_local_results(finite)[0]
 
         def update_all():
@@ -245,12 +247,12 @@ def _are_large(variables):
 
 
 def _cond(condition, if_true, if_false, lowered):
-    """A `tf.cond` that stays one operation in a CPU's graph unless `lowered`.
+    """Runs a `tf.cond` that stays one operation on a CPU unless `lowered`.
 
     TensorFlow lowers a cond to one Switch for each tensor that its branches
-    read. The Adam update of 200 variables has some 1,000 of them, 30% of the
-    step; calling the branch as a function takes 15%. Such a call cannot write
-    into the memory of its gradients.
+    read. The Adam update of 200 variables reads about 1,000 tensors, and the
+    Switches take 30% of the step. Calling the branch as a function takes 15%,
+    but such a call cannot reuse the memory of its gradients.
     """
     if lowered or tf.executing_eagerly() or not _on_cpu():
         return tf.cond(condition, if_true, if_false)

@@ -10,8 +10,8 @@ from tensorflow.python.ops import gen_resource_variable_ops as variable_ops
 
 from keras_mixprec._patched import function_here, patched_here
 
-# Any other operation with the handle of a variable may write to it, and so may
-# a traced function.
+# These operations only read a variable. Any other operation with its handle,
+# such as a call of a traced function, may write to it.
 _READ = {
     "DestroyResourceOp",
     "ReadVariableOp",
@@ -50,7 +50,7 @@ def undone(model, generators):
     }
     own = random.Random(_SEEDS.random())
     seeds = {"_internal_operation_seed": lambda _: own.randint(0, 2**31 - 1)}
-    # Random numbers cannot be repeated without a seed.
+    # Without a global seed, random numbers are not reproducible anyway.
     seeded = context.global_seed() is not None
     try:
         with (
@@ -63,15 +63,15 @@ def undone(model, generators):
             variable_ops.assign_variable_op(handle, value)
 
 
-# Seeds of operations that draw. An operation that reuses a seed goes on with
-# its numbers, so training must never get one of these seeds.
+# Seeds for random operations. An operation that reuses a seed continues its
+# random numbers, so training must never get one of these seeds.
 _SEEDS = random.Random(0)
 
 
 def _keep(kept, handle):
     data = getattr(handle, "_handle_data", None)
     if id(handle) in kept or not data or not data.is_set:
-        # The handle is already stored, or does not belong to a variable.
+        # The value is already stored, or the handle belongs to no variable.
         return
     if variable_ops.var_is_initialized_op(handle):
         dtype = tf.as_dtype(data.shape_and_type[0].dtype)

@@ -7,8 +7,8 @@ import torch
 
 def tapped(model, train_function, visit, raised=None):
     def train(data):
-        # A step may write into its batch, as Keras' masks do into the sample
-        # weights.
+        # Pass a copy to `visit`, because a step may write into its batch. For
+        # example, Keras' masks write into the sample weights.
         visit(torch.utils._pytree.tree_map(_copy, data[0]))
         return train_function(data)
 

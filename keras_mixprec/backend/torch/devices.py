@@ -1,4 +1,4 @@
-"""PyTorch's devices, in the order of Keras' choice."""
+"""torch's devices, in the order in which Keras prefers them."""
 
 import torch
 
@@ -22,6 +22,6 @@ def _cuda(index):
     if not torch.version.hip:
         capability = found.major, found.minor
         return Device(found.name, capability, "", found.total_memory)
-    # For AMD GPUs this is such as "gfx90a:sramecc+:xnack-".
+    # For AMD GPUs this is a name such as "gfx90a:sramecc+:xnack-".
     architecture = getattr(found, "gcnArchName", "").partition(":")[0]
     return Device(found.name, None, architecture, found.total_memory)

@@ -24,5 +24,5 @@ def program_bytes(model, batch):
 
 
 def _kinds():
-    # Statistics exist once a kind of device is in use.
+    # Only initialized devices have statistics.
     return [k for k in (torch.cuda, torch.xpu) if k.is_initialized()]

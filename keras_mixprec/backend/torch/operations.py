@@ -4,16 +4,16 @@ import functools
 
 import torch
 
-# Arguments that operations write to although no schema marks them.
+# Operations write to these arguments, although no schema marks them.
 _STATISTICS = ("running_mean", "running_var")
 
 
 class _Kind:
-    """What an operation does.
+    """The effects of an operation.
 
     Attributes:
-        makes: Boolean, whether its results have memory of their own.
-        draws: Boolean, whether it draws random numbers.
+        makes: Boolean. True if its results have memory of their own.
+        draws: Boolean. True if it draws random numbers.
     """
 
     def __init__(self, func):
@@ -28,7 +28,7 @@ class _Kind:
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
 
     def written(self, args, kwargs) -> list:
-        """Returns the tensors among the arguments that it writes to."""
+        """Returns the tensor arguments that the operation writes to."""
         if not self._written:
             return []
         return tensors_in(
@@ -44,7 +44,7 @@ kind_of = functools.cache(_Kind)
 
 def tensors_in(structure) -> list:
     """Returns the tensors of a structure."""
-    if isinstance(structure, torch.Tensor):  # Most results are one.
+    if isinstance(structure, torch.Tensor):  # The most common case.
         return [structure]
     leaves = torch.utils._pytree.tree_leaves(structure)
     return [x for x in leaves if isinstance(x, torch.Tensor)]

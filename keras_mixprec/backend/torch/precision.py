@@ -1,8 +1,8 @@
-"""Torch's settings for float32 products: a switch for each library.
+"""torch's settings for float32 products: one switch for each library.
 
-`torch.set_float32_matmul_precision` and `torch.backends.cudnn.allow_tf32` are
-set, because torch raises when these are read after newer switches were set
-alone. They leave out convolutions on a CPU, which have a newer one only.
+This module sets the older `torch.set_float32_matmul_precision` and
+`torch.backends.cudnn.allow_tf32`. torch raises an error on reading them if only
+the newer switches were set. Convolutions on a CPU have only a newer switch.
 """
 
 import contextlib
@@ -58,10 +58,9 @@ def read(kind):
 
 @functools.cache
 def names_of_cpu():
-    # Only a product in which bfloat16 drops a digit shows it: the switch allows
-    # oneDNN to use bfloat16, and it does so on some CPUs only. One with
-    # AVX512-BF16 but without AMX computed in float32 with torch 2.13, in the
-    # same time.
+    # The switch only allows oneDNN to use bfloat16, and oneDNN does so on some
+    # CPUs only. So compute a product that bfloat16 would round. With torch
+    # 2.13, a CPU with AVX512-BF16 but without AMX still computed it in float32.
     size = 256
     with scope("bfloat16", "cpu"), torch.no_grad():
         odd = torch.eye(size, device="cpu") * (1 + 2**-12)

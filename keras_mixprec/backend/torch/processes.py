@@ -1,4 +1,4 @@
-"""Agreeing with other processes, and running without them, on torch."""
+"""Agrees with other processes, and runs without them, on torch."""
 
 import contextlib
 
@@ -43,7 +43,7 @@ def single_process(model):
 
 
 class _Alone(TorchDispatchMode):
-    """Lets collectives, of a `train_step` say, reach this process only."""
+    """Limits collectives, such as those of a `train_step`, to this process."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Running parts again on torch: as they are, in a dispatch mode.
+"""Runs parts of a model again on torch, in dispatch modes.
 
 See `interface.py`.
 """
@@ -27,7 +27,8 @@ def observe(tensor, on_value, on_cotangent):
     _CopiesOnWrite.keep(value)
     on_value(value)
     if tensor.requires_grad:
-        # An own view: what others do to the tensor's hooks is theirs.
+        # The hook is set on a new view, so that it does not affect other hooks
+        # of the tensor.
         tensor = tensor.view_as(tensor)
         tensor.register_hook(on_cotangent)
     return tensor
@@ -36,7 +37,7 @@ def observe(tensor, on_value, on_cotangent):
 def vjp(function, primals, pull):
     primals = [p.detach().requires_grad_() for p in primals]
     with torch.enable_grad():
-        # A layer may write into its inputs, so it gets copies.
+        # A layer may write into its inputs, so pass copies.
         outputs = function([p.clone() for p in primals])
     cotangents = pull(outputs)
     tied = [
@@ -79,15 +80,16 @@ def each_operation(function, tensors, visit):
 
 
 def visited():
-    # Each mode that sees operations calls the next one.
+    # Leave out the frames of dispatch modes, which lie between the user's code
+    # and the operation.
     line = line_of(stack(without="__torch_dispatch__"))
     return _Operations.visited, line
 
 
 def train_step(model, data):
-    # A `train_step` of the user's may accumulate gradients over several steps,
-    # which `undone` restores. `model.zero_grad()` would fail on integer
-    # variables that a model tracks.
+    # A user's `train_step` may accumulate gradients over several steps. Clear
+    # them here, and let `undone` restore them. `model.zero_grad()` would fail
+    # on integer variables of the model.
     for variable in model.trainable_variables:
         stored_value(variable).grad = None
     with torch.enable_grad(), _CopiesOnWrite():
@@ -112,13 +114,13 @@ def step_by_step():
 
 
 def loses_assignment(variable):
-    # Keras 3.15 writes to the value that the variable has in a layer: to a
-    # copy, where the layer casts it to float16.
+    # In a layer that casts the variable to float16, Keras 3.15 assigns to the
+    # cast copy.
     return casts_value(variable)
 
 
 def assigned(variable, value):
-    # No gradient leads to a value that a scope of Keras keeps for it.
+    # A value in a Keras scope gets no gradient, so write the variable itself.
     if not variable.trainable:
         return None
     held = stored_value(variable)
@@ -137,9 +139,10 @@ def run_once(model, function, data):
 
 
 class _CopiesOnWrite(TorchDispatchMode):
-    """Gives what was observed a copy before the code writes into it.
+    """Copies observed values before code overwrites their memory.
 
-    As `x -= mean` does: the observed value shares its memory.
+    An observed value shares memory with its tensor. An operation such as `x -=
+    mean` would change it.
     """
 
     _kept: dict | None = None

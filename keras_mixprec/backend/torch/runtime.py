@@ -14,7 +14,7 @@ def versions():
         found["rocm"] = torch.version.hip
     elif torch.backends.cudnn.is_available():
         number = torch.backends.cudnn.version()
-        # 90100 since cuDNN 9, 8902 before.
+        # The number has the form 90100 since cuDNN 9, and 8902 before.
         major, rest = divmod(number, 10000 if number >= 90000 else 1000)
         found["cudnn"] = f"{major}.{rest // 100}.{rest % 100}"
     return found

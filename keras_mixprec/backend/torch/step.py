@@ -6,7 +6,8 @@ import torch
 
 from keras_mixprec.backend.grouped_norms import grouped_kinds
 
-# Squares of finite float32 numbers overflow above 2**64; times 2**-80 none do.
+# The squares of float32 numbers above 2**64 overflow. After scaling by this
+# factor, none does.
 _DOWN = 2.0**-80
 
 

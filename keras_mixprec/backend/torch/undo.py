@@ -49,16 +49,16 @@ def telling(stepped):
 
 
 class _Writes(TorchDispatchMode):
-    """Keeps what is written to before it is, wherever the tensor is held.
+    """Copies all memory that operations write to, before they write.
 
-    Draws of this thread do not advance the generators of all threads: each
-    operation that draws starts from the state that this run has left.
+    Random draws of this thread do not advance the generators that all threads
+    share. Each random operation starts from a state that only this run uses.
     """
 
     def __init__(self, values, generators):
         super().__init__()
-        # The key is the storage, which views share. Storages born here need no
-        # copy.
+        # The key is the storage, which views share. Storages that are created
+        # inside the context need no copy.
         self._before = {}
         self._born = set()
         self._gradients = {id(value): (value, value.grad) for value in values}
@@ -101,8 +101,8 @@ class _Writes(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _own_state(self, args, kwargs):
-        # No operation writes the state of an explicit generator. Only the
-        # innermost context draws.
+        # Leave explicit generators alone. If contexts are nested, only the
+        # innermost one replaces the state.
         if kwargs.get("generator") is not None or _DRAWING.get():
             yield
             return
