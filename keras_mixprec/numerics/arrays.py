@@ -15,7 +15,7 @@ _NOT_DENSE = ("dense_shape", "row_splits", "todense")
 
 def is_float(leaf) -> bool:
     """Returns whether a leaf is a dense floating-point tensor."""
-    # Use the tensor's own dtype, because Keras fails on JAX's random keys.
+    # Ask the tensor, because Keras has no dtype name for JAX's random keys.
     return (
         ops.is_tensor(leaf)
         and "float" in str(leaf.dtype)
