@@ -146,8 +146,8 @@ _CASES = {
 }
 
 
-# Another loss scale cures these cases if it suits all layers. If it does not,
-# the case on the right replaces them.
+# Another loss scale cures these cases if it suits all layers. If no scale does,
+# the case on the right gives the advice.
 _OTHER_SCALE = {"above": "vanishes", "unscaled": "vanishes", "below": "steep"}
 
 

@@ -409,7 +409,7 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    except active.replay().REFUSALS:  # A later row may cause this.
+    except active.replay().REFUSALS:  # Only a later row may raise this.
         return False
     # If the loss is not finite in float32, precision is not the cause.
     if not math.isfinite(exact.loss):

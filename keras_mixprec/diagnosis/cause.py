@@ -203,7 +203,8 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     """
     kind = "underflow" if bits < window.low else "backward_overflow"
     numbers = {"loss_scale_bits": bits, "highest_bits": window.high}
-    # Gradients that are only rounding errors have no lower limit.
+    # Gradients that are only rounding errors may underflow, so their window has
+    # no lower end.
     if math.isfinite(window.low):
         numbers["lowest_bits"] = window.low
     layers = with_sublayers(call.layer)
@@ -372,7 +373,7 @@ def weight_overflows(model: keras.Model) -> list[Culprit]:
     found = {}
     for entry in low_layers(model):
         if numbers := _overflowing(entry.layer):
-            # A cell runs in the loop of its recurrent layer, so blame that.
+            # A cell runs in its recurrent layer's loop, so blame that layer.
             whole = [e for e in entry.lineage() if isinstance(e.layer, WHOLE)]
             path, layers = entry.path, [entry.layer]
             if whole:

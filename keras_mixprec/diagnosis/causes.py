@@ -78,7 +78,7 @@ def learning_rate(model) -> float | None:
     return max(rates_of(model).values(), default=None)
 
 
-# Steps of a rehearsal.
+# The number of steps in a rehearsal.
 STEPS = 8
 
 # Training fails if its loss grows by more than this share of the first loss.

@@ -92,8 +92,8 @@ def _allowed(name, exact, moved):
 def _values(model, batch, predictions):
     x, y, sample_weight = batch
     with np.errstate(all="ignore"), leaving_no_trace(model):
-        # Call the class' method, because the one on a guarded model instance
-        # would end an epoch.
+        # Call the class' method: the monitor wraps the method of the instance,
+        # and would take this call for the end of an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
         # Drop the running mean of losses, because no step has updated it.

@@ -89,7 +89,8 @@ TREND_AHEAD = 2.0
 DIVERGED = 100.0
 
 # Training has diverged if the float32 loss of one batch has grown by this
-# factor. If the weights of twelve layers grow by 1.5, the loss grows by 5,000.
+# factor. If the weights of twelve layers become 1.5 times as large, the loss
+# becomes 5,000 times as large.
 LOSS_DIVERGED = 1e3
 
 # The limit for the growth of the loss times the squared growth of the largest
@@ -116,6 +117,6 @@ SETTLING_SHARE = 1e-4
 SCALE_ERROR = 1e-4
 SCALE_SPREADS = 8.0
 
-# Smaller gradients are not compared, because their factors may underflow in
-# float32 at a loss scale of 1.
+# Smaller gradients are not compared. At a loss scale of 1, the numbers behind
+# them may underflow even in float32.
 LEAST_GRADIENT = 2.0**-90

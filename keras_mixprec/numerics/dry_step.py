@@ -221,7 +221,8 @@ def run_held(
         given = set(scope.state_mapping)
         stack.enter_context(scope)
         # Reset metrics so that the step returns values of this batch alone. Use
-        # the class' method, because a guarded instance would end an epoch.
+        # the class' method: the monitor wraps the method of the instance, and
+        # would take this call for the end of an epoch.
         type(model).reset_metrics(model)
         with naming_exhaustion():
             returned = active.replay().train_step(model, data)
@@ -262,7 +263,7 @@ def logged_losses(logs) -> list:
 def _written(model, scope, given):
     """Returns the variables that a step has set without an optimizer.
 
-    The loss scale may be among the model's variables, but does not count.
+    The result leaves out the loss scale, even if it is a variable of the model.
     """
     return {
         id(v): scope.state_mapping[id(v)]

@@ -272,7 +272,8 @@ def leaving_no_trace(model: keras.Model):
                 yield
             finally:
                 # Reset metrics that the evaluation has built. Use the class'
-                # method, because a guarded instance would end an epoch.
+                # method: the monitor wraps the method of the instance, and
+                # would take this call for the end of an epoch.
                 type(model).reset_metrics(model)
     finally:
         random.setstate(python)

@@ -170,7 +170,7 @@ class _Taken:
             for own in parts.values()
             if "weight_gradient" in own
         ):
-            updates = {}  # The step is skipped.
+            updates = {}  # The optimizer skips this step.
         layers = [entry.layer for entry in self._entries]
         return Ranges(
             [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],
@@ -299,7 +299,8 @@ def _updates_next(optimizer):
 
 
 def _scale(optimizer):
-    # The optimizer from `compile` is not built if training uses another one.
+    # If training uses another optimizer, the one from `compile` is never built,
+    # and scales nothing.
     if not optimizer.built:
         return 1.0
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

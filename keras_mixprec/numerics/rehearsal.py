@@ -194,7 +194,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "State":
         """Returns a copy of a model's current state."""
-        # TensorFlow would build the optimizer only in the first step.
+        # Build the optimizer here. TensorFlow does so only in the first step.
         build_optimizer(model)
         found = _written(model)
         # Copy, because torch and TensorFlow may share a variable's memory.

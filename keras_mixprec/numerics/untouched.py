@@ -174,7 +174,7 @@ class PythonState:
 
 
 def _generator(value):
-    """Returns a generator's state, after a function that restores it."""
+    """Returns a function that restores a generator's state, and the state."""
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
     if isinstance(value, np.random.RandomState):
