@@ -160,8 +160,8 @@ def _all_built(model):
     return all(part.built for part in parts)
 
 
-# The number of rows to examine. More rows take longer, and few show whether a
-# layer is numerically stable.
+# The number of rows to examine. These few show whether a layer is numerically
+# stable, and more rows would take longer.
 _ROWS = 64
 
 
@@ -255,7 +255,7 @@ def to_tensors(
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
-    # The inputs of a graph model differ in size: a row is a node or an edge.
+    # In a batch of graphs, a row is a node or an edge, so sizes may differ.
     one_size = len(set(_rows(tensors[0]))) == 1
     aligned = one_size and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:

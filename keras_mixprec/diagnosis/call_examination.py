@@ -118,7 +118,7 @@ def examine_prediction(
         step: As for `diagnose`.
     """
     compiled = is_compiled(model)
-    # Constants that overflow float16 are expected here.
+    # Ignore NumPy's warnings about constants that overflow float16.
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
         prediction = Prediction(model, x)

@@ -228,7 +228,7 @@ def examine_scale_use(
 
 @contextlib.contextmanager
 def _prepared(model, data):
-    # Constants that overflow float16 are expected here.
+    # Ignore NumPy's warnings about constants that overflow float16.
     with np.errstate(all="ignore"):
         build_for(model, data)
         with (

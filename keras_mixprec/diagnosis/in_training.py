@@ -62,8 +62,8 @@ def examine_in_training(
     if kinds == ["weights_lost"]:
         return _before_the_loss(model, batch, found, kept)
     verdict = _divergence(model, batch, found, first, step, schedule, kept)
-    # The first batch stands for a usual one. An outlier may diverge in float32,
-    # while 16 bits would skip its step.
+    # Use the first batch, because the current one may be an outlier. An outlier
+    # may make float32 diverge, while 16 bits would skip its step.
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:

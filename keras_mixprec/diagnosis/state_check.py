@@ -68,7 +68,7 @@ def _is_rounded(variable, exact, step):
     On torch, a float16 layer assigns to the cast copy of a variable, so the new
     value is lost.
     """
-    # No compute dtype helps a variable that is stored in 16 bits.
+    # If the variable itself has 16 bits, no compute dtype helps.
     if "float" not in variable.dtype or variable.dtype in SIXTEEN_BITS:
         return False
     now, low = to_array(variable.value), _after(step, variable)

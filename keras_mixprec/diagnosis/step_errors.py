@@ -47,7 +47,7 @@ _DTYPES = {
 
 _OURS = os.path.dirname(keras_mixprec.__file__)
 
-# A message may be a page long.
+# Error messages are cut to this length, because some fill a page.
 _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"

@@ -200,7 +200,7 @@ class Search:
         step = run.step(records=True)
         calls = run.low(step.calls)
         self.errors = layer_errors(calls, step, self._exact)
-        # The state after a non-finite step does not show whether it moves.
+        # Only a finite step shows whether variables still change.
         if is_finite(step):
             step = self._add_still(run, step)
         if run.wrong(step):

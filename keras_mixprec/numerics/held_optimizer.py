@@ -167,7 +167,9 @@ class _Held:
                 grads = _times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
-        if unscaled:  # `unscale` has already recorded overflows.
+        # An optimizer remembers overflows from `unscale`, even if the code
+        # makes the gradients finite afterwards.
+        if unscaled:
             grads = _times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:

@@ -97,7 +97,8 @@ class StepTaker:
             stack.enter_context(active.undo().telling(lambda _: None))
             values = [stored_value(v) for v in known]
             stack.enter_context(holding(known, values))
-            # `fit` reports other values if all batches of an epoch failed.
+            # Call the class' method: the monitor wraps the method of the
+            # instance, and reports other values if a whole epoch failed.
             own = types.MethodType(
                 type(self._model).get_metrics_result, self._model
             )
@@ -151,7 +152,8 @@ class StepTaker:
             values = replay.run_once(self._model, run, data)
         finally:
             if not _is_eager(self._model):
-                # The trace has run the model's Python code once.
+                # The trace has run the model's Python code, so restore its
+                # state.
                 self._python.put_back()
         for (variable, _), value in zip(written, values, strict=False):
             if value is not None:
