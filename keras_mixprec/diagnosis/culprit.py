@@ -34,10 +34,10 @@ class Culprit(NamedTuple):
     def by_layer(self, model) -> list["Culprit"]:
         """Returns one `Culprit` for each layer to demote.
 
-        If the path is a layer to demote itself, the list is this one alone.
-        A model's own code computes in the dtype that its layers return, so
-        the layers are demoted. `numbers["in_call_of"]` is the model's path
-        then.
+        If this culprit's own layer must be demoted, the list has no other. A
+        model's own code computes in the dtype that its layers return, so these
+        layers must be demoted. Then `numbers["in_call_of"]` is the model's
+        path.
 
         Args:
             model: The `keras.Model`.

@@ -141,7 +141,7 @@ def common_bits(
 def scale_window(
     gradients: Sequence[np.ndarray], dtype: str = "float16"
 ) -> ScaleWindow:
-    """Returns the loss scales that suit some gradients.
+    """Returns the loss scales that suit a layer's gradients.
 
     The method follows Zhao et al., 2019 (arXiv 1910.12385). Their adaptive
     loss scaling gives each layer a scale from the same two bounds.
@@ -177,7 +177,7 @@ def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
 
 
 def _smallest_that_counts(values):
-    """Returns the power of two above which lies the energy to keep."""
+    """Returns the power of two above which numbers hold the energy to keep."""
     exponents = np.frexp(values)[1]
     last = exponents.max()
     energies = np.bincount(last - exponents, np.square(values, dtype="float64"))

@@ -88,7 +88,7 @@ class Run:
         raise NotImplementedError
 
     def located(self, culprit: Culprit, call) -> Culprit:
-        """Returns the culprit, in a loop with the number of the call."""
+        """Returns the culprit. A loop adds the number of the call to it."""
         return culprit
 
     def own_faults(self, low) -> Iterator[Callable]:
@@ -201,8 +201,8 @@ class Run:
 def culprits_of(run: Run, low: list) -> list[Culprit]:
     """Returns the culprits of a wrong run.
 
-    The list is empty if no layer is to blame, but only the sum of all layers'
-    rounding errors.
+    The list is empty if only the sum of all layers' rounding errors is to
+    blame.
 
     Args:
         run: `Run`.

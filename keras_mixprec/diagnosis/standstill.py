@@ -119,7 +119,7 @@ def _without_gradients(step):
         ),
         None,
     )
-    place = f"behind {where!r}" if where else "from the loss on"
+    place = f"from {where!r} backward" if where else "from the loss backward"
     numbers = {
         "reason": f"the gradient is exactly 0 {place}",
         "zero_gradients": sum(zero),

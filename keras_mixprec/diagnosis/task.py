@@ -139,9 +139,9 @@ def task_faults(
 def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
     """Returns the first input that is too large, or has unequal columns.
 
-    Only inputs count that go straight to a layer with a kernel. Inputs of a
-    `Normalization`, an `Embedding` or the user's own code do not count. If the
-    model learns, such inputs do no harm.
+    An input counts only if it goes straight to layers with a kernel. Inputs of
+    a `Normalization`, an `Embedding` or the user's own code do not count. If
+    the model learns, large inputs do no harm.
 
     Args:
         model: A `keras.Model`. Without a graph the check finds nothing.

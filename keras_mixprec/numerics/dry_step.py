@@ -134,7 +134,7 @@ def _known(values, tensors):
 
 
 def interrupted(model: keras.Model, data) -> Interrupted | None:
-    """Runs the step at loss scale 1, and returns where it raises, if it does.
+    """Returns where a step at loss scale 1 raises, or `None` if it does not.
 
     Args:
         model: As for `dry_step`.

@@ -221,7 +221,7 @@ class RecordedCalls:
 
 
 class _Chain(CallRecorder):
-    """Records calls, and which results no other layer call uses.
+    """Records calls, and finds the results that no other layer call uses.
 
     The function itself may use such results, for example to sample tokens from
     logits. The history of a call is a hash of all integers, such as tokens,

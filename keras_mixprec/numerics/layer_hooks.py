@@ -219,7 +219,7 @@ class OtherLayers:
             self.narrow = outer.narrow
 
     def in_float32(self, layer):
-        """Returns a context that runs a 16-bit layer outside the model wide."""
+        """Returns a context in which a layer outside the model uses float32."""
         if id(layer) in self._held or layer.compute_dtype not in SIXTEEN_BITS:
             return contextlib.nullcontext()
         if not any(layer is known for known in self.narrow):
@@ -228,7 +228,7 @@ class OtherLayers:
 
     @contextlib.contextmanager
     def losses_in_float32(self):
-        """Context in which losses and `floatx` are float32."""
+        """Context manager that sets losses and `floatx` to float32."""
         own = keras.losses.Loss.dtype.fget
 
         def wide(loss):
@@ -254,7 +254,7 @@ _OTHERS: dict[int, OtherLayers] = {}
 
 @contextlib.contextmanager
 def others_in_float32(layer):
-    """Context in which layers that a model does not contain use float32.
+    """Context manager that runs layers outside a model in float32.
 
     Args:
         layer: The model, or a layer.
