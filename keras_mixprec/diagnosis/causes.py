@@ -74,7 +74,7 @@ class Course(NamedTuple):
 
 
 def learning_rate(model) -> float | None:
-    """Returns the largest learning rate in use, `None` if there is none."""
+    """Returns the largest learning rate in use, or `None` without one."""
     return max(rates_of(model).values(), default=None)
 
 

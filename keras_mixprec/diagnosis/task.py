@@ -201,11 +201,11 @@ def _of_targets(output):
     count = math.prod(targets.shape[1:])
     if name == _SPARSE and targets.shape[1:] == output.shape[1:] and units > 1:
         fix = "Pass loss='categorical_crossentropy', or y.argmax(-1) as y."
-        yield _mismatch(name, "one class index a sample", given, fix)
+        yield _mismatch(name, "one class index per sample", given, fix)
     elif name == _SPARSE and not output.is_padded:
         yield from _class_indices(output)
     if name in _CATEGORICAL and count == 1 < units:
-        takes = f"{units} numbers a sample, one for each class"
+        takes = f"{units} numbers per sample, one for each class"
         fix = f"Pass loss={_SPARSE!r}, or keras.utils.to_categorical(y) as y."
         yield _mismatch(name, takes, given, fix)
     if name in _BINARY and not output.is_padded:
@@ -214,7 +214,7 @@ def _of_targets(output):
         whole = not np.mod(values, 1).any()
         if off.mean() > 0.01 or whole and off.any():
             fix = "Make them 0 and 1. For several classes, give the last layer "
-            fix += f"a unit for each and pass loss={_SPARSE!r}."
+            fix += f"one unit per class and pass loss={_SPARSE!r}."
             given = f"targets {_extent(values)}"
             yield _mismatch(name, "targets from 0 to 1", given, fix)
     if _DISTANCES.match(name) and math.prod(output.shape[1:]) == 1 < count:
@@ -258,7 +258,7 @@ def _of_activation(output):
     low, high, sum_below_zero = reach
     values = _sample(targets)
     if low == high and (values != low).any():
-        fix = "Give the last layer activation='sigmoid', or a unit for a class."
+        fix = "Give the last layer activation='sigmoid', or one unit per class."
         yield _unreachable(reach, _extent(values), fix)
     of_classes = name == _SPARSE or name in _CATEGORICAL
     takes_logits = getattr(output.loss, "from_logits", False)

@@ -101,7 +101,7 @@ def _handles_gradients(model):
 
 
 class _Comparison:
-    """The results of training at two loss scales.
+    """Compares the results of training at two loss scales.
 
     Args:
         model: As for `scale_use`.
