@@ -74,10 +74,10 @@ def diagnose(
     """Finds the numerical faults of a model on one batch.
 
     `diagnose` checks a train step if `model.fit(x, y)` could take one on the
-    batch. For this the model must be compiled, and needs a `y`, or a loss
-    without targets, such as an autoencoder's in `train_step` or `add_loss`.
-    Otherwise `diagnose` checks `model.predict(x)`, forward only. To check
-    `predict` of any model, call `diagnose_call(model, model.predict, x)`.
+    batch. The model must then be compiled, and needs a `y`, or a loss without
+    targets, such as an autoencoder's in `train_step` or `add_loss`. Otherwise
+    `diagnose` checks `model.predict(x)`, forward only. To check `predict` of
+    any model, call `diagnose_call(model, model.predict, x)`.
 
     The model's own `train_step` runs in float32 and in 16 bits, without
     updating anything. If the loss, a gradient or a variable that a layer writes
