@@ -1,7 +1,7 @@
 """Every kind of verdict: its level, its advice and its repair.
 
-The diagnosis, the tuner, the report and the page read this one table. It does
-not import Keras, because a log can be read where Keras is not installed.
+The diagnosis, the tuner, the report and the page read this one table. This file
+does not import Keras, because a log can be read without Keras.
 """
 
 import dataclasses
@@ -21,20 +21,21 @@ class Kind:
 
     Attributes:
         name: String.
-        advice: String. Sentences with places for the layer and numbers.
+        advice: String. A template with fields for the layer and numbers.
             `diagnosis/advice.py` has other advice for special cases.
         level: String. `"bad"` (training is harmed), `"warning"` or `"info"`
             (normal).
-        phrase: String that follows the name of a layer at fault; `None` if no
-            layer is at fault.
-        clause: String for a kind without a layer, a clause with places for
-            numbers; `None` if the report says more.
+        phrase: String that follows the name of a layer at fault, or `None` if
+            the kind has no layer.
+        clause: String for a kind without a layer: a clause with fields for
+            numbers. `None` if the report has its own text.
         repaired_by: Tuple of the policies that repair a layer, the narrowest
-            first; empty if no policy does.
-        explains: Boolean, whether the kind explains bad steps although no layer
-            is at fault.
-        behind: Int. 0 for a cause, 1 for a minor cause, 2 for a consequence, 3
-            for a symptom, which is left out if there is a cause.
+            first. Empty if no policy does.
+        explains: Boolean, whether the kind explains failed steps without
+            blaming a layer.
+        behind: Int. The rank in a list of verdicts: 0 for a cause, 1 for a
+            minor cause, 2 for a consequence, 3 for a symptom. Symptoms are left
+            out if there is a cause.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Kind:
     behind: int = 0
 
 
-# bfloat16 has the range that float16 lacks, but fewer digits.
+# These faults come from float16's small range. bfloat16 repairs them.
 _of_range = functools.partial(Kind, repaired_by=("mixed_bfloat16", "float32"))
 
 # The most important first, causes before effects.
@@ -88,22 +89,22 @@ _TABLE = (
     Kind(
         "loss_scale_ignored",
         "Multiply the whole loss by the loss scale once. Call `gradients = "
-        "optimizer.unscale(gradients)` before your code computes with them.",
+        "optimizer.unscale(gradients)` before your code uses gradients.",
         clause="gradients do not follow the loss scale",
         explains=True,
     ),
     _of_range(
         "weight_overflow",
-        f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight down: "
-        "float16 ends at 65504, and the cast makes larger numbers infinite.",
+        f"{TO_FLOAT32} bfloat16 also helps. Or scale the weight down: the cast "
+        "to float16 makes numbers above 65504 infinite.",
         phrase="has weights beyond float16's range",
     ),
     _of_range(
         "weight_underflow",
-        f"{TO_FLOAT32} bfloat16 helps as well. Or scale the weight up: float16 "
+        f"{TO_FLOAT32} bfloat16 also helps. Or scale the weight up: float16 "
         "rounds numbers below 3e-8 to 0.",
         level="warning",
-        phrase="has weights that float16 makes 0",
+        phrase="has weights that float16 rounds to 0",
     ),
     _of_range(
         "cast_overflow",
@@ -125,8 +126,8 @@ _TABLE = (
     _of_range(
         "underflow",
         f"{TO_FLOAT32} Or keep its small numbers from becoming 0: float16 "
-        "rounds numbers below 3e-8 to 0. Where the layer divides, add an "
-        "epsilon of 1e-4 or more; before exp, subtract the maximum.",
+        "rounds numbers below 3e-8 to 0. Add an epsilon of 1e-4 or more to "
+        "divisors, and subtract the maximum before exp.",
         level="warning",
         phrase="underflowed",
     ),
@@ -140,23 +141,23 @@ _TABLE = (
     ),
     Kind(
         "unsupported",
-        f"{TO_FLOAT32} This backend refuses the operation in 16 bits, or "
-        "refuses to mix dtypes. For a mix, cast one of the two, as in "
+        f"{TO_FLOAT32} This backend does not support the operation in 16 bits, "
+        "or refuses to mix dtypes. If dtypes mix, cast one of the two, as in "
         "keras.ops.cast(b, a.dtype).",
         phrase="does not run in 16 bits",
         repaired_by=("float32",),
     ),
     Kind(
         "not_normalized",
-        "Normalize {input} by keras.layers.Normalization, adapted to it, or "
+        "Normalize {input} with an adapted keras.layers.Normalization, or "
         "divide each column by its standard deviation.",
         level="warning",
         clause="the input {input} is not normalized: {how}",
     ),
     Kind(
         "metric_error",
-        "{metric!r} is computed in {dtype}, the dtype of the model's output; "
-        "training does not depend on it. Cast predictions to float32 in the "
+        "{metric!r} is computed in {dtype}, the dtype of the model's output. "
+        "This does not affect training. Cast predictions to float32 in the "
         "metric, or give the last layer dtype='float32'.",
         level="warning",
         clause="the metric {metric!r} is wrong in {dtype}",
@@ -168,7 +169,7 @@ _TABLE = (
         "{needed_bits}: LossScaleOptimizer(..., initial_scale=2.0**"
         "{needed_bits}). Or train with PrecisionTuner, which raises it.",
         level="warning",
-        clause="gradients vanished at too low a loss scale",
+        clause="gradients underflowed at too low a loss scale",
         explains=True,
     ),
     Kind(
@@ -188,7 +189,7 @@ _TABLE = (
     Kind(
         "scale_collapsed",
         "No loss scale helps, so the scale is not the cause. Call "
-        "keras_mixprec.diagnose(model, x, y) on a batch whose step is skipped.",
+        "keras_mixprec.diagnose(model, x, y) on a batch of a skipped step.",
         behind=3,
     ),
     Kind(
@@ -220,9 +221,9 @@ _CAUSES = {
 
 
 def cause_in_words(numbers: dict) -> str:
-    """Returns the cause of a divergence in words, to follow a sentence.
+    """Returns the cause of a divergence as text to append to a sentence.
 
-    Empty if the cause is not known.
+    The text is empty if the cause is unknown.
 
     Args:
         numbers: Dict from the verdict of a divergence.
@@ -247,9 +248,9 @@ def cause_in_words(numbers: dict) -> str:
 
 
 def place_of(numbers: dict) -> str:
-    """Returns where float32 computes the first non-finite number.
+    """Returns the place of the first non-finite number in float32, in words.
 
-    This is the layer or, if no layer is known, the line of the user's code.
+    The place is a layer or, if no layer is known, a line of the user's code.
 
     Args:
         numbers: As for `cause_in_words`.
@@ -261,12 +262,14 @@ def place_of(numbers: dict) -> str:
 
 
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
-    """Returns the place of a fault, to follow its kind; empty without a layer.
+    """Returns the place of a fault as text to append to its kind.
+
+    The text is empty without a layer and a direction.
 
     Args:
-        kind: String. Some kinds have the direction in their name.
+        kind: String. Some kinds contain the direction in their name.
         layer: String. The layer as printed, or `None`.
-        direction: String, as a verdict has it, or `None`.
+        direction: String. The verdict's direction, or `None`.
 
     Example:
     >>> from keras_mixprec.verdict_kinds import place_in_words
@@ -284,7 +287,7 @@ def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
 def what_is_said(
     kind: str, layer: str | None, direction: str | None, advice: str
 ) -> tuple:
-    """Returns a key that is equal for verdicts that say the same of layers.
+    """Returns a key that is equal for equal verdicts on different layers.
 
     Args:
         kind: String.

@@ -1,4 +1,4 @@
-"""Samples of the arrays given to `fit` that are not finite."""
+"""Finds non-finite samples in the arrays given to `fit`."""
 
 import math
 import re
@@ -13,16 +13,16 @@ from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.numerics.arrays import as_numpy
 
-# Samples that a verdict lists.
+# A verdict lists at most this many samples.
 _LISTED = 8
 
-# Bytes of the user's arrays that are looked at in one go, and in all: they may
-# be mapped from a file that is larger than the memory.
+# Bytes of an array to read at a time, and in total: the array may be mapped
+# from a file that is larger than the memory.
 _SLICE, _MOST = 2**24, 2**30
 
 
 def bad_data_behind(model, examination) -> Finding | None:
-    """Returns what is wrong with the arrays of `fit` where weights are lost.
+    """Returns a finding on bad samples in `fit` if weights are lost.
 
     Args:
         model: The `keras.Model`, in `fit`.
@@ -39,7 +39,7 @@ def bad_data_behind(model, examination) -> Finding | None:
 
 
 def numbers_of_samples(model: keras.Model) -> dict:
-    """Returns which samples of `fit`'s arrays are bad, as numbers of a verdict.
+    """Returns the bad samples in `fit`'s arrays as numbers of a verdict.
 
     Args:
         model: The `keras.Model`, in `fit`.
@@ -53,10 +53,10 @@ def numbers_of_samples(model: keras.Model) -> dict:
 
 
 def _bad_samples(model):
-    """Returns the bad samples of each array, and whether these are all.
+    """Returns the bad samples of each array, and whether the list is complete.
 
-    Of several arrays each has its key, as `"x['age']"`. Indices count in the
-    order of the user's arrays, shuffled or not. Empty without arrays.
+    The keys are names of arrays, such as `"x['age']"`. The indices count in the
+    order of the user's arrays, even if `fit` shuffles them.
     """
     arrays = arrays_in_fit(model)
     if arrays is None:
@@ -71,7 +71,7 @@ def _bad_samples(model):
 
 
 def _bad_rows(leaf):
-    """The rows of an array that are not finite, and whether these are all."""
+    """Returns an array's non-finite rows, and whether the list is complete."""
     dtype = str(getattr(leaf, "dtype", ""))
     if "float" not in dtype or not hasattr(leaf, "__array__"):
         return [], True

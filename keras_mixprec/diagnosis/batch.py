@@ -1,4 +1,4 @@
-"""The batch of a diagnosis, and which rows of it are taken."""
+"""Prepares the batch of a diagnosis, and selects the rows to examine."""
 
 import math
 import warnings
@@ -28,14 +28,14 @@ from keras_mixprec.policies.layers import has_own_loss, has_own_step
 
 
 def build_for(model, data: tuple):
-    """Builds what the first batch of `fit` would build.
+    """Builds the model and optimizers, as the first batch of `fit` would.
 
     Args:
         model: A compiled `keras.Model`.
-        data: What `to_tensors` returned.
+        data: Tuple from `to_tensors`.
 
     Raises:
-        NotBuiltError: If it cannot be built by calling it.
+        NotBuiltError: If calling the model does not build it.
     """
     with variable_scope(model):
         if not _needs_no_call(model):
@@ -56,9 +56,9 @@ def build_for(model, data: tuple):
 def trains_without_targets(model: keras.Model, x) -> bool:
     """Returns whether `fit(x)`, without `y`, would train a model.
 
-    A model with a loss of its own, such as an autoencoder's in `train_step`,
-    `compute_loss` or `add_loss`, may need no targets. This takes a step without
-    them to find out.
+    A model that computes its own loss in `train_step`, `compute_loss` or
+    `add_loss` may need no targets. An autoencoder is an example. To find out,
+    this function takes a step without targets.
 
     Args:
         model: A `keras.Model`.
@@ -78,19 +78,19 @@ def trains_without_targets(model: keras.Model, x) -> bool:
             step = single_step(model, batch, 1.0)
     except Exception:  # User code may fail in any way if `y` is missing.
         return False
-    # JAX takes a step without any loss.
+    # JAX runs even a step that has no loss, so look for gradients.
     return any(to_array(gradient).any() for gradient in step.gradients.values())
 
 
 def build_for_predict(model, x):
-    """Builds what the first batch of `predict` would build.
+    """Builds the model, as the first batch of `predict` would.
 
     Args:
         model: A `keras.Model`, compiled or not.
         x: One batch of inputs, as tensors.
 
     Raises:
-        NotBuiltError: If it cannot be built by calling it.
+        NotBuiltError: If calling the model does not build it.
     """
     if not all(part.built for part in flat_layers(model)):
         with variable_scope(model):
@@ -98,7 +98,7 @@ def build_for_predict(model, x):
 
 
 def _called_symbolically(model, x):
-    """Builds as `build_symbolically` does, without a loss or metrics."""
+    """Builds a model as `build_symbolically` does, without loss or metrics."""
 
     def spec(leaf):
         dtype = keras.backend.standardize_dtype(leaf.dtype)
@@ -107,7 +107,7 @@ def _called_symbolically(model, x):
     try:
         compute_output_spec(model, tree.map_structure(spec, x))
     except ValueError:
-        # The message of Keras already says what is wrong with the inputs.
+        # Keras' message already explains the fault of the inputs.
         raise
     except Exception as error:
         raise RuntimeError(str(error)) from error
@@ -115,17 +115,17 @@ def _called_symbolically(model, x):
 
 def _build_by_call(model, build):
     unbuilt = [part for part in flat_layers(model) if not part.built]
-    # Keras would take a model that it cannot call for built.
+    # Keras would mark a model as built although it has no `call`.
     if type(model).call is keras.Model.call:
         raise NotBuiltError(_not_built(model, "it has no `call`"))
     try:
         with warnings.catch_warnings():
-            # The paragraphs are about what is raised below.
+            # The error below says the same in fewer words.
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
             build()
     except RuntimeError as error:
-        # The model, its loss or a metric may mix dtypes. The diagnosis finds
-        # out later why this raises an error in 16 bits.
+        # The model, its loss or a metric may mix dtypes. The diagnosis explains
+        # such errors later, so build in float32 here.
         try:
             with in_float32(model):
                 build()
@@ -144,13 +144,13 @@ _PARAGRAPHS = r"(?s).*looks like it has unbuilt state"
 
 def _not_built(model, why):
     return (
-        f"The model {model.name!r} is not built, and {why}: build its layers "
-        "first, by calling them on a batch."
+        f"The model {model.name!r} is not built, and {why}. Build its layers "
+        "first by calling them on a batch."
     )
 
 
 def _needs_no_call(model):
-    """Returns whether a model has only a `train_step`, and built layers."""
+    """Returns whether a model has no `call`, and all its layers are built."""
     no_call = type(model).call is keras.Model.call
     return no_call and _all_built(model)
 
@@ -160,17 +160,17 @@ def _all_built(model):
     return all(part.built for part in parts)
 
 
-# Rows that show whether a layer is numerically stable, unless the fault is in
-# the data: a diagnosis takes as long as it has rows.
+# The number of rows to examine. These few show whether a layer is numerically
+# stable, and more rows would take longer.
 _ROWS = 64
 
 
 def head(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if it cannot be cut.
 
-    A batch of graphs cannot be cut, because its edges are numbers of its nodes.
-    The batch of a model that has a fixed batch size, or keeps state by row,
-    cannot be cut either.
+    A batch of graphs cannot be cut, because its edges refer to nodes by number.
+    A batch cannot be cut either if the model has a fixed batch size, or keeps
+    state by row.
 
     Args:
         model: The `keras.Model`.
@@ -196,7 +196,7 @@ def _has_fixed_rows(model):
 
 
 def _rows(structure) -> list:
-    """The number of rows of every tensor or array that has rows."""
+    """Returns the number of rows of each tensor or array that has rows."""
     leaves = tree.flatten(structure)
     shapes: list = [getattr(leaf, "shape", ()) for leaf in leaves]
     return [shape[0] for shape in shapes if len(shape)]
@@ -206,9 +206,9 @@ def packed(data: tuple, like=()):
     """Returns a batch as `fit` hands it to `train_step`.
 
     Args:
-        data: What `to_tensors` returned.
-        like: A batch of this `fit`: one of torch's `DataLoader` is a list.
-            Defaults to `()`.
+        data: Tuple from `to_tensors`.
+        like: Another batch of this `fit`. If it is a list, as from torch's
+            `DataLoader`, so is the result. Defaults to `()`.
     """
     batch = keras.utils.pack_x_y_sample_weight(*data)
     if not isinstance(like, list):
@@ -217,7 +217,7 @@ def packed(data: tuple, like=()):
 
 
 def of_tensors(batch, model: keras.Model):
-    """Returns a batch with tensors in the place of arrays.
+    """Returns a batch with tensors in place of arrays.
 
     Args:
         batch: As `train_step` takes it.
@@ -235,14 +235,14 @@ def to_tensors(
     Args:
         data: Tuple of the three, each an array or a structure of arrays and
             numbers.
-        model: The `keras.Model` that they are for. The parts need not have the
-            same number of samples if it has a `train_step` of its own, or if
-            its inputs differ in that. Defaults to `None`.
-        as_in_fit: Boolean, whether floats get the dtype `floatx`, as `fit`
-            casts the arrays that it is given. Defaults to `False`.
+        model: The `keras.Model` that takes the batch. If the model has its own
+            `train_step`, the parts may differ in their number of samples.
+            Defaults to `None`.
+        as_in_fit: Boolean, whether to cast floats to the dtype `floatx`, as
+            `fit` does. Defaults to `False`.
 
     Raises:
-        ValueError: If that is not one batch.
+        ValueError: If `data` is not one batch.
     """
     tensors, sizes = [], {}
     convert = _as_in_fit if as_in_fit else _to_tensor
@@ -255,7 +255,7 @@ def to_tensors(
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
-    # A batch of graphs has a row for each node and each edge among its inputs.
+    # In a batch of graphs, a row is a node or an edge, so sizes may differ.
     one_size = len(set(_rows(tensors[0]))) == 1
     aligned = one_size and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:
@@ -273,8 +273,9 @@ def nonfinite_rows(**parts) -> dict:
         **parts: Structures of tensors, by name.
 
     Returns:
-        `{"rows_of_x['age']": [3, 5]}`, the first eight of each tensor that has
-        any, and `"columns_of_..."` of columns that are so in all rows.
+        Dict such as `{"rows_of_x['age']": [3, 5]}` with up to eight rows of
+        each tensor. A key `"columns_of_..."` lists columns that are non-finite
+        in all rows.
     """
     found = {}
     for name, tensor in named_leaves(**parts):
@@ -292,7 +293,7 @@ def nonfinite_rows(**parts) -> dict:
 
 
 def named_leaves(**parts) -> Iterator[tuple]:
-    """Yields each array of a batch with how it is reached: `"x['age']"`.
+    """Yields each array of a batch with its name, such as `"x['age']"`.
 
     Args:
         **parts: Structures of arrays, by name.
@@ -303,17 +304,17 @@ def named_leaves(**parts) -> Iterator[tuple]:
 
 
 def large_inputs(x) -> dict:
-    """Returns which input of a batch is beyond float16, and its range.
+    """Returns the largest input that float16 cannot hold, and its range.
 
-    Such as seconds since 1970: they overflow float16, and no weights that
-    layers begin with suit them in float32 either.
+    Seconds since 1970 are an example. They overflow float16, and are too large
+    for usual initial weights in float32.
 
     Args:
         x: Structure of tensors, the inputs.
 
     Returns:
-        `{"input": "x['time']", "smallest_input": ..., "largest_input": ...}` of
-        the largest one, empty if all fit.
+        `{"input": "x['time']", "smallest_input": ..., "largest_input": ...}`,
+        or an empty dict if all inputs fit.
     """
     found: dict = {}
     for name, leaf in named_leaves(x=x):
@@ -356,7 +357,7 @@ def _not_a_batch(name, part):
     many = not arrays and any(
         hasattr(part, method) for method in ("__iter__", "__getitem__")
     )
-    hint = "Take one, as by `x, y = next(iter(data))`. " if many else ""
+    hint = "Take one with `x, y = next(iter(data))`. " if many else ""
     return (
         f"`{name}` must be one batch of at least one sample: an array, or a "
         "list or dict of arrays as `model.train_on_batch` takes them. "
@@ -364,17 +365,16 @@ def _not_a_batch(name, part):
     )
 
 
-# Powers of two by which a loss scale that adapts is lowered before a step
-# counts as wrong. A scale on its way down skips steps, as it should.
+# A dynamic loss scale that is falling skips steps as designed. Lower it by
+# these powers of two before calling a step wrong.
 _BELOW = (0, 6, 12)
 
 
 def rows_to_examine(model: keras.Model, batch):
-    """Returns the first rows of a batch, or all if there is more to see.
+    """Returns the first rows of a batch, or all if the whole batch fails.
 
-    There is more to see if the loss or the gradients of the whole batch are
-    wrong in 16 bits. For example, a sum over all rows overflows, or a later
-    row.
+    The whole batch fails if its loss or gradients are wrong in 16 bits. For
+    example, a sum over all rows overflows, or a later row does.
 
     Args:
         model: A compiled `keras.Model`.
@@ -392,7 +392,7 @@ def rows_to_examine(model: keras.Model, batch):
 
 
 def loss_in_float32(model: keras.Model, batch) -> float:
-    """Returns the loss of a step, in the way that costs least for once.
+    """Returns the loss of one step in float32.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -409,9 +409,9 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    except active.replay().REFUSALS:  # A later row may cause this.
+    except active.replay().REFUSALS:  # Only a later row may raise this.
         return False
-    # Precision is not the cause of what float32 cannot do.
+    # If the loss is not finite in float32, precision is not the cause.
     if not math.isfinite(exact.loss):
         return True
     criterion = step_criterion(model, data, exact)

@@ -1,4 +1,4 @@
-"""The examination of `predict`, or of other calls without a loss."""
+"""Examines `predict`, and other calls without a loss."""
 
 import math
 
@@ -30,7 +30,7 @@ from keras_mixprec.numerics.rounding import jittered
 
 
 class CallRun(Run):
-    """Runs `predict` on one batch, again and again.
+    """Runs `predict` repeatedly on one batch, with layers in various dtypes.
 
     Args:
         prediction: `Prediction`.
@@ -52,11 +52,10 @@ class CallRun(Run):
         super().__init__(model, exact, compiled, criterion)
 
     def culprits(self, known: list[Culprit]) -> list[Culprit]:
-        """Returns the culprits if the outputs are wrong.
+        """Returns the culprits: the known ones and those that the search finds.
 
         Args:
-            known: List of `Culprit`s that are known already. The list begins
-                with these.
+            known: List of `Culprit`s that are known already.
         """
         self.demoted = layers_of(known)
         low = self.record([])
@@ -81,12 +80,12 @@ class CallRun(Run):
         return cause_of_nonfinite(self._prediction.tensors, [], harmless)
 
     def numbers(self):
-        """Returns how far the outputs are off."""
+        """Returns the error of the outputs."""
         return {"output_error": self.errors[RESULT]}
 
 
 class LoopRun(CallRun):
-    """The same of a function that calls a model, such as a loop.
+    """Runs a function that calls a model, such as a loop.
 
     Args:
         prediction: `RecordedCalls`.
@@ -95,12 +94,12 @@ class LoopRun(CallRun):
     """
 
     def located(self, culprit, call):
-        """Adds which call of the layer it is."""
+        """Adds the number of the layer's call."""
         numbers = {"call": call.index + 1} | culprit.numbers
         return culprit._replace(numbers=numbers)
 
     def wrong_in_xla(self) -> bool:
-        """Returns whether it surely is: a loop is not compiled for that."""
+        """Returns whether an output is non-finite; a loop is not compiled."""
         return not math.isfinite(self.errors[RESULT])
 
     def cause(self, layers):
@@ -119,7 +118,7 @@ def examine_prediction(
         step: As for `diagnose`.
     """
     compiled = is_compiled(model)
-    # Constants that overflow float16 are expected here.
+    # Ignore NumPy's warnings about constants that overflow float16.
     with np.errstate(all="ignore"):
         build_for_predict(model, x)
         prediction = Prediction(model, x)
@@ -146,8 +145,8 @@ def examine_calls(
 
     Args:
         prediction: `Prediction` or `RecordedCalls`.
-        run_class: The class of the run of it.
-        given: Dict from names to the structures that it was given.
+        run_class: The class that runs the prediction.
+        given: Dict from names to inputs, as structures of tensors.
         compiled: Boolean, whether XLA compiles the calls.
         step: As for `diagnose`.
     """
@@ -169,7 +168,7 @@ def _find(prediction, run_class, given, compiled, step):
         return [verdict("weights_lost", lost)]
     weights = weight_overflows(model)
     exact = prediction.exact()
-    # Infinities may stand for what is masked.
+    # Infinities may be masked scores, so only NaNs count.
     nan = sum(int(np.isnan(output).sum()) for output in exact.outputs)
     rows = nonfinite_rows(**given) if nan else {}
     culprits = weights

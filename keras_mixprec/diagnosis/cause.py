@@ -1,11 +1,11 @@
-"""Finds out what is wrong with a layer, or with the code that follows it.
+"""Finds the fault of a layer, or of the code that follows it.
 
-Weights that the dtype cannot hold are a kind of their own. A layer can have
-four others. An overflow is a number beyond the format's maximum, an underflow
-is a number that becomes 0, and a loss of precision is neither. A number that
-becomes 0 may make others non-finite, as in `1 / x` or `log(x)`. This is an
-underflow, unless the 0 comes from an infinity. `numerics/layer_replay.py` finds
-the operation where that happens.
+Weights that the dtype cannot hold have their own kinds of verdict. An overflow
+is a number beyond the format's maximum, and an underflow is a number that
+becomes 0. Any other error is a loss of precision. A number that becomes 0 may
+make a result non-finite, as in `1 / x` or `log(x)`. This fault is an underflow,
+unless the 0 comes from an infinity. `numerics/layer_replay.py` finds the
+operation at fault.
 """
 
 import math
@@ -51,7 +51,6 @@ from keras_mixprec.numerics.layer_replay import (
     nonfinite_places,
 )
 
-# The same number as for rows with bad data.
 _ROWS_NAMED = 8
 
 
@@ -59,12 +58,12 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
     """Compares the outputs of a layer with the same layer in float32.
 
     Args:
-        call: `LayerCall`, of a layer that computes in 16 bits.
+        call: `LayerCall` of a layer that computes in 16 bits.
         compiled: Boolean, whether XLA compiles the model's step.
 
     Returns:
-        The `Culprit` if the relative error is too large. `None` if it is not,
-        or if the inputs are not finite.
+        The `Culprit` if the relative error is too large. `None` if the error
+        is small, or if the inputs are not finite.
     """
     replay = LayerReplay(call, compiled)
     given = to_arrays(replay.inputs)
@@ -91,7 +90,7 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
 
 
 def _rows(inputs, low, exact):
-    """The rows that are not finite, if not all are, where there are rows."""
+    """Returns the rows that only 16 bits make non-finite, unless all are."""
     if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
         return []
     bad = [
@@ -103,7 +102,7 @@ def _rows(inputs, low, exact):
 
 
 def _kind_of_outputs(replay, low, exact, numbers):
-    """Returns the kind of fault; adds the evidence for it to the numbers."""
+    """Returns the kind of fault, and adds the evidence to the numbers."""
     dtype = replay.call.layer.compute_dtype
     limit = get_format(dtype).maximum
     if largest(replay.cast_inputs) > limit:
@@ -130,11 +129,11 @@ def _kind_of_outputs(replay, low, exact, numbers):
 
 
 def _kind_where_all_fits(replay, low, exact):
-    """Returns the kind if float32 meets no number beyond the format."""
+    """Returns the kind of fault if no float32 number exceeds the format."""
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
-    # A sum that overflows on the way to a mean shows in no other number.
+    # A mean may overflow in its sum, which no intermediate result shows.
     if any(np.isinf(a).any() for a in low):
         return "forward_overflow"
     vanished = any(
@@ -144,7 +143,7 @@ def _kind_where_all_fits(replay, low, exact):
 
 
 def _add_smallest(numbers, replay, cotangents=None):
-    """Shows the smallest number in place of the largest ones, which fit."""
+    """Replaces the largest numbers, which fit, by the smallest one."""
     for name in ("largest_input", "largest_gradient_in_float32"):
         numbers.pop(name, None)
     smallest, _ = replay.extremes(cotangents)
@@ -154,16 +153,16 @@ def _add_smallest(numbers, replay, cotangents=None):
 def check_backward(
     call: LayerCall, reference: LayerCall, compiled: bool, bits: float
 ) -> Culprit | None:
-    """Compares the gradients of a layer with float32's.
+    """Compares the gradients of a layer with the same layer in float32.
 
     Args:
-        call: `LayerCall`, of a layer that computes in 16 bits.
-        reference: `LayerCall`, the same one in float32, at loss scale 1.
+        call: `LayerCall` of a layer that computes in 16 bits.
+        reference: The same `LayerCall` in float32, at loss scale 1.
         compiled: As for `check_forward`.
         bits: Float. The loss scale, as a power of two.
 
     Returns:
-        As `check_forward`; `None` as well if no gradient reaches the layer.
+        As `check_forward`, or `None` if no gradient reaches the layer.
     """
     cotangents = reference.cotangents_at(2.0**bits)
     replay = LayerReplay(call, compiled)
@@ -198,27 +197,28 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     """Returns the fault of a layer whose gradients do not fit the loss scale.
 
     Args:
-        window: `ScaleWindow` of its gradients, which does not hold the scale.
+        window: `ScaleWindow` of its gradients, which excludes the scale.
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
     kind = "underflow" if bits < window.low else "backward_overflow"
     numbers = {"loss_scale_bits": bits, "highest_bits": window.high}
-    # Gradients that are rounding errors need no scale at all.
+    # Gradients that are only rounding errors may underflow, so their window has
+    # no lower end.
     if math.isfinite(window.low):
         numbers["lowest_bits"] = window.low
     layers = with_sublayers(call.layer)
     return Culprit(call.path, layers, kind, "backward", numbers)
 
 
-# Faults of the code behind a layer.
+# Faults of the code after a layer.
 
 
 def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
-    """Returns why a result is infinite although no output of a layer is.
+    """Returns the kind of fault if a result is infinite but no layer output is.
 
     Args:
-        replay: `LayerReplay` of a layer without which the result is finite.
+        replay: `LayerReplay` of a layer whose float32 makes the result finite.
         reference: As for `is_cast_before`.
     """
     if is_cast_before(replay.call, reference):
@@ -228,14 +228,13 @@ def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
 
 
 def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
-    """Returns whether an input overflows in a cast before the layer is called.
+    """Returns whether an input overflows in a cast before the layer's call.
 
-    A `Sequential` without a `keras.Input` casts its inputs, for example.
+    For example, a `Sequential` without a `keras.Input` casts its inputs.
 
     Args:
         call: `LayerCall` of a step in 16 bits.
-        reference: `LayerCall`, the same one in float32; `None` if it is not
-            known.
+        reference: The same `LayerCall` in float32, or `None` if there is none.
     """
     if reference is None or not nonfinite(to_arrays(LayerReplay(call).inputs)):
         return False
@@ -246,11 +245,11 @@ def is_cast_before(call: LayerCall, reference: LayerCall | None) -> bool:
 def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
     """Returns the operation that makes a step non-finite.
 
-    A `compute_loss` or `train_step` of the user's own, or a loss that casts,
-    computes in the dtype of the outputs: `exp(20)` overflows there, and
-    `log(1 - p)` becomes `log(0)`. The operations of the step run once as they
-    are and once without the fault. The loss scale is tiny, so that the backward
-    pass cannot overflow.
+    The user's own `compute_loss` or `train_step`, or a loss that casts,
+    computes in the dtype of the outputs. There `exp(20)` overflows, and
+    `log(1 - p)` becomes `log(0)`. The step runs operation by operation, once in
+    16 bits and once repaired. The loss scale is tiny, so that the backward pass
+    cannot overflow.
 
     Args:
         model: A compiled `keras.Model`.
@@ -258,7 +257,8 @@ def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
         layers: List of the layers that repair the step in float32.
 
     Returns:
-        `None` if what is not finite is so in the repaired step, too.
+        The `Cause`, or `None` if the repaired step has the same non-finite
+        numbers.
     """
     with step_held_at(model, data) as run:
         with computing_in("float32", layers):
@@ -266,25 +266,26 @@ def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
         cause = cause_of_nonfinite(run, [], harmless, of_loss=True)
     if cause is None or cause.kind != "cast_overflow":
         return cause
-    # JAX casts each sum that it takes in float32 to the dtype of its terms.
+    # JAX sums float16 in float32 and then casts the sum, so an overflow in a
+    # sum looks like one in a cast.
     is_sum = _largest_of(data) <= get_format("float16").maximum
     return cause._replace(kind="forward_overflow") if is_sum else cause
 
 
 def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
-    """Returns the evidence of the operation that float32 cannot do.
+    """Returns evidence of the operation that is not finite in float32.
 
     Args:
         model: As for `step_cause`.
         data: As for `step_cause`.
-        exact: `DryStep` of it in float32. Defaults to `None`, of a step that
-            raises.
+        exact: `DryStep` of the batch in float32. Defaults to `None`, for a step
+            that raises.
 
     Returns:
-        Dict with `"operation"` and `"code"`, as in `Cause`, and `"in_layer"`,
-        the path of the layer, as far as they are known. If numbers have grown
-        too large in the forward pass, `"in_layer"` is the layer that they grow
-        the most in, from `"largest_input"` to `"largest_output"`.
+        Dict with those that are known: `"operation"` and `"code"`, as in
+        `Cause`, and `"in_layer"`, the path of the layer. If numbers have grown
+        too large in the forward pass, `"in_layer"` is the layer with the
+        largest growth, from `"largest_input"` to `"largest_output"`.
     """
     with in_float32(model), step_held_at(model, data, 1.0) as run:
         cause = cause_of_nonfinite(run, [], of_loss=True)
@@ -298,7 +299,7 @@ def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
 
 
 def _growth(exact):
-    """Returns the layer in which numbers grow the most before one overflows."""
+    """Returns the layer with the largest growth before the first overflow."""
     found, most = {}, 1.0
     for call in exact.calls:
         given = _largest_of((call.args, call.kwargs))
@@ -316,10 +317,7 @@ def _growth(exact):
 
 
 def _first_layer(exact):
-    """The path of the layer that makes the first number that is not finite.
-
-    Forward, or else in the backward pass.
-    """
+    """Returns the path of the layer that makes the first non-finite number."""
     calls = exact.calls
     for call in calls:
         if _is_bad([call.outputs, call.losses]):
@@ -351,7 +349,7 @@ def _floats(structure):
 
 
 def lost_weights(model: keras.Model) -> dict:
-    """Returns the evidence of weights that are not finite, empty if all are.
+    """Returns evidence of non-finite weights, or an empty dict if none are.
 
     Args:
         model: A built `keras.Model`.
@@ -367,7 +365,7 @@ def lost_weights(model: keras.Model) -> dict:
 def weight_overflows(model: keras.Model) -> list[Culprit]:
     """Returns the layers with weights beyond the range of their dtype.
 
-    They are at fault for every input.
+    Such layers are at fault for every input.
 
     Args:
         model: A built `keras.Model`.
@@ -375,7 +373,7 @@ def weight_overflows(model: keras.Model) -> list[Culprit]:
     found = {}
     for entry in low_layers(model):
         if numbers := _overflowing(entry.layer):
-            # The cell of a recurrent layer runs in the loop of that.
+            # A cell runs in its recurrent layer's loop, so blame that layer.
             whole = [e for e in entry.lineage() if isinstance(e.layer, WHOLE)]
             path, layers = entry.path, [entry.layer]
             if whole:
@@ -407,7 +405,7 @@ def _weight_fault(replay, exact, numbers):
 
 
 def _overflowing(layer):
-    """Returns the evidence of a weight that the cast makes infinite, if any.
+    """Returns evidence of a weight that the cast makes infinite, if any.
 
     Weights that stand for minus infinity do not count.
     """
@@ -429,9 +427,9 @@ def _evidence(variable, wide, gone):
 
 
 def _as_cast(layer):
-    """Yields the weights of a layer, without and with its cast.
+    """Yields each weight of a layer, before and after the cast to 16 bits.
 
-    An embedding casts the rows that it looks up.
+    An embedding counts although it casts only the rows that it looks up.
     """
     if not layer.autocast and not isinstance(layer, keras.layers.Embedding):
         return

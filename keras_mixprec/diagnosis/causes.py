@@ -1,8 +1,8 @@
-"""Finds out whether training has diverged, and why.
+"""Checks whether training has diverged, and finds the cause.
 
-The search for the cause takes the next steps again from a good state, in
-float32, with one thing changed, and undoes them. A change that lets the loss
-fall shows the cause.
+The search for the cause repeats steps from a good state in float32, with one
+thing changed, and undoes them. A change that makes the loss fall shows the
+cause.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class Course(NamedTuple):
-    """Where training is.
+    """The state of training, in three numbers.
 
     Attributes:
         loss: Float. The loss in float32.
         weight: Float. The largest magnitude among the weights.
-        rate: Float. The learning rate, `None` if it is not known.
+        rate: Float. The learning rate, or `None` if it is unknown.
     """
 
     loss: float
@@ -47,13 +47,13 @@ class Course(NamedTuple):
 
     @classmethod
     def of(cls, model, loss: float) -> "Course":
-        """Returns where a model is that has this loss."""
+        """Returns the `Course` of a model, given its loss."""
         weights = (to_array(v.value) for v in model.trainable_variables)
         largest = max(map(largest_magnitude, weights), default=0.0)
         return cls(loss, largest, learning_rate(model))
 
     def left(self, start: "Course") -> bool:
-        """Returns whether training that began there has diverged.
+        """Returns whether training has diverged since an earlier `Course`.
 
         Args:
             start: `Course` of the same model before.
@@ -74,21 +74,20 @@ class Course(NamedTuple):
 
 
 def learning_rate(model) -> float | None:
-    """Returns the largest learning rate in use, `None` if there is none."""
+    """Returns the largest learning rate in use, or `None` without one."""
     return max(rates_of(model).values(), default=None)
 
 
-# Steps of a rehearsal.
+# The number of steps in a rehearsal.
 STEPS = 8
 
-# The growth of a loss, as a share of what it was, that says that training
-# fails. A cure lets the loss fall.
+# Training fails if its loss grows by more than this share of the first loss.
 _FAILED = 1.0
 
-# Magnitudes beyond which numbers are not normalized, which is 1.
+# Larger inputs or targets are not normalized. Normalized ones are near 1.
 _LARGE = 100.0
 
-# The norm that gradients are clipped to: what people set.
+# The usual norm to clip gradients to.
 _CLIP = 1.0
 
 # The search tries this many powers of ten to divide the learning rate by.
@@ -99,10 +98,10 @@ class _Trial(NamedTuple):
     """Steps with one thing changed.
 
     Attributes:
-        batches: List of batches that they are taken on.
+        batches: List of the batches to train on.
         change: `Change`.
-        without: List of pairs of an object and the attribute that is `None`
-            meanwhile.
+        without: List of pairs of an object and the name of an attribute to set
+            to `None` during the steps.
     """
 
     batches: list
@@ -116,13 +115,13 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
     Args:
         model: A built and compiled `keras.Model`, as it is now.
         kept: List of `KeptState`s, the newest last.
-        batch: The batch of now, as `train_step` takes it. Defaults to `None`:
-            only the one that a state was kept with counts.
+        batch: The current batch, as `train_step` takes it. Defaults to `None`:
+            the steps use only the batch of each kept state.
 
     Returns:
-        Dict with `"cause"`: `"penalty"`, `"inputs"`, `"targets"`,
-        `"learning_rate"` or `"gradients"`, and what is known of it; empty if no
-        change keeps it from diverging, or it does not diverge in these steps.
+        Dict with the evidence and a `"cause"`, one of `"penalty"`, `"inputs"`,
+        `"targets"`, `"learning_rate"` and `"gradients"`. Empty if no change
+        prevents the divergence, or the model does not diverge in these steps.
     """
     rates = rates_of(model)
     for own in reversed(kept):
@@ -143,7 +142,7 @@ def cause_of_divergence(model: keras.Model, kept, batch=None) -> dict:
 
 
 def is_good(model: keras.Model, own) -> bool:
-    """Returns whether training does not fail again from a state.
+    """Returns whether training from a kept state does not fail.
 
     Args:
         model: As for `cause_of_divergence`.
@@ -155,7 +154,7 @@ def is_good(model: keras.Model, own) -> bool:
 
 
 def _raised(rates, before):
-    """Returns the largest learning rate before, if it is larger now."""
+    """Returns the earlier learning rate if the rate has been raised since."""
     now, then = max(rates.values(), default=0), max(before.values(), default=0)
     return {"learning_rate_before": then} if now > then else {}
 
@@ -199,7 +198,7 @@ class _Search:
         return self._rehearse(trial).growth < 0
 
     def _by_rate(self):
-        """The largest learning rate that cures, among powers of ten."""
+        """Finds the largest power of ten of the learning rate that cures."""
         rate = max(self._rates.values(), default=0.0)
         wrong, right = 0, _POWERS
         while rate and right - wrong > 1:
@@ -220,7 +219,7 @@ class _Search:
         return {"clip": _CLIP} if cures else {}
 
     def _parts(self):
-        """Yields the parts that may be at fault, and trials without them."""
+        """Yields each part that may be at fault, with a trial without it."""
         added, without = {}, []
         for entry in walk_with_model(self._model):
             own = [v for v in own_trainable(entry.layer) if v.regularizer]
@@ -253,7 +252,7 @@ def _largest(batch, place):
 
 
 def _normalized(batch, place):
-    """A batch with one of its parts of mean 0 and spread 1, by feature."""
+    """Returns a batch with one part at mean 0 and deviation 1 per feature."""
     parts = [*keras.utils.unpack_x_y_sample_weight(batch)]
     parts[place] = tree.map_structure(_standard, parts[place])
     return packed(tuple(parts), like=batch)

@@ -1,7 +1,8 @@
-"""How far a run is from the same run in float32, and whether that counts.
+"""Compares a run with the same run in float32.
 
-An error counts if it exceeds a limit, and eight times what float32 itself
-changes by when weights and inputs are off by half a rounding step.
+An error counts if it exceeds a limit and also eight times the float32 noise.
+The noise is the change of the float32 result when weights and inputs are off by
+half a rounding step.
 """
 
 import functools
@@ -25,7 +26,7 @@ from keras_mixprec.numerics.forward_pass import ForwardPass
 from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 from keras_mixprec.policies.layers import has_own_step
 
-# Between these a sum of squares loses nothing that counts in float32.
+# A float32 sum of squares is precise enough between these numbers.
 _SQUARES = 1e-20, 1e30
 
 
@@ -35,8 +36,8 @@ def relative_error(
     """Returns `|low - exact| / |exact|` over all arrays together.
 
     Args:
-        low: Arrays, what 16 bits gave.
-        exact: Arrays of the same shapes, what float32 gave.
+        low: Arrays from the 16-bit run.
+        exact: Arrays of the same shapes from the float32 run.
 
     Returns:
         Float >= 0; infinite if `low` has a non-finite element where `exact`
@@ -61,18 +62,18 @@ def relative_error(
 def output_error(
     low: Sequence[np.ndarray], exact: Sequence[np.ndarray]
 ) -> float:
-    """Returns how far the output of a model is off that is the farthest.
+    """Returns the relative error of the worst output of a model.
 
     A number that stands for minus infinity, as in masked scores, may become
     infinite in 16 bits.
 
     Args:
-        low: Arrays, what 16 bits gave.
-        exact: Arrays, what float32 gave.
+        low: Arrays from the 16-bit run.
+        exact: Arrays from the float32 run.
 
     Returns:
-        Float >= 0, as `relative_error`. Outputs whose shapes are others, as of
-        boxes that are chosen, count only if they are not finite.
+        Float >= 0, as `relative_error`. If the shapes differ, as for a varying
+        number of detected boxes, only non-finite outputs count.
     """
     if [a.shape for a in low] != [a.shape for a in exact]:
         return math.inf if nonfinite(low) and not nonfinite(exact) else 0.0
@@ -85,9 +86,10 @@ def output_error(
 
 
 def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
-    """Returns how far the output is off that is the farthest.
+    """Returns the relative error of the worst output of a forward pass.
 
-    After 16 bits choose another token, only infinities and NaNs count.
+    Once the 16-bit run chooses another token than float32, only infinities and
+    NaNs count.
 
     Args:
         low: `ForwardPass` in 16 bits.
@@ -116,9 +118,9 @@ def nonfinite(arrays: Sequence[np.ndarray]) -> int:
 
 
 def norm(values: np.ndarray) -> float:
-    """Returns the norm of all numbers of an array together."""
-    # Summed in pairs, so that float32 is precise enough. Not `np.linalg.norm`,
-    # whose threads wait for each other on a busy machine: 5 ms a call.
+    """Returns the Euclidean norm of an array of any shape."""
+    # NumPy sums in pairs, so float32 is precise enough. `np.linalg.norm` takes
+    # 5 ms on a busy machine, because its threads wait for each other.
     squares = float(np.square(values).sum())
     if not _SQUARES[0] < squares < _SQUARES[1]:
         squares = float(np.square(values, dtype="float64").sum())
@@ -126,10 +128,10 @@ def norm(values: np.ndarray) -> float:
 
 
 def effective_update(model) -> Callable:
-    """Returns a function that says if a gradient would move its variable.
+    """Returns a function that tells if a gradient would change its variable.
 
-    In float32, by the model's optimizer; it takes the variable and the
-    gradient as an array.
+    The function takes the variable and its gradient as an array. It assumes
+    the model's optimizer in float32.
 
     Args:
         model: A compiled `keras.Model`.
@@ -150,40 +152,41 @@ def effective_update(model) -> Callable:
     return effective
 
 
-# The part that is the loss of a step, or the outputs of calls.
+# The name of the loss of a step, or of the outputs of a call, among the parts
+# that a criterion compares.
 RESULT = "result"
 
 
 class Errors(NamedTuple):
-    """How far a step is from the same step in float32.
+    """The relative errors of a step, compared with the step in float32.
+
+    An error is infinite if a number is non-finite in 16 bits only.
 
     Attributes:
         loss: Float. The relative error of the loss.
-        gradient: Float. The relative error of the layer whose gradient is
-            furthest off, all its variables together.
-
-    An error is infinite if something is not finite that is in float32.
+        gradient: Float. The relative error of the layer with the worst
+            gradient, all its variables together.
     """
 
     loss: float
     gradient: float
 
     def within(self, loss: float, gradient: float) -> bool:
-        """Returns whether the step runs and both errors are small enough."""
+        """Returns whether both errors are within limits."""
         return self.loss <= loss and self.gradient <= gradient
 
 
 class Criterion:
-    """Compares runs of a model with the one in float32, part by part.
+    """Compares runs of a model with its float32 run, part by part.
 
     Args:
         exact: The run in float32.
-        rounded: Function of a seed. It returns the float32 run with weights and
-            inputs that are off by half a rounding step.
+        rounded: Function of a seed. It returns a float32 run whose weights and
+            inputs are off by half a rounding step.
         distances: Function of two runs. It returns a dict from the name of
             each part to its relative error.
-        result: Float. The error that the result may have.
-        others: Float. The error that any other part may have.
+        result: Float. The limit for the error of the result.
+        others: Float. The limit for the error of any other part.
     """
 
     def __init__(
@@ -202,7 +205,7 @@ class Criterion:
 
     @functools.cached_property
     def noise(self) -> dict:
-        """How far rounding moves each part, as relative errors."""
+        """The relative error that rounding alone causes in each part."""
         noise: dict = {}
         for seed in range(thresholds.JITTERS):
             moved = self._distances(self._rounded(seed), self._exact)
@@ -211,7 +214,7 @@ class Criterion:
         return noise
 
     def errors(self, run) -> dict:
-        """Returns the relative errors that count, 0 for the others."""
+        """Returns each part's relative error, or 0 if the error is noise."""
         found = self._distances(run, self._exact)
         return {part: self._counted(part, e) for part, e in found.items()}
 
@@ -221,7 +224,7 @@ class Criterion:
         return all(error <= self._limit_of(part) for part, error in found)
 
     def _counted(self, part, error):
-        # Rounding is measured only in doubt, because it takes several steps.
+        # Measuring the noise takes several steps, so do it only if in doubt.
         if error <= self._limit_of(part) or not math.isfinite(error):
             return error
         noise = self.noise[part]
@@ -240,15 +243,16 @@ def step_criterion(
 ) -> Criterion:
     """Returns the criterion of a step: its loss, and each layer's gradient.
 
-    Not each variable's: TensorFlow on a CPU sums the gradients of biases in
-    float16, 59% off in a model that trains as in float32. A gradient that would
-    not move its variable only has to be finite.
+    The error of a layer's gradient covers all its variables. TensorFlow on a
+    CPU sums bias gradients in float16, and they were 59% off in a model that
+    trained well. A gradient that would not change its variable only has to be
+    finite.
 
     Args:
         model: A built and compiled `keras.Model`.
         batch: As `train_step` takes it.
-        exact: `DryStep` of it in float32, at loss scale 1. Defaults to `None`,
-            which computes it.
+        exact: `DryStep` of the batch in float32, at loss scale 1. Defaults to
+            `None`, which runs this step.
         **limits: As for `Criterion`.
     """
     exact = exact or exact_step(model, batch)
@@ -281,7 +285,7 @@ def step_criterion(
         losses = (np.array(s.loss) for s in (step, exact))
         return found | {RESULT: relative_error(*([x] for x in losses))}
 
-    # The calls hold all activations, so drop them.
+    # Drop the calls, because they keep all activations in memory.
     exact = exact._replace(calls=[])
     return Criterion(exact, rounded, distances, **limits)
 
@@ -289,7 +293,7 @@ def step_criterion(
 def worst_errors(model: keras.Model, criteria: list, scale: float) -> Errors:
     """Returns the worst errors of the steps on several batches.
 
-    NaN if a step does not run: TensorFlow and torch refuse to mix some dtypes.
+    The errors are NaN if a step raises, as when it mixes dtypes.
 
     Args:
         model: As for `step_criterion`.
@@ -310,7 +314,7 @@ def worst_errors(model: keras.Model, criteria: list, scale: float) -> Errors:
 
 
 def _moving(model, exact):
-    """Ids of the variables that their gradients would move."""
+    """Returns the ids of the variables that their gradients would change."""
     effective = effective_update(model)
     return {
         id(variable)
@@ -321,7 +325,7 @@ def _moving(model, exact):
 
 
 def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
-    """Returns the evidence of a step that is not finite in float32."""
+    """Returns evidence of a step that is not finite in float32."""
     if not math.isfinite(exact.loss):
         return {"not_finite": "loss"}
     arrays = [to_array(g) for g in exact.gradients.values()]
@@ -339,6 +343,6 @@ def not_finite_in(model: keras.Model, exact: DryStep) -> dict:
 
 
 def is_finite(exact: DryStep) -> bool:
-    """Returns whether the loss and all gradients of a step are."""
+    """Returns whether the loss and all gradients of a step are finite."""
     gradients = [to_array(g) for g in exact.gradients.values()]
     return math.isfinite(exact.loss) and not nonfinite(gradients)

@@ -1,4 +1,4 @@
-"""The layers that a search blames, and those that compute in 16 bits."""
+"""A layer at fault, and the list of layers that compute in 16 bits."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ class Culprit(NamedTuple):
     """A layer at fault.
 
     Attributes:
-        path: String. Its path; `None` for no layer of the model.
-        layers: List of the layers to demote: it alone, or some inside it too;
-            for a model's own code those that it follows.
+        path: String. The layer's path, or `None` for no layer of the model.
+        layers: List of the layers to demote: the layer itself, and perhaps
+            layers inside it. For a model's own code, the layers before that
+            code.
         kind: String. As in `Verdict`.
         direction: String. `"forward"`, `"backward"`, or `None` for neither.
         numbers: Dict. The evidence.
@@ -31,11 +32,12 @@ class Culprit(NamedTuple):
     numbers: dict
 
     def by_layer(self, model) -> list["Culprit"]:
-        """Returns one for each layer that is demoted for the one at fault.
+        """Returns one `Culprit` for each layer to demote.
 
-        A model's own code computes in the dtype of what its layers return:
-        `numbers["in_call_of"]` is the model's path then. A layer that runs a
-        cell step by step computes what the cell does.
+        If this culprit's own layer must be demoted, the list has no other. A
+        model's own code computes in the dtype that its layers return, so these
+        layers must be demoted. Then `numbers["in_call_of"]` is the model's
+        path.
 
         Args:
             model: The `keras.Model`.
@@ -56,7 +58,7 @@ class Culprit(NamedTuple):
 
 
 def layers_of(culprits: list[Culprit]) -> list:
-    """Returns all layers that are demoted for some culprits.
+    """Returns all layers to demote for some culprits.
 
     Args:
         culprits: List of `Culprit`.
@@ -85,12 +87,12 @@ def rounded_integers(inputs: list[np.ndarray], dtype: str) -> dict:
     float16 holds all integers up to 2,048, bfloat16 up to 256.
 
     Args:
-        inputs: List of float32 arrays, what a layer was given.
+        inputs: List of float32 arrays, the inputs of a layer.
         dtype: String. The dtype of the cast.
 
     Returns:
-        `{"rounded_integers": count}`, or an empty dict if none is changed or
-        the inputs are no integers.
+        `{"rounded_integers": count}`, or an empty dict if the cast changes no
+        integer, or no input holds only integers.
     """
     kind = getattr(ml_dtypes, dtype, dtype)
     changed = 0

@@ -1,4 +1,4 @@
-"""Which batch of an evaluation is wrong, and because of which layer."""
+"""Finds the batch of an evaluation that is wrong, and the layer at fault."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from keras_mixprec.diagnosis.verdict import Finding
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.forward_pass import Prediction
 
-# Rows that are named.
+# The number of rows to list.
 SHOWN = 8
 
 
@@ -31,8 +31,8 @@ def first_wrong(
         only_one: Boolean, whether to look at the first batch only.
 
     Returns:
-        List of `Finding`, list of the rows of all data whose outputs are not
-        finite, and that batch, as `train_step` takes it, or `None`.
+        Tuple of the list of `Finding`s, the list of rows with non-finite
+        outputs, counted over all batches, and the batch, or `None`.
     """
     findings, wrong, rows = [], None, []
     numbered = itertools.islice(_numbered(batches), 1 if only_one else None)
@@ -48,17 +48,14 @@ def first_wrong(
                 model, data, predictions, step
             )
             wrong = keras.utils.pack_x_y_sample_weight(*data)
-        # Others may be wrong for the same reason.
+        # Go on to list the rows of later batches, which may fail likewise.
         if findings and (not rows or len(rows) > SHOWN):
             break
     return findings, rows, wrong
 
 
 def _numbered(batches) -> Iterator[tuple]:
-    """Each batch as `(x, y, sample_weight)`, with the number of its first row.
-
-    Generators are used up, and give none.
-    """
+    """Yields the index of each batch's first row, and the batch in parts."""
     row = 0
     for batch in batches:
         parts = keras.utils.unpack_x_y_sample_weight(batch)

@@ -71,39 +71,39 @@ def diagnose(
     *,
     step: int | None = None,
 ) -> list[Verdict]:
-    """Says what is wrong with the precision of a model on one batch.
+    """Finds the numerical faults of a model on one batch.
 
-    It checks a train step if `model.fit(x, y)` could take one on the batch. The
-    model must be compiled, and there must be a `y`, or a loss that needs none,
-    such as an autoencoder's in its own `train_step` or `add_loss`. Otherwise it
-    checks `model.predict(x)`, forward only. `diagnose_call(model,
-    model.predict, x)` checks `predict` of any model.
+    `diagnose` checks a train step if `model.fit(x, y)` could take one on the
+    batch. The model must then be compiled, and needs a `y`, or a loss without
+    targets, such as an autoencoder's in `train_step` or `add_loss`. Otherwise
+    `diagnose` checks `model.predict(x)`, forward only. To check `predict` of
+    any model, call `diagnose_call(model, model.predict, x)`.
 
-    The model's own `train_step` runs with its optimizers held, in float32 and
-    in 16 bits. If the loss, a gradient or a variable that a layer writes is
-    wrong, a search finds the smallest set of layers that must run in float32.
-    Each of these layers runs once more in both dtypes, with the others
-    repaired, to find out what is wrong with it. The layer
-    `"<model>"` stands for code outside of layers. For `predict` the outputs are
-    compared. The model does not change.
+    The model's own `train_step` runs in float32 and in 16 bits, without
+    updating anything. If the loss, a gradient or a variable that a layer writes
+    is wrong, a search finds the smallest set of layers that must run in
+    float32. Each of these layers runs once more in both dtypes, while the rest
+    of the set runs in float32, to find its fault. The layer `"<model>"` stands
+    for code outside layers. For `predict`, `diagnose` compares the outputs. The
+    model does not change.
 
     Args:
         model: A `keras.Model`; with `y`, a compiled one.
         x: One batch of inputs, as for `model.train_on_batch`. 32 to 64
             samples are enough unless the fault is in the data.
-        y: Its targets. Defaults to `None`.
-        sample_weight: Its weights. Defaults to `None`.
-        step: Int. How many steps were taken, for the verdicts. Defaults to
-            `None`.
+        y: The targets. Defaults to `None`.
+        sample_weight: The sample weights. Defaults to `None`.
+        step: Int. The number of steps taken so far, for the verdicts. Defaults
+            to `None`.
 
     Returns:
-        List of `Verdict`, the most important first; empty if all is well.
+        List of `Verdict`, the most important first; empty if there is no fault.
 
     Raises:
         TypeError: If `model` is not a model.
-        ValueError: If it is not compiled although there are targets or
-            weights, if calling it does not build it, or if the data are no
-            batch for it.
+        ValueError: If the model is not compiled although there are targets or
+            sample weights, if calling the model does not build it, or if the
+            data are not a batch for the model.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -119,16 +119,16 @@ def diagnose(
     given = y is not None or sample_weight is not None
     if given and not getattr(model, "compiled", False):
         raise ValueError(
-            "`model` must be compiled if there are targets, since its loss is "
-            "part of what is diagnosed then: call `model.compile(...)` first, "
-            "or `diagnose(model, x)` for what `model.predict(x)` does. "
+            "`model` must be compiled if there are targets, because the "
+            "diagnosis needs its loss. Call `model.compile(...)` first, or "
+            "`diagnose(model, x)` to check `model.predict(x)`. "
             f"Received: model={model.name!r}"
         )
     if not given and _is_a_batch(x, model):
         raise ValueError(
-            "`x` must be the inputs alone: pass a batch `(x, y)` as "
+            "`x` must be the inputs alone. Pass a batch `(x, y)` as "
             "`diagnose(model, x, y)`. "
-            f"Received: x, a tuple of {len(x)}, for a model of one input"
+            f"Received: x, a tuple of {len(x)}, for a model with one input"
         )
     data = to_tensors((x, y, sample_weight), model, as_in_fit=True)
     if not given and not trains_without_targets(model, data[0]):
@@ -138,27 +138,27 @@ def diagnose(
 
 
 def _is_a_batch(x, model):
-    """Returns whether inputs are several for a model that takes one."""
+    """Returns whether `x` is a tuple although the model takes one input."""
     several = isinstance(x, tuple) and len(x) in (2, 3)
     one = len(getattr(model, "inputs", None) or ()) == 1
-    # A `train_step` of the user's own may take anything.
+    # The user's own `train_step` may take any tuple.
     return several and one and not has_own_step(model)
 
 
 class Examination(NamedTuple):
-    """All that a diagnosis found.
+    """The results of a diagnosis.
 
     Attributes:
         findings: List of `Finding`, the most important first.
-        scale_bits: Float. The power of two that suits the gradients of the
-            layers that are left in float16, `None` if none was sought.
-        exact_loss: Float. The loss in float32, `None` if it was not computed.
+        scale_bits: Float. The loss scale that suits the layers that stay in
+            float16, as a power of two. `None` if there was no search.
+        exact_loss: Float. The loss in float32, or `None` if there is none.
         errors: Dict from the names of layer calls to the relative errors in 16
             bits, `{"forward": ..., "backward": ...}`. A forward error includes
             the errors of earlier layers, and a backward error those of later
             layers.
-        headroom: Dict from the paths of the layers in 16 bits to how far their
-            numbers are from overflowing, in bits.
+        headroom: Dict from the paths of the layers in 16 bits to their headroom
+            in bits.
     """
 
     findings: list
@@ -169,16 +169,13 @@ class Examination(NamedTuple):
 
     @property
     def advised_bits(self) -> int | None:
-        """The loss scale that cures faults without demotions, if any does.
-
-        As a power of two.
-        """
+        """The power of two of a loss scale that cures faults, if any does."""
         numbers = (finding.verdict.numbers for finding in self.findings)
         found = (n["advised_bits"] for n in numbers if "advised_bits" in n)
         return next(found, None)
 
     def bits_to_fall(self) -> int:
-        """Returns by how many powers of two the scale search has to go down."""
+        """Returns the powers of two by which the loss scale has yet to fall."""
         for verdict, _ in self.findings:
             if verdict.kind == "scale_search":
                 own = verdict.numbers
@@ -196,7 +193,7 @@ def examine(
     raised: bool = False,
     like: Any = (),
 ) -> Examination:
-    """Diagnoses, and says as well which layers to demote.
+    """Diagnoses a train step, and lists the layers to demote.
 
     Args:
         model: As for `diagnose`.
@@ -204,9 +201,9 @@ def examine(
         y: As for `diagnose`.
         sample_weight: As for `diagnose`.
         step: As for `diagnose`.
-        raised: Boolean, whether the model's step raises, so that it is asked
-            as well which layers XLA refuses to compile, which compiles the
-            step several times. Defaults to `False`.
+        raised: Boolean, whether the model's step raised an error. Then the
+            diagnosis also looks for layers that XLA refuses to compile, and
+            compiles the step several times. Defaults to `False`.
         like: As for `packed`. Defaults to `()`.
     """
     data = to_tensors((x, y, sample_weight), model)
@@ -217,7 +214,7 @@ def examine(
 def examine_scale_use(
     model: keras.Model, batch: Any, step: int | None = None
 ) -> list[Verdict]:
-    """Says whether the update depends on the loss scale, and nothing else.
+    """Returns a verdict if the update depends on the loss scale.
 
     Args:
         model: As for `diagnose`.
@@ -231,7 +228,7 @@ def examine_scale_use(
 
 @contextlib.contextmanager
 def _prepared(model, data):
-    # Constants that overflow float16 are expected here.
+    # Ignore NumPy's warnings about constants that overflow float16.
     with np.errstate(all="ignore"):
         build_for(model, data)
         with (
@@ -262,7 +259,7 @@ class _Verdicts:
         return self._with_others(found, others.narrow)
 
     def _with_others(self, found, others):
-        """Adds the fault of layers that the model does not hold."""
+        """Adds the fault of layers that are not part of the model."""
         demoted = [layer for f in found.findings for layer in f.layers]
         scale, bits = scale_in_use(self._model), found.scale_bits or 0.0
         run = StepRun(
@@ -295,7 +292,7 @@ class _Verdicts:
             return self._compared(entries)
 
     def _without_scale(self, entries, use):
-        """Says that the loss scale is ignored; blames no gradients for it."""
+        """Reports code that ignores the loss scale, without backward faults."""
         self._exact = self._exact._replace(scales=False)
         found = self._compared(entries)
         verdict = self._ignored(use)
@@ -348,7 +345,7 @@ class _Verdicts:
         )
 
     def _search(self, exact, bits):
-        """Returns the search, and the culprits without which it runs."""
+        """Returns the search, and the layers that raise in 16 bits."""
         step, compiled = (self._model, self._batch), self._common["compiled"]
         compile_step = None
         if compiled:
@@ -372,9 +369,9 @@ class _Verdicts:
         return self._verdict("weights_lost", numbers=numbers)
 
     def _fails_in_float32(self, error=None):
-        """Says why a step is not finite in float32, or raises there.
+        """Returns why a step is not finite in float32, or raises an error.
 
-        A loss of torch refuses NaN.
+        For example, a torch loss raises an error on NaN.
         """
         x, y, sample_weight = self._data
         if rows := nonfinite_rows(x=x, y=y, sample_weight=sample_weight):
@@ -435,7 +432,7 @@ class _Verdicts:
             culprit.numbers,
             advice_for(culprit, scale, self._model),
         )
-        # No layer is demoted for what a loss scale cures.
+        # If another loss scale cures the fault, demote no layer.
         cured = "advised_bits" in culprit.numbers
         return Finding(verdict, [] if cured else culprit.layers)
 
@@ -463,10 +460,10 @@ class _Verdicts:
         return [self._verdict("policy", None, "update", numbers)]
 
     def _lost_constants(self):
-        """The constants of the optimizers that some variable's dtype lacks."""
+        """Returns optimizer constants that the variables' dtype cannot hold."""
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
-            # One that is not built is for all of them.
+            # An optimizer that is not built yet will update all variables.
             variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
             found |= lost_constants(optimizer, variables)
@@ -491,17 +488,17 @@ def _blameless(*verdicts):
 
 
 def headroom(calls) -> dict:
-    """Returns how far a layer's numbers are from overflowing, in bits.
+    """Returns the headroom of layers: their distance from overflow, in bits.
 
-    Inputs count as well as outputs, unless the layer does not cast them. A
-    rescaled layer counts with its rescaled numbers.
+    Outputs count, and inputs if the layer casts them. The numbers of a rescaled
+    layer count after rescaling.
 
     Args:
-        calls: List of `LayerCall` of a step in float32, of layers that compute
+        calls: List of `LayerCall` of a step in float32, for layers that compute
             in 16 bits in training.
 
     Returns:
-        Dict from path to bits, as by the largest number of all its calls.
+        Dict from path to bits, for the largest number of all calls.
     """
     found = {}
     for call in calls:

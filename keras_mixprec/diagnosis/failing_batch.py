@@ -1,4 +1,4 @@
-"""A batch that failed, with all that made it fail."""
+"""A failed batch, with the state of the model at its step."""
 
 import dataclasses
 import json
@@ -22,18 +22,18 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailingBatch:
-    """A batch and all that its skipped step computed with.
+    """A batch whose step was skipped, and the state of the model then.
 
-    `MixPrecMonitor(keep_failing_batches=N).failing_batches` holds some.
+    `MixPrecMonitor(keep_failing_batches=N).failing_batches` lists such batches.
 
     Attributes:
-        step: Int. The number of the step, the first is 1, as in the log.
-        batch: Tuple `(x, y, sample_weight)` of arrays, or lists or dicts of
-            arrays, or `None`.
+        step: Int. The number of the step, counted from 1, as in the log.
+        batch: Tuple `(x, y, sample_weight)`. Each part is an array, a list or
+            dict of arrays, or `None`.
         weights: List of arrays, as `model.get_weights()` returns them.
         seeds: List of arrays, the random state before the step.
         scales: Dict from the attribute name of each loss scale optimizer to
-            the scale of the step.
+            the loss scale of the step.
         plan: Dict from the path of each layer to its policy.
     """
 
@@ -61,32 +61,32 @@ class FailingBatch:
         )
 
     def replay(self, model: keras.Model) -> list[Verdict]:
-        """Diagnoses the batch in a model brought to the state of the step.
+        """Brings a model to the state of the step, and diagnoses the batch.
 
         Args:
-            model: A compiled `keras.Model` built by the same code. Its
-                weights, policies, random state and loss scale are changed.
+            model: A compiled `keras.Model` built by the same code. `replay`
+                changes its weights, policies, random state and loss scale.
 
         Returns:
             List of `Verdict`, as from `keras_mixprec.diagnose`.
 
         Raises:
-            ValueError: If the weights do not fit.
+            ValueError: If the weights or the random state do not fit.
         """
         check_model(model)
         shapes = [tuple(v.shape) for v in model.weights]
         expected = [w.shape for w in self.weights]
         if shapes != expected:
             raise ValueError(
-                "`model` must be built, by the code that built the model of "
-                f"this batch: its weights have the shapes {expected[:5]}... "
+                "`model` must be built by the code that built the model of "
+                f"this batch, whose weights have the shapes {expected[:5]}... "
                 f"Received: model with weights of shapes {shapes[:5]}..."
             )
         seeds = seed_states(model)
         if [tuple(v.shape) for v in seeds] != [s.shape for s in self.seeds]:
             raise ValueError(
-                "`model` must have the random state of the model of this "
-                f"batch: {len(self.seeds)} seeds. Received: model with "
+                "`model` must have the same random seeds as the model of this "
+                f"batch, which has {len(self.seeds)}. Received: model with "
                 f"{len(seeds)}"
             )
         PrecisionPlan(self.plan).apply(model)
@@ -142,7 +142,7 @@ class FailingBatch:
 
 
 def _read(file):
-    """Returns the attributes of the batch in a file, or raises anything."""
+    """Returns the attributes in a file, or raises any kind of error."""
     with np.load(file, allow_pickle=False) as content:
         about = json.loads(str(content["about"]))
         arrays = [content[f"array_{i}"] for i in range(len(content) - 1)]
@@ -188,12 +188,12 @@ _VALID = {
 
 
 def _plain(array):
-    # NumPy's files know no bfloat16.
+    # NumPy's files cannot store bfloat16.
     return array if array.dtype.kind != "V" else array.astype("float32")
 
 
 def _flatten(structure, arrays):
-    """Returns the structure for JSON, with numbers in place of arrays."""
+    """Returns the structure for JSON, with an index in place of each array."""
     if structure is None:
         return None
     if isinstance(structure, dict):

@@ -1,4 +1,4 @@
-"""A diagnosis in `fit`: of divergence and foreseen overflows as well."""
+"""Diagnoses a model in `fit`, including divergence and future overflows."""
 
 import math
 
@@ -23,7 +23,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.rehearsal import rates_of, rehearse
 from keras_mixprec.verdict_kinds import KINDS
 
-# Kinds of faults that growing numbers have as training diverges.
+# Faults that growing numbers may cause as training diverges.
 _OF_SIZE = {
     "cast_overflow",
     "forward_overflow",
@@ -47,7 +47,8 @@ def examine_in_training(
         model: The `keras.Model`.
         batch: As `train_step` takes it.
         step: Int.
-        schedule: The model's `AuditSchedule`, updated with what was found.
+        schedule: The model's `AuditSchedule`. This function records its
+            findings there.
         first: The first batch of the `fit`, as `batch`. Defaults to `None`.
         raised: As for `examine`. Defaults to `False`.
         states: `KeptStates` of the model. Defaults to `None`, none.
@@ -61,14 +62,15 @@ def examine_in_training(
     if kinds == ["weights_lost"]:
         return _before_the_loss(model, batch, found, kept)
     verdict = _divergence(model, batch, found, first, step, schedule, kept)
-    # Test on a usual batch, because 16 bits skip the step of an outlier.
+    # Use the first batch, because the current one may be an outlier. An outlier
+    # may make float32 diverge, while 16 bits would skip its step.
     usual = batch if first is None else first
     verdict = verdict or _diverges_next(model, usual, found, step)
     if verdict is None and states and not states.growth < thresholds.DIVERGED:
         exact = {"loss_in_float32": found.exact_loss}
         verdict = divergence_since(model, kept, step, **exact)
     if verdict:
-        # The divergence would be a symptom of these findings.
+        # If the code ignores the loss scale, the divergence is a symptom.
         causes = [
             finding
             for finding in found.findings
@@ -82,16 +84,17 @@ def examine_in_training(
 
 
 def _diverged(step, numbers):
-    """The verdict that training diverges, with evidence."""
+    """Returns the verdict that training diverges."""
     kind = "divergence"
     text = advice(kind, **numbers)
     return Verdict(kind, step=step, numbers=numbers, advice=text)
 
 
 def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
-    """Returns the verdict that training fails from a state that was kept.
+    """Returns the verdict that training from a kept state diverges.
 
-    On usual batches: the one of now may be an outlier.
+    The repeated steps use the batches of the kept states, because the current
+    batch may be an outlier.
 
     Args:
         model: A built `keras.Model`.
@@ -100,14 +103,14 @@ def divergence_since(model, kept, step: int, **numbers) -> Verdict | None:
         **numbers: Further evidence.
 
     Returns:
-        `None` if steps that are taken again do not fail.
+        The `Verdict`, or `None` if the repeated steps do not fail.
     """
     cause = cause_of_divergence(model, kept)
     return _diverged(step, numbers | cause) if cause else None
 
 
 def _before_the_loss(model, batch, found, kept):
-    """Returns why weights were lost, as far as the last good state shows it."""
+    """Adds the reason for lost weights, if a kept state shows one."""
     (lost,) = found.findings
     if cause := cause_of_divergence(model, kept, batch):
         verdict = _diverged(lost.verdict.step, cause)
@@ -116,7 +119,7 @@ def _before_the_loss(model, batch, found, kept):
         parts = unpack_x_y_sample_weight(own.batch)
         with own.state.in_place():
             before = examine(model, *parts, step=own.step, like=own.batch)
-        # Weights that are lost are brought back by no other dtype.
+        # Name no layer to demote, because no dtype restores lost weights.
         causes = [
             Finding(f.verdict, [])
             for f in before.findings
@@ -128,9 +131,9 @@ def _before_the_loss(model, batch, found, kept):
 
 
 def _diverges_next(model, batch, found, step):
-    """The verdict that float32 diverges in the next steps, `None` if not.
+    """Returns the verdict that float32 diverges in the next steps, or `None`.
 
-    If it does, overflows in 16 bits are symptoms of it.
+    Overflows in 16 bits are then symptoms of the divergence.
     """
     if not any(f.verdict.kind in _OF_SIZE for f in found.findings):
         return None
@@ -147,9 +150,9 @@ def _diverges_next(model, batch, found, step):
 
 
 def _divergence(model, batch, found, first, step, schedule, kept):
-    """Returns the verdict that training has diverged, `None` if not.
+    """Returns the verdict that training has diverged, or `None`.
 
-    Layers that overflow then are its symptoms.
+    Layers that overflow are then symptoms of the divergence.
     """
     kinds = [finding.verdict.kind for finding in found.findings]
     loss = math.nan if kinds == ["divergence"] else found.exact_loss
@@ -170,7 +173,8 @@ def _divergence(model, batch, found, first, step, schedule, kept):
 def _have_data_changed(model, now, start, kept, batch):
     """Returns whether the loss grew because the data have changed.
 
-    No state that was good has less than half the loss of now on this batch.
+    In this case no earlier good state has less than half the current loss on
+    this batch.
     """
     if not now.loss > start.loss:
         return False
@@ -184,10 +188,10 @@ def _have_data_changed(model, now, start, kept, batch):
 
 
 def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
-    """Returns the verdict that training has diverged, `None` if not.
+    """Returns the verdict that training has diverged, or `None`.
 
-    The first batch of training is compared, not the one that shows a fault.
-    Without it, or if it is not finite, the weights alone are.
+    The check compares the loss on the first batch of training, and the
+    weights. If that batch is missing or not finite, only the weights count.
 
     Args:
         model: A built `keras.Model`.
@@ -209,7 +213,8 @@ def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
 def _is_outlier(model, now, start, first):
     """Returns whether the loss is large on this batch, but not on the first.
 
-    It is if that one explains less than half of the growth, in bits.
+    The loss counts as large on the first batch if it has grown there by at
+    least half as many powers of two.
     """
     if first is None:
         return math.isnan(now.loss)
@@ -220,7 +225,7 @@ def _is_outlier(model, now, start, first):
 
 
 def _grown(now, start, step, batch):
-    """The verdict that the loss or the weights have grown too large."""
+    """Returns the verdict that the loss or the weights have grown too large."""
     numbers = {
         "loss_in_float32": now.loss,
         "largest_weight": now.weight,

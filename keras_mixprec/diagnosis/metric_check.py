@@ -1,8 +1,9 @@
-"""Metrics and losses that 16-bit predictions make wrong.
+"""Finds metrics and losses that 16-bit predictions make wrong.
 
-Keras hands a metric the predictions in the dtype of the model's output, and a
-metric may add and square them in that dtype. The cast to float32 is exact, so
-that the same metric on the same predictions in float32 tells.
+Keras gives a metric the predictions in the dtype of the model's output, and a
+metric may add and square them in that dtype. The check computes each metric
+again on the same predictions, cast to float32. That cast is exact, so any
+difference comes from the metric.
 """
 
 import math
@@ -21,8 +22,8 @@ from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 from keras_mixprec.numerics.rounding import widened_off_by_half_ulp
 
-# How often the predictions are rounded differently. float32's metric moves
-# between these.
+# How often to round the predictions at random, to see how much the float32
+# metric varies.
 _WAYS = 2
 
 
@@ -38,10 +39,10 @@ def metric_findings(
         model: A built and compiled `keras.Model`.
         batch: Tuple `(x, y, sample_weight)` of tensors.
         predictions: The model's predictions for `x`.
-        step: Int. How many steps were taken. Defaults to `None`.
+        step: Int. The number of steps taken so far. Defaults to `None`.
 
     Returns:
-        List of `Finding`, that of the loss last.
+        List of `Finding`, with the loss last.
     """
     floats = [x for x in tree.flatten(predictions) if is_float(x)]
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in floats}
@@ -82,7 +83,7 @@ def _finding(name, value, exact, dtype, step):
 
 
 def _allowed(name, exact, moved):
-    """How far it may be off. It is not a fault if float32 varies as much."""
+    """Returns the limit of the error, which is above the float32 noise."""
     noise = max(abs(values[name] - exact) for values in moved)
     least = thresholds.METRIC_ERROR * abs(exact)
     return max(least, thresholds.BEYOND_NOISE * noise)
@@ -91,10 +92,11 @@ def _allowed(name, exact, moved):
 def _values(model, batch, predictions):
     x, y, sample_weight = batch
     with np.errstate(all="ignore"), leaving_no_trace(model):
-        # The class' method, because a guarded model's own ends an epoch.
+        # Call the class' method: the monitor wraps the method of the instance,
+        # and would take this call for the end of an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
-        # The running mean of the losses: there was no step.
+        # Drop the running mean of losses, because no step has updated it.
         logs = {k: v for k, v in logs.items() if k != "loss"}
         if compiled_loss(model) is not None:
             logs["loss"] = model.compute_loss(

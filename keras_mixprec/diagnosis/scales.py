@@ -1,4 +1,4 @@
-"""The loss scale in use, and the scales that a layer's gradients fit into."""
+"""The loss scale in use, and the loss scales that suit a layer's gradients."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,11 @@ class ScaleInUse(NamedTuple):
 
     Attributes:
         bits: Float. The scale as a power of two.
-        adapts: Boolean, whether it adapts itself to the gradients.
-        possible: Range of the powers of two that it could take.
-        scales: Boolean, whether anything scales the loss.
-        steps_per_bit: Float. Finite steps that it takes to double, `None` if
-            it does not grow by a factor.
+        adapts: Boolean, whether the scale is dynamic.
+        possible: Range of the powers of two that the scale can take.
+        scales: Boolean, whether an optimizer scales the loss.
+        steps_per_bit: Float. The number of finite steps until the scale has
+            doubled. `None` if the scale does not grow by a factor.
         first_bits: Float. The initial scale, as a power of two.
     """
 
@@ -37,7 +37,7 @@ class ScaleInUse(NamedTuple):
     first_bits: float = 0.0
 
     def steps_to(self, bits: float) -> int | None:
-        """Returns how many finite steps it takes to grow to `2**bits`."""
+        """Returns the number of finite steps until the scale is `2**bits`."""
         if self.steps_per_bit is None:
             return None
         return round(max(bits - self.bits, 0.0) * self.steps_per_bit)
@@ -47,7 +47,8 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
     """Returns the loss scale of a model.
 
     Args:
-        model: A compiled `keras.Model`. One without loss scaling has `2**0`.
+        model: A compiled `keras.Model`. Without loss scaling its scale is
+            `2**0`.
     """
     wrapper = keras.optimizers.LossScaleOptimizer
     found = optimizers_of(model).values()
@@ -73,7 +74,7 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
 
 def _steps_per_bit(scaling):
     interval = scaling.dynamic_growth_steps
-    # Keras' own optimizer has no rule, and doubles.
+    # Keras' own optimizer has no rule, and doubles the scale.
     factor = getattr(getattr(scaling, "rule", None), "growth_factor", 2.0)
     return interval and interval / math.log2(factor)
 
@@ -91,11 +92,13 @@ def _possible(rule):
 
 
 class ScaleWindow(NamedTuple):
-    """The loss scales that keep gradients, as powers of two.
+    """The loss scales that suit a layer's gradients, as powers of two.
 
     Attributes:
-        low: Float. Below it more than 1% of their energy underflows.
-        high: Float. Above it the largest is within two bits of overflowing.
+        low: Float. At a lower scale, more than 1% of the gradients' energy
+            underflows.
+        high: Float. At a higher scale, the largest gradient is less than two
+            bits below overflow.
     """
 
     low: float
@@ -112,16 +115,16 @@ ANY_SCALE = ScaleWindow(-math.inf, math.inf)
 def common_bits(
     windows: Iterable[ScaleWindow], numbers: Iterable[dict]
 ) -> dict:
-    """Returns the ends of the loss scales that suit all layers, if any do.
+    """Returns the lowest and the highest loss scale that suit all layers.
 
     Args:
         windows: `ScaleWindow`s.
-        numbers: Dicts of culprits. They have the ends of a window if gradients
-            need another loss scale.
+        numbers: The `numbers` of culprits. If a culprit needs another loss
+            scale, they contain the ends of its window.
 
     Returns:
-        Dict of `"lowest_bits"` and `"highest_bits"`, without one that is
-        infinite; empty if no power of two suits all.
+        Dict with `"lowest_bits"` and `"highest_bits"`, unless infinite. Empty
+        if no power of two suits all layers.
     """
     ends = [
         ScaleWindow(n.get("lowest_bits", -math.inf), n["highest_bits"])
@@ -138,14 +141,14 @@ def common_bits(
 def scale_window(
     gradients: Sequence[np.ndarray], dtype: str = "float16"
 ) -> ScaleWindow:
-    """Returns the window of gradients of the unscaled loss.
+    """Returns the loss scales that suit a layer's gradients.
 
-    After the adaptive loss scaling of Zhao et al., 2019 (arXiv 1910.12385),
-    which gives each layer a scale from the same two bounds.
+    The method follows Zhao et al., 2019 (arXiv 1910.12385). Their adaptive
+    loss scaling gives each layer a scale from the same two bounds.
 
     Args:
-        gradients: Arrays, computed in float32.
-        dtype: String. The format that they shall survive in.
+        gradients: Arrays, computed in float32 from the unscaled loss.
+        dtype: String. The format that must hold the scaled gradients.
     """
     values = np.concatenate([np.abs(g).ravel() for g in gradients] or [[]])
     values = values[np.isfinite(values) & (values > 0)].astype("float32")
@@ -162,10 +165,10 @@ def scale_window(
 
 
 def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
-    """Returns whether too much of gradients underflows in float16.
+    """Returns whether too large a share of gradients underflows in float16.
 
     Args:
-        gradients: Arrays, computed in float32, of the unscaled loss.
+        gradients: Arrays, computed in float32 from the unscaled loss.
         bits: Float. The loss scale, as a power of two.
     """
     scale = np.float32(2.0**bits)
@@ -174,7 +177,7 @@ def lost(gradients: Sequence[np.ndarray], bits: float) -> bool:
 
 
 def _smallest_that_counts(values):
-    """The power of two down to which numbers make up the energy to keep."""
+    """Returns the power of two above which numbers hold the energy to keep."""
     exponents = np.frexp(values)[1]
     last = exponents.max()
     energies = np.bincount(last - exponents, np.square(values, dtype="float64"))
@@ -187,15 +190,14 @@ def best_scale_bits(
     costs: dict[str, float],
     possible: range = thresholds.SCALE_BITS,
 ) -> int:
-    """Returns the power of two that suits the costliest set of layers.
+    """Returns the power of two that suits the layers with the largest cost.
 
-    Ties go to the scale that suits the most layers, then to the one nearest to
-    Keras' initial scale.
+    A tie goes to the scale that suits more layers, and then to the scale
+    nearest to Keras' initial one.
 
     Args:
         windows: Dict from the path of a layer to its `ScaleWindow`.
-        costs: Dict from a path to what the layer costs, nothing if it is not
-            there.
+        costs: Dict from the path of a layer to its cost, 0 if missing.
         possible: Range of the powers of two to choose from.
     """
 

@@ -1,9 +1,8 @@
-"""Finding the layers whose precision makes a run wrong.
+"""Finds the layers whose precision makes a run wrong.
 
-A run is a train step, or calls without a loss. A layer is to blame if the
-smallest set of layers in float32 that makes the run right contains it. The
-search asks last what is wrong with each of these layers, in a run with the
-others repaired.
+A run is a train step, or calls without a loss. The culprits are the smallest
+set of layers that makes the run right by computing in float32. At the end, the
+search checks each culprit in a run with the other culprits in float32.
 """
 
 import functools
@@ -38,21 +37,20 @@ from keras_mixprec.policies.layers import MODEL_PATH
 
 
 class Run:
-    """One run of a model on one batch, again and again.
+    """Repeats a run of a model on one batch, with layers in various dtypes.
 
     Args:
         model: A built `keras.Model`.
         exact: The run in float32, with its calls.
-        compiled: Boolean, whether XLA compiles it.
-        criterion: `Criterion` of it.
+        compiled: Boolean, whether XLA compiles the run.
+        criterion: `Criterion` to compare the run with `exact`.
 
     Attributes:
         model: As given.
         demoted: List of the layers that are known to need float32.
         exact_calls: Dict from names to the `LayerCall`s of `exact`.
         bits: Float. The loss scale as a power of two.
-        errors: Dict from parts to relative errors, as from the criterion, of
-            the run that was compared last.
+        errors: Dict from parts to relative errors, from the last comparison.
     """
 
     def __init__(self, model, exact, compiled: bool, criterion: Criterion):
@@ -66,7 +64,7 @@ class Run:
         self._criterion = criterion
 
     def take(self, *, records: bool = False):
-        """Returns the results of the run, in the dtypes that layers have now.
+        """Returns the results of the run with the current dtypes of layers.
 
         Args:
             records: Boolean, whether to record the calls of layers.
@@ -74,36 +72,36 @@ class Run:
         raise NotImplementedError
 
     def compiled(self):
-        """Returns the results as XLA computes them, as `take` does."""
+        """Returns the results of the run as XLA computes it."""
         raise NotImplementedError
 
     def numbers(self) -> dict:
-        """Returns how far the whole run is off, as evidence."""
+        """Returns the error of the whole run, as evidence."""
         raise NotImplementedError
 
     def cause(self, layers: list) -> Cause | None:
-        """Returns why the run is not finite, and is with the layers in float32.
+        """Returns why the run is not finite, unless some layers are in float32.
 
         Args:
-            layers: List of layers.
+            layers: List of the layers whose float32 makes the run finite.
         """
         raise NotImplementedError
 
     def located(self, culprit: Culprit, call) -> Culprit:
-        """Returns the culprit, with the number of the call if that counts."""
+        """Returns the culprit. A loop adds the number of the call to it."""
         return culprit
 
     def own_faults(self, low) -> Iterator[Callable]:
-        """Yields functions of a call that return the `Culprit`, if it is one.
+        """Yields checks: functions of a call that return a `Culprit` or `None`.
 
         Args:
-            low: The result of `record`, with all other culprits repaired.
+            low: The result of `record`, with all other culprits in float32.
         """
         self.compare(low)
         yield lambda call: check_forward(call, self._compiled)
 
     def low(self, calls: list) -> list:
-        """Returns the calls that compute in 16 bits, not demoted yet."""
+        """Returns the calls that compute in 16 bits and are not demoted."""
         demoted = set(map(id, self.demoted))
         return [
             call
@@ -116,10 +114,10 @@ class Run:
         self.errors = self._criterion.errors(run)
 
     def wrong(self, run) -> bool:
-        """Returns whether a run is wrong, under XLA too if that compiles it.
+        """Returns whether a run is wrong, also under XLA if XLA compiles it.
 
         Args:
-            run: Its results in 16 bits.
+            run: The results of the run in 16 bits.
         """
         if self._criterion.fits(run):
             return False
@@ -127,7 +125,7 @@ class Run:
         return not self._compiled or self.wrong_in_xla()
 
     def wrong_in_xla(self) -> bool:
-        """Returns whether it is wrong as XLA computes it."""
+        """Returns whether the run is wrong as XLA computes it."""
         with computing_in("float32", self.demoted):
             return not self._criterion.fits(self.compiled())
 
@@ -140,7 +138,7 @@ class Run:
         try:
             with computing_in("float32", [*self.demoted, *layers]):
                 return self._is_right(self.take())
-        # TensorFlow and torch refuse to mix some dtypes.
+        # TensorFlow and torch raise an error if some dtypes mix.
         except active.replay().REFUSALS:
             return False
 
@@ -165,12 +163,12 @@ class Run:
             return instability(exact, 2.0**self.bits)
 
     def fault(self, path, layers: list, call=None) -> Culprit:
-        """Returns the fault of code that no layer runs.
+        """Returns the fault of code outside layers.
 
         Args:
-            path: String, as of a `Culprit`.
-            layers: List of the layers that repair it in float32.
-            call: `LayerCall` of the layer that it follows. Defaults to `None`.
+            path: String. The `path` of the `Culprit`.
+            layers: List of the layers whose float32 repairs the fault.
+            call: `LayerCall` of the layer before the code. Defaults to `None`.
         """
         kind, direction, evidence = self._fault(layers, call)
         numbers = self.numbers() | evidence
@@ -189,7 +187,7 @@ class Run:
         if known is not None:
             given = LayerReplay(known).cast_inputs
             rounded = rounded_integers(given, known.layer.compute_dtype)
-            if rounded:  # Such as ids.
+            if rounded:  # The input holds integers, such as ids.
                 return "precision_loss", "forward", rounded
         if cause is not None:
             return cause.kind, "forward", cause.evidence
@@ -203,14 +201,14 @@ class Run:
 def culprits_of(run: Run, low: list) -> list[Culprit]:
     """Returns the culprits of a wrong run.
 
-    The list is empty if only the roundings of all layers together are to blame.
+    The list is empty if only the sum of all layers' rounding errors is to
+    blame.
 
     Args:
         run: `Run`.
-        low: List of the `LayerCall`s of it that compute in 16 bits, innermost
-            first.
+        low: List of the run's `LayerCall`s in 16 bits, innermost first.
     """
-    # The model itself may compute something where no layer does.
+    # The model's own code may compute something outside any layer.
     layers = {call.path: with_sublayers(call.layer) for call in low}
     layers[MODEL_PATH] = [run.model]
 
@@ -236,7 +234,7 @@ def _others(parts, path):
 
 
 def _fewest(run, layers, others):
-    """Returns the parts of a layer that have to be in float32."""
+    """Returns the parts of a layer that must compute in float32."""
     outer, *inside = layers
     if not inside:
         return layers
@@ -258,9 +256,10 @@ _RUN_OTHERS = (keras.layers.TimeDistributed, keras.Model)
 
 
 def _ranked(run, low):
-    """The paths of layers, the one most likely to blame first.
+    """Returns the paths of layers, the most likely culprit first.
 
-    Layers that make numbers non-finite come first, then the worst rounding.
+    Layers that make numbers non-finite come first, and then the layers with the
+    largest errors.
     """
     bad = {c.name for c in low if nonfinite(to_arrays(c.float_outputs))}
     around = {x.name for call in low if call.name in bad for x in call.around}
@@ -276,11 +275,11 @@ def _ranked(run, low):
 
 
 def _culprit(run, path, parts):
-    """Returns the fault of a layer, on its inputs with the others repaired."""
+    """Returns the fault of a layer while the other culprits are in float32."""
     own, others = parts[path], _others(parts, path)
     low = run.record(others)
     calls = [call for call in low.calls if call.path == path]
-    # The code of a layer around it goes on with its results.
+    # An enclosing layer computes with the results, so check it too.
     around = [outer for call in calls[-1:] for outer in reversed(call.around)]
     around = [outer for outer in around if computes_low(outer.layer)]
     for check in run.own_faults(low):
@@ -296,19 +295,19 @@ def _culprit(run, path, parts):
 
 
 def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
-    """Returns a set that fits and does not without any one of its members.
+    """Returns a set that fits only if it keeps all of its members.
 
-    The search doubles the head of `ranked` until it fits. So the model stays
-    nearly all 16-bit, and few trials mix dtypes within a block. Then it takes
-    members out again by halves, the last ranked first.
+    The search doubles the number of leading members until they fit. So most of
+    the model stays in 16 bits, and few trials mix dtypes within a block. Then
+    the search removes members by halves, the last ranked first.
 
     Args:
-        ranked: The possible members, such as paths of layers, beginning with
-            the one most needed in the set.
-        fits: Function of a set. If a set fits, so do most that contain it.
+        ranked: The possible members, such as paths of layers, the most likely
+            first.
+        fits: Function of a set. If a set fits, most larger sets must fit too.
 
     Returns:
-        The set; `None` if not even all of `ranked` fits.
+        The set, or `None` if all of `ranked` together does not fit.
     """
     fits = functools.cache(fits)
     kept = _shortest_head(ranked, fits)
@@ -316,7 +315,7 @@ def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
         return kept
     least_first = [one for one in reversed(ranked) if one in kept]
     kept = _without(least_first, kept, fits)
-    # A member that had to stay at first may be left out now.
+    # A member that was needed at first may no longer be needed.
     for one in least_first:
         if one in kept and fits(kept - {one}):
             kept -= {one}
@@ -333,7 +332,7 @@ def _shortest_head(ranked, fits):
 
 
 def _without(spared, kept, fits):
-    """Takes members out of `kept`, all at once or by halves."""
+    """Removes members from `kept`, all at once or by halves."""
     rest = kept.difference(spared)
     if fits(rest):
         return rest
@@ -345,10 +344,10 @@ def _without(spared, kept, fits):
 
 
 def instability(call: LayerCall, scale: float) -> float:
-    """Returns a layer's error as a multiple of the threshold for it.
+    """Returns a layer's error as a multiple of its limit.
 
-    The layer runs again on its inputs, in its own dtype and in float32,
-    forward and backward. The larger of the two errors counts.
+    The layer runs again on its inputs, forward and backward, in its own dtype
+    and in float32. The larger of the two errors counts.
 
     Args:
         call: `LayerCall` of a step in float32, at loss scale 1.

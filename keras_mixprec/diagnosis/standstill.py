@@ -1,6 +1,6 @@
-"""Why a model does not learn: where the outputs or the gradients end.
+"""Finds why a model does not learn: where outputs or gradients stop varying.
 
-Looked at in float32, so that precision is no reason.
+The step runs in float32, so precision cannot be the reason.
 """
 
 import math
@@ -19,40 +19,41 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import MODEL_PATH
 
-# Outputs that differ by less of their size from row to row are the same.
+# Outputs count as equal if rows differ by less than this share of their size.
 _SAME = 1e-6
 
 # A model has learned nothing if its loss is at least this share of the loss
 # with the targets of other rows.
 _BY_CHANCE = 0.9
 
-# Gradients that differ by as much from the first layer to the last one.
+# Gradients shrink or grow too much if the first layer's differ from the last
+# layer's by this factor.
 _FAR = 1e6
 
 _SMALLER_STEPS = "lower the learning rate{rate}"
 _FIXES = {
-    "constant": "Let its input reach it: scale down what it is given, "
-    f"{_SMALLER_STEPS}, or choose another activation.",
+    "constant": "Its output does not depend on its input: scale down the "
+    f"input, {_SMALLER_STEPS}, or choose another activation.",
     "zeros": f"Its units are dead: {_SMALLER_STEPS}, set its bias_initializer "
     "to 'zeros', or use activation='leaky_relu'.",
-    "no_gradient": "Look for what has no gradient there: a saturated or "
-    "dead activation, argmax, round, stop_gradient.",
+    "no_gradient": "Look for an operation without a gradient there: a "
+    "saturated or dead activation, argmax, round or stop_gradient.",
     "shrinks": "Use activation='relu' with kernel_initializer='he_normal', "
     "normalization layers or residual connections.",
-    "grows": "Set clipnorm=1.0 of the optimizer, or use normalization layers.",
+    "grows": "Set clipnorm=1.0 on the optimizer, or use normalization layers.",
 }
 
 
 def why_it_stands_still(
     model: keras.Model, batch: Any, has_fallen: bool
 ) -> TaskFault | None:
-    """Returns why a model does not learn, `None` if its step shows no reason.
+    """Returns why a model does not learn, or `None` if a step shows no reason.
 
     Args:
         model: A built and compiled `keras.Model`.
-        batch: As `train_step` takes it, one that it was trained on.
-        has_fallen: Boolean, whether its loss has fallen at first: only outputs
-            that are the same for all rows are a reason then.
+        batch: A training batch, as `train_step` takes it.
+        has_fallen: Boolean, whether the loss has fallen at first. If so, the
+            only possible reason is equal outputs for all rows.
     """
     batch = head(model, batch)
     x, y, weights = to_tensors(
@@ -105,7 +106,7 @@ def _constant(step):
 
 
 def _without_gradients(step):
-    """Returns the layer behind which most gradients are exactly 0."""
+    """Returns the layer that stops the gradients, if most are exactly 0."""
     zero = [not to_array(g).any() for g in step.gradients.values()]
     if not zero or 2 * sum(zero) < len(zero):
         return None
@@ -118,7 +119,7 @@ def _without_gradients(step):
         ),
         None,
     )
-    place = f"behind {where!r}" if where else "from the loss on"
+    place = f"from {where!r} backward" if where else "from the loss backward"
     numbers = {
         "reason": f"the gradient is exactly 0 {place}",
         "zero_gradients": sum(zero),
@@ -148,13 +149,13 @@ def _by_depth(step):
 
 
 def _any(cotangents):
-    """Returns whether any is not 0; `None` if none is known."""
+    """Returns whether any number is not 0, or `None` if there are none."""
     known = [to_array(c) for c in cotangents if c is not None]
     return any(c.any() for c in known) if known else None
 
 
 def _varies(structure):
-    """Returns whether something differs from row to row."""
+    """Returns whether any tensor differs from row to row."""
     leaves = [*filter(ops.is_tensor, tree.flatten(structure))]
     rows = [len(x.shape) > 0 and x.shape[0] > 1 for x in leaves]
     kept = [x for x, has_rows in zip(leaves, rows, strict=True) if has_rows]

@@ -21,13 +21,13 @@ from keras_mixprec.policies.layers import walk_with_model
 def layers_that_stand_still(
     model, data, exact: DryStep, step: DryStep
 ) -> list[Culprit]:
-    """Returns the layers whose variables stand still in 16 bits, or will.
+    """Returns the layers whose variables stop changing in 16 bits, or will.
 
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        exact: `DryStep` of it in float32, at loss scale 1.
-        step: `DryStep` of it in 16 bits.
+        exact: `DryStep` of the batch in float32, at loss scale 1.
+        step: `DryStep` of the batch in 16 bits.
     """
     owned = [
         (entry, variable)
@@ -58,17 +58,17 @@ def layers_that_stand_still(
 
 
 def _after(step, variable):
-    """Returns a variable's value after a step, which may not have set it."""
+    """Returns a variable's value after a step, even if the step keeps it."""
     return to_array(step.state.get(id(variable), variable.value))
 
 
 def _is_rounded(variable, exact, step):
-    """Returns whether a step rounds a variable to 16 bits, or leaves it.
+    """Returns whether a step rounds a variable to 16 bits, or does not set it.
 
-    On torch, a float16 layer assigns to the cast copy of a variable, which
-    is lost.
+    On torch, a float16 layer assigns to the cast copy of a variable, so the new
+    value is lost.
     """
-    # A policy cannot add digits to a variable that is stored in 16 bits.
+    # If the variable itself has 16 bits, no compute dtype helps.
     if "float" not in variable.dtype or variable.dtype in SIXTEEN_BITS:
         return False
     now, low = to_array(variable.value), _after(step, variable)
@@ -83,9 +83,10 @@ def _is_16_bit(array):
 
 
 def _lost_change(layer, variable, step, exact, second):
-    """The error of the change if 16 bits lose it, before the variable settles.
+    """Returns the error of a variable's change if 16 bits lose the change.
 
-    An average goes the same share of its way at each step.
+    A moving average covers the same share of the remaining way at each step.
+    Two steps in float32 show this share, and so the value that it approaches.
     """
     now, first = to_array(variable.value), _after(exact, variable)
     change = first - now
@@ -98,7 +99,7 @@ def _lost_change(layer, variable, step, exact, second):
     if share >= thresholds.SETTLING_SHARE:
         limit = now + change / share
         is_lost &= norm(limit - now) > thresholds.SETTLED_STATE * norm(limit)
-        # It stops where a step is half of its last digit.
+        # In 16 bits the average stops when its step is half of its last digit.
         epsilon = get_format(layer.compute_dtype).epsilon
         half = epsilon * 2.0 ** (np.frexp(limit)[1] - 2.0)
         is_lost |= norm(half) > share * thresholds.FORWARD_ERROR * norm(limit)

@@ -1,7 +1,8 @@
-"""Why a step raises in 16 bits that runs in float32.
+"""Finds why a step raises an error in 16 bits but runs in float32.
 
-A backend that refuses to mix dtypes or has no such operation in 16 bits, a
-loss that refuses NaN, or an index that a 16-bit float has rounded.
+There are three reasons. The backend may lack an operation in 16 bits or refuse
+to mix dtypes, a loss may refuse NaN, or a 16-bit float may have rounded an
+index.
 """
 
 import os
@@ -33,7 +34,7 @@ from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.layers import MODEL_PATH
 
-# Names of dtypes in error messages of the backends.
+# Names of dtypes in the backends' error messages.
 _DTYPES = {
     "half": "float16",
     "float16": "float16",
@@ -46,7 +47,7 @@ _DTYPES = {
 
 _OURS = os.path.dirname(keras_mixprec.__file__)
 
-# A message may be a page long.
+# Error messages are cut to this length, because some fill a page.
 _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"
@@ -58,20 +59,24 @@ def without_what_raises(
     interrupt: Callable,
     compile_run: Callable | None,
 ) -> tuple[Any, list[Culprit]]:
-    """Searches, with layers that raise in 16 bits in float32.
+    """Searches while layers that raise an error in 16 bits compute in float32.
 
-    If the run is compiled, layers that fail only outside of XLA are not
-    culprits: TensorFlow has no `MaxPooling3D` in float16 on a CPU, XLA has.
+    If the model's run is compiled, layers that fail only without XLA are not
+    culprits. For example, `MaxPooling3D` in float16 runs on a CPU under XLA,
+    but not in TensorFlow op by op.
 
     Args:
         search: Function without arguments, which raises if a run does.
         model: As for `why_it_raises`.
         interrupt: As for `why_it_raises`.
-        compile_run: Function without arguments that compiles the run with XLA,
-            as the model's own is compiled; `None` if that is not.
+        compile_run: Function without arguments that compiles the run with XLA.
+            `None` if XLA does not compile the model's run.
+
+    Returns:
+        Tuple of the result of `search` and the list of raising `Culprit`s.
     """
     raising: list[Culprit] = []
-    # Layers that run only in XLA compute in float32 here, without blame.
+    # Layers that fail only without XLA compute in float32, but are not blamed.
     spared: list[Culprit] = []
     while True:
         with computing_in("float32", layers_of([*raising, *spared])):
@@ -103,16 +108,16 @@ def _compiles(compile_run, layers):
 def why_it_raises(
     model: keras.Model, interrupt: Callable, compiled: bool
 ) -> Culprit | None:
-    """Returns a layer without which a run of a model gets further.
+    """Returns a layer whose float32 lets a run of a model get further.
 
     Args:
         model: A built `keras.Model`.
-        interrupt: Function without arguments that runs it, and returns what
-            `interruption` does.
+        interrupt: Function without arguments that runs the model, and returns
+            the result of `interruption`.
         compiled: Boolean, whether XLA compiles the run.
 
     Returns:
-        A `Culprit`, `None` if the run does not raise or no layer is found.
+        A `Culprit`, or `None` if the run does not raise or no layer helps.
     """
     stop = interrupt()
     if stop is None:
@@ -122,7 +127,7 @@ def why_it_raises(
 
 
 def _wrong_before(stop, compiled):
-    """The layer whose non-finite outputs make the step raise."""
+    """Returns the layer whose non-finite outputs make the step raise."""
     bad = [c for c in stop.calls if nonfinite(to_arrays(c.float_outputs))]
     for call in bad:
         culprit = computes_low(call.layer) and check_forward(call, compiled)
@@ -130,13 +135,14 @@ def _wrong_before(stop, compiled):
             return culprit
     if not bad or not computes_low(bad[0].layer):
         return None
-    # A model has cast its input before, such as a `Sequential`.
+    # The layer itself is right, so an enclosing `Sequential` or other model has
+    # cast its input to infinity.
     fault = "cast_overflow", "forward", {}
     return Culprit(bad[0].path, [bad[0].layer], *fault)
 
 
 def _mended(model, interrupt, stop):
-    """The fewest layers that let the run get further in float32."""
+    """Returns the smallest set of layers whose float32 gets the run further."""
 
     def is_further(layers):
         with computing_in("float32", layers):
@@ -148,7 +154,8 @@ def _mended(model, interrupt, stop):
     found = _fewest(model, is_further, lambda e: ranks.get(e.path, len(ranks)))
     if not found:
         return None
-    # The innermost layer that was called, or else the smallest that holds all.
+    # Name the layer that was running, if it contains all of these. Otherwise
+    # name the smallest layer that does.
     holders = sorted([*calls, *found], key=len, reverse=True)
     holders = [call.path for call in stop.open[-1:]] + holders
     path = next((p for p in holders if _holds(p, found)), MODEL_PATH)
@@ -160,10 +167,7 @@ def _holds(path, others):
 
 
 def _fewest(model, fits, rank):
-    """The fewest layers in float32 that a function of a list of them needs.
-
-    A dict from their paths; empty if none do.
-    """
+    """Returns the smallest set of layers that fits, as a dict from paths."""
     entries = sorted(low_layers(model), key=rank)
     layers = {entry.path: entry.layer for entry in entries}
     found = smallest_set(
@@ -173,17 +177,17 @@ def _fewest(model, fits, rank):
 
 
 def _refused_by_xla(model, error, compile_run):
-    """The layers that XLA refuses in 16 bits, though they run one by one.
+    """Returns layers that XLA cannot compile in 16 bits, but that run op by op.
 
-    As the gradients of a bilinear `UpSampling2D` before a normalization on
-    TensorFlow (tensorflow/tensorflow#81273), or attention's products of float16
-    that are added up in float32 on a CPU with JAX.
+    TensorFlow fails on a bilinear `UpSampling2D` before a normalization
+    (tensorflow/tensorflow#81273). JAX on a CPU fails on attention in float16,
+    because it sums the products in float32.
     """
 
     def compiles(layers):
         return _compiles(compile_run, layers)
 
-    # Layers with weights come last, because XLA is made for their products.
+    # Try layers with weights last, because XLA compiles matrix products well.
     layers = _fewest(model, compiles, lambda e: bool(e.layer.weights))
     numbers = evidence(error)
     return [
@@ -193,9 +197,10 @@ def _refused_by_xla(model, error, compile_run):
 
 
 def _suspects(stop: Interrupted):
-    """Dict of paths and calls, the likely ones first."""
-    # A backward pass ends in the earliest layer that it has come to, and code
-    # outside of layers computes with the results of the last ones.
+    """Returns a dict from paths to calls, the most likely culprits first."""
+    # If no layer was running, the error came from a backward pass or from code
+    # outside layers. Suspect the layers that the backward pass has reached, and
+    # then the layers that returned last.
     backward = [c for c in stop.calls if c.received and not c.nested]
     likely = stop.open[::-1] or [*backward, *stop.calls[::-1]]
     found: dict = {}
@@ -205,7 +210,7 @@ def _suspects(stop: Interrupted):
 
 
 def _fault(stop, call):
-    """Kind, direction and evidence."""
+    """Returns the kind, the direction and the evidence."""
     numbers = evidence(stop.error)
     if call is not None and call.layer.compute_dtype in SIXTEEN_BITS:
         inputs = LayerReplay(call).cast_inputs
@@ -224,7 +229,7 @@ def evidence(error: Exception) -> dict:
     """
     lines = [line.strip() for line in without_colours(str(error)).split("\n")]
     lines = [line for line in lines if line]
-    # Keras' words before the message of an error in a layer's call.
+    # Drop the line that Keras adds before the message of a layer's error.
     if len(lines) > 1 and lines[0].startswith(_WRAPPED):
         lines = lines[1:]
     said = "".join(lines[:1])

@@ -1,4 +1,4 @@
-"""Finding the layers whose precision is at fault in one train step."""
+"""Finds the layers whose precision is at fault in one train step."""
 
 import math
 
@@ -36,8 +36,8 @@ from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
-# The search moves a loss scale that adapts by these powers of two before it
-# blames a layer. The gradients of float16 span 40 powers of two.
+# Before it blames a layer, the search moves a dynamic loss scale by these
+# powers of two. The range of float16 spans 40 powers of two.
 _OTHER_SCALES = (2, 4, 8, 16)
 
 
@@ -47,11 +47,11 @@ class StepRun(Run):
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        exact: `DryStep` of it in float32, at loss scale 1.
+        exact: `DryStep` of the batch in float32, at loss scale 1.
         compiled: Boolean, whether XLA compiles the model's step.
 
     Attributes:
-        adapts: Boolean, whether the loss scale may be another one.
+        adapts: Boolean, whether the search may change the loss scale.
         windows: Dict from the path of a float16 layer to its `ScaleWindow`.
     """
 
@@ -68,7 +68,7 @@ class StepRun(Run):
         return self._at(self.bits, records=records)
 
     def step(self, *, records=False) -> DryStep:
-        """Runs the step with errors of all layers that are not demoted.
+        """Runs the step with the demoted layers in float32.
 
         Args:
             records: As for `take`.
@@ -82,7 +82,7 @@ class StepRun(Run):
     def _is_right(self, step):
         if self._criterion.fits(step):
             return True
-        # Another loss scale may mend gradients.
+        # If only gradients are wrong, another loss scale may repair them.
         result = self._criterion.errors(step)[RESULT]
         return (
             self.adapts
@@ -100,10 +100,10 @@ class StepRun(Run):
         return compiled_step(self.model, self._data, 2.0**self.bits)
 
     def find_other_scale(self) -> bool:
-        """Takes the nearest loss scale that makes the step right, if any.
+        """Changes to the nearest loss scale that makes the step right, if any.
 
         Returns:
-            Boolean, whether there is one.
+            True if there is such a scale.
         """
         with computing_in("float32", self.demoted):
             found = self._other_scale(self.take())
@@ -111,7 +111,7 @@ class StepRun(Run):
         return found is not None
 
     def _other_scale(self, step):
-        """A loss scale that the step is right at, which it is not at this."""
+        """Returns the nearest loss scale that makes the step right, if any."""
         possible = scale_in_use(self.model).possible
         errors = self._criterion.errors(step)
         overflows = any(
@@ -146,7 +146,7 @@ class StepRun(Run):
         return step_cause(self.model, self._data, layers)
 
     def numbers(self):
-        """Returns how far the step is off."""
+        """Returns the error of the step."""
         if self.errors[RESULT] > thresholds.LOSS_ERROR:
             return {"loss": self._loss, "loss_in_float32": self._exact.loss}
         return {
@@ -166,11 +166,11 @@ class Search:
 
     Attributes:
         culprits: List of the `Culprit`s found.
-        windows: Dict path -> `ScaleWindow` of the layers that are left in
-            float16.
-        scale_bits: Float. The loss scale that was found or given, as a power
-            of two.
-        errors: As in `Examination`, as the model is built.
+        windows: Dict from the path of each layer that stays in float16 to its
+            `ScaleWindow`.
+        scale_bits: Float. The loss scale that the search found or was given, as
+            a power of two.
+        errors: As in `Examination`, in the model's own dtypes.
     """
 
     def __init__(self, model, data, exact: DryStep, compiled: bool):
@@ -188,8 +188,8 @@ class Search:
         """Finds the culprits.
 
         Args:
-            scale_bits: Float. The loss scale as a power of two, if it does
-                not adapt itself; `None` if it does.
+            scale_bits: Float. The loss scale as a power of two, or `None` for a
+                dynamic loss scale.
         """
         windows = self._find_windows()
         bits = scale_bits
@@ -200,12 +200,12 @@ class Search:
         step = run.step(records=True)
         calls = run.low(step.calls)
         self.errors = layer_errors(calls, step, self._exact)
-        # A step that is not finite says little about the state that it keeps.
+        # Only a finite step shows whether variables still change.
         if is_finite(step):
             step = self._add_still(run, step)
         if run.wrong(step):
-            # Layers whose gradients do not fit this scale are at fault
-            # themselves.
+            # If the best scale does not suit a layer, that layer is at fault
+            # and no other scale repairs the step.
             suits = all(window.holds(bits) for window in windows.values())
             run.adapts = scale_bits is None and suits
             if not run.adapts or not run.find_other_scale():
@@ -223,7 +223,7 @@ class Search:
         self.windows = {p: w for p, w in left.items() if w.holds(run.bits)}
 
     def _left(self, windows, run):
-        """The windows of the layers that stay in 16 bits."""
+        """Returns the windows of the layers that stay in 16 bits."""
         low = {call.path for call in run.low(self._exact.calls)}
         return {path: own for path, own in windows.items() if path in low}
 
@@ -232,7 +232,7 @@ class Search:
         run.demoted = layers_of(self.culprits)
 
     def _add_still(self, run, step):
-        """Adds layers whose variables stand still; returns the step then."""
+        """Adds layers whose variables stop changing, and returns a new step."""
         found = layers_that_stand_still(
             self._model, self._data, self._exact, step
         )
@@ -242,7 +242,8 @@ class Search:
     def _spare_what_xla_ignores(self, run):
         """Drops culprits whose non-finite gradients a compiled step ignores.
 
-        The gradient of a ReLU does, which op by op multiplies them by 0.
+        A ReLU is an example. Op by op, its gradient multiplies an infinity by 0
+        and gives NaN, but a compiled step selects 0.
         """
         for culprit in [*self.culprits]:
             others = [c for c in self.culprits if c is not culprit]
@@ -262,26 +263,25 @@ class Search:
         return best_scale_bits(windows, costs(self._model), possible)
 
     def vanishing(self, bits: float) -> list:
-        """Returns the layers whose gradients a loss scale of `2**bits` loses.
-
-        Paths, of those that are left in float16.
+        """Returns the paths of float16 layers whose gradients underflow.
 
         Args:
-            bits: Float.
+            bits: Float. The loss scale, as a power of two.
         """
         low = {path for path, own in self.windows.items() if bits < own.low}
         gradients = self._own_gradients() if low else {}
         return [p for p in gradients if p in low and lost(gradients[p], bits)]
 
     def _find_windows(self):
-        """The `ScaleWindow` of each float16 layer's gradients in float32."""
+        """Returns the `ScaleWindow` of each float16 layer."""
         gradients = self._own_gradients()
         return {path: scale_window(own) for path, own in gradients.items()}
 
     def _own_gradients(self):
-        """The gradients of each float16 layer's outputs and weights, by path.
+        """Returns the gradients of each float16 layer's outputs and weights.
 
-        None if the layer has weights and none of them would move.
+        The keys are paths. If a layer has weights but the step would change
+        none of them, its list is empty.
         """
         found = {}
         for call in self._exact.calls:
@@ -304,18 +304,17 @@ class Search:
 
 
 def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
-    """Returns how far each layer is off in a step with all other errors.
+    """Returns each layer's errors in a step, including those of other layers.
 
     Args:
         low: List of the `LayerCall`s of `step` that compute in 16 bits.
         step: `DryStep` with its calls.
-        exact: The same in float32, at loss scale 1.
+        exact: The same step in float32, at loss scale 1.
 
     Returns:
         Dict from the names of calls to dicts from `"forward"` and
-        `"backward"` to relative errors. The backward error is that of the
-        gradients of the weights. Calls with inputs that are not finite are
-        left out.
+        `"backward"` to relative errors. The backward error is the error of the
+        gradients of the weights. Calls with non-finite inputs are left out.
     """
     known = {call.name: call for call in exact.calls}
     errors: dict = {}
@@ -342,15 +341,16 @@ def layer_errors(low: list, step: DryStep, exact: DryStep) -> dict:
 def other_layers_at_fault(
     run: StepRun, others: list, adapts: bool
 ) -> Culprit | None:
-    """Returns the fault of layers in 16 bits that the model does not hold.
+    """Returns the fault of 16-bit layers and losses outside the model.
 
-    Such as the feature network of a loss, or a layer that is a global of a
-    script. No plan names them.
+    Examples are the feature network of a loss, and a layer that is a global
+    variable. A plan cannot name such layers.
 
     Args:
-        run: `StepRun`, with all layers of the model demoted that need be.
-        others: List of such layers and losses. In float32 the step is right.
-        adapts: Boolean, whether the loss scale adapts itself.
+        run: `StepRun` with the culprits in the model demoted.
+        others: List of such layers and losses. If they compute in float32, the
+            step is right.
+        adapts: Boolean, whether the loss scale is dynamic.
     """
     other = others[0]
     if isinstance(other, keras.losses.Loss):

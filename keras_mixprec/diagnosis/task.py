@@ -1,8 +1,8 @@
-"""Checks whether outputs can reach the targets, and the loss suits both.
+"""Checks whether outputs can reach the targets, and whether the loss fits.
 
-The monitor and lint check this before any step. No precision repairs such a
-fault. Depending on the backend, it raises an error, gives NaN, or gives a loss
-that means nothing.
+The monitor and lint check this before any step, because no precision repairs
+such a fault. Depending on the backend, the fault raises an error, gives NaN, or
+gives a meaningless loss.
 """
 
 import math
@@ -38,33 +38,33 @@ _SPARSE = "sparse_categorical_crossentropy"
 _CATEGORICAL = "categorical_crossentropy", "categorical_focal_crossentropy"
 _BINARY = "binary_crossentropy", "binary_focal_crossentropy"
 
-# Losses that are least where an output equals its target.
+# Losses with their minimum where the output equals the target.
 _DISTANCES = re.compile("mean_(squared|absolute)|huber|log_cosh|poisson")
 
 # The task is at fault if the outputs cannot reach this share of the targets,
-# and if the closest outputs leave this share of the squared error of the best
-# constant.
+# and even the closest outputs leave this share of the error of a constant.
 _OUT_OF_REACH = 0.25
 
-# Numbers of an array that are looked at; rows that a verdict names.
+# How many numbers of an array to check, and how many rows to name.
 _NUMBERS, _ROWS = 1 << 16, 8
 
-# Inputs to try an activation on, -1 first. A range beyond the last has no end.
+# Inputs to try an activation on, -1 first. Outputs beyond `_ENDLESS` count as
+# unbounded.
 _TRIED = np.r_[-1.0, np.linspace(-30, 30, 121), -1e4, -1e2, 1e2, 1e4]
 _ENDLESS = 1e3
 
-# Inputs of this size, or columns whose spreads differ by as much, are not
-# normalized. Pixels reach 255, and differ by no more.
+# Inputs of this size are not normalized, nor are columns whose spreads differ
+# by this factor. Pixels stay below: they reach 255.
 _LARGE = 1e4
 
 
 class TaskFault(NamedTuple):
-    """A fault of a task.
+    """A fault of the training task: its data, loss or last activation.
 
     Attributes:
         kind: String. The kind of the verdict.
         numbers: Dict. The evidence.
-        fix: String. The change to make, in one sentence.
+        fix: String. The advice, in one sentence.
     """
 
     kind: str
@@ -72,13 +72,13 @@ class TaskFault(NamedTuple):
     fix: str = ""
 
     def verdict(self, step: int) -> Verdict:
-        """Returns the verdict, after so many steps."""
+        """Returns the verdict, found after `step` steps."""
         text = KINDS[self.kind].advice.format(fix=self.fix, **self.numbers)
         return Verdict(self.kind, step=step, numbers=self.numbers, advice=text)
 
 
 class _Reach(NamedTuple):
-    """The range of an activation, and the sum over units that are all -1."""
+    """The range of an activation, and its sum over units for inputs of -1."""
 
     low: float
     high: float
@@ -95,7 +95,7 @@ class _Reach(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """An output, its loss, its targets and which rows of `y` these are."""
+    """An output with its loss, its targets and a mask of their rows in `y`."""
 
     name: str
     loss: Any
@@ -112,13 +112,14 @@ def task_faults(
 ) -> list[TaskFault]:
     """Returns the parts of a task that no weights can learn.
 
-    Only the losses of Keras are checked: others may take anything.
+    Only the losses of Keras are checked, because a custom loss may take any
+    targets.
 
     Args:
         model: A compiled `keras.Model`.
-        x: Inputs, as `fit` takes them: a batch, or all of them.
-        y: Targets of as many samples.
-        sample_weight: Their weights. Defaults to `None`.
+        x: Inputs, as `fit` takes them: one batch, or all data.
+        y: The targets of these samples.
+        sample_weight: The sample weights. Defaults to `None`.
     """
     if has_own_step(model) or has_own_loss(model) or y is None:
         return []
@@ -136,14 +137,14 @@ def task_faults(
 
 
 def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
-    """Returns the input that is too large, or has columns of unequal size.
+    """Returns the first input that is too large, or has unequal columns.
 
-    It must be one that a kernel multiplies before anything normalizes it. Ids
-        do not count, nor inputs of a `Normalization`, an `Embedding` or code of
-        the user's own. They do no harm in a run that learns.
+    An input counts only if it goes straight to layers with a kernel. Inputs of
+    a `Normalization`, an `Embedding` or the user's own code do not count. If
+    the model learns, large inputs do no harm.
 
     Args:
-        model: A `keras.Model`; without a graph nothing is known.
+        model: A `keras.Model`. Without a graph the check finds nothing.
         x: As for `task_faults`.
     """
     graph = _graph_of(model)
@@ -177,7 +178,9 @@ def inputs_not_normalized(model: keras.Model, x: Any) -> TaskFault | None:
 
 
 def negative_weights(sample_weight: Any) -> TaskFault | None:
-    """Returns that samples weigh less than 0, which some losses are made for.
+    """Returns a fault if a sample weight is negative.
+
+    Some losses are made for negative weights.
 
     Args:
         sample_weight: As for `task_faults`.
@@ -198,11 +201,11 @@ def _of_targets(output):
     count = math.prod(targets.shape[1:])
     if name == _SPARSE and targets.shape[1:] == output.shape[1:] and units > 1:
         fix = "Pass loss='categorical_crossentropy', or y.argmax(-1) as y."
-        yield _mismatch(name, "one class index a sample", given, fix)
+        yield _mismatch(name, "one class index per sample", given, fix)
     elif name == _SPARSE and not output.is_padded:
         yield from _class_indices(output)
     if name in _CATEGORICAL and count == 1 < units:
-        takes = f"{units} numbers a sample, one for each class"
+        takes = f"{units} numbers per sample, one for each class"
         fix = f"Pass loss={_SPARSE!r}, or keras.utils.to_categorical(y) as y."
         yield _mismatch(name, takes, given, fix)
     if name in _BINARY and not output.is_padded:
@@ -210,8 +213,8 @@ def _of_targets(output):
         off = (values < -0.01) | (values > 1.01)
         whole = not np.mod(values, 1).any()
         if off.mean() > 0.01 or whole and off.any():
-            fix = "Make them 0 and 1. Of several classes, give the last layer "
-            fix += f"a unit for each and pass loss={_SPARSE!r}."
+            fix = "Make them 0 and 1. For several classes, give the last layer "
+            fix += f"one unit per class and pass loss={_SPARSE!r}."
             given = f"targets {_extent(values)}"
             yield _mismatch(name, "targets from 0 to 1", given, fix)
     if _DISTANCES.match(name) and math.prod(output.shape[1:]) == 1 < count:
@@ -248,19 +251,20 @@ def _class_indices(output):
 
 
 def _of_activation(output):
-    """Yields mismatches of the range of the last activation."""
+    """Yields mismatches between the last activation, the loss and targets."""
     name, reach, targets = output.function, output.reach, output.targets
     if reach is None:
         return
     low, high, sum_below_zero = reach
     values = _sample(targets)
     if low == high and (values != low).any():
-        fix = "Give the last layer activation='sigmoid', or a unit for a class."
+        fix = "Give the last layer activation='sigmoid', or one unit per class."
         yield _unreachable(reach, _extent(values), fix)
     of_classes = name == _SPARSE or name in _CATEGORICAL
     takes_logits = getattr(output.loss, "from_logits", False)
     given = f"outputs {reach}"
-    # Keras divides probabilities of classes by their sum.
+    # Keras divides class probabilities by their sum, so only the sum must be
+    # positive.
     is_none = low < 0 or high > 1
     if of_classes:
         is_none = sum_below_zero <= 0
@@ -308,7 +312,7 @@ def _outputs(model, x, y, sample_weight) -> list[_Output]:
     outputs = tree.flatten_with_path(_specs(model, x))
     is_padded = any(map(_makes_masks, flat_layers(model)))
     names = getattr(model, "output_names", None) or [*map(str, outputs)]
-    # Keras tells outputs in a list by the names in a dict of losses.
+    # A dict of losses may name the outputs of a list, so accept both keys.
     places = {(names[n],): n for n in range(len(outputs))}
     places |= {path: n for n, (path, _) in enumerate(outputs)}
     found = []
@@ -335,7 +339,7 @@ def _outputs(model, x, y, sample_weight) -> list[_Output]:
 
 
 def _specs(model, x):
-    """The outputs as symbolic tensors: of the graph, if there is one."""
+    """Returns the outputs as symbolic tensors, from the graph if possible."""
     if graph := _graph_of(model):
         return graph.output
 
@@ -350,7 +354,7 @@ def _specs(model, x):
 
 
 def _graph_of(model):
-    """The graph that is all that a model does, `None` if it is not."""
+    """Returns the graph of a model that only runs a graph, else `None`."""
     alone = type(model).call is keras.Sequential.call or only_runs_graph(model)
     return functional_of(model) if alone else None
 
@@ -365,12 +369,12 @@ def _part(data, path, place, count):
 
 
 def _array(leaf):
-    """Returns a leaf as an array, or `None` if it is no dense array."""
+    """Returns a leaf as an array, or `None` if it is not a dense array."""
     if not len(getattr(leaf, "shape", ())) or hasattr(leaf, "todense"):
         return None
     try:
         array = as_numpy(leaf)
-    except Exception:  # Ragged, or what only looks like an array.
+    except Exception:  # The leaf is ragged, or only looks like an array.
         return None
     return array if array.dtype.kind in "fiub" and array.size else None
 
@@ -399,7 +403,8 @@ def _reach(tensor) -> _Reach | None:
         return _Reach(-math.inf, math.inf, -1.0)
     if function is None:
         return None
-    # Few units are enough. A single one stays single: its softmax is 1.
+    # Four units are enough. Keep a single unit single, because its softmax is
+    # always 1.
     shape = [min(size or 2, 4) for size in tensor.shape[1:]]
     same = np.ones((len(_TRIED), *shape))
     same *= _TRIED.reshape(-1, *[1] * len(shape))
@@ -410,7 +415,7 @@ def _reach(tensor) -> _Reach | None:
             # Keras warns about a softmax over one unit, which is reported here.
             warnings.simplefilter("ignore")
             found = _floats(ops.convert_to_numpy(function(tried)))
-    # The activation may need the shape of the layer's output.
+    # The activation may accept only the shape of the layer's output.
     except Exception:
         return None
     if np.isnan(found).any() or found.shape != tuple(tried.shape):
@@ -424,7 +429,7 @@ def _reach(tensor) -> _Reach | None:
 
 
 def _last_function(tensor):
-    """Returns the last function, of each number or across units."""
+    """Returns the last activation of a tensor, or `None` if it is unknown."""
     while operation := producer(tensor):
         inner = functional_of(operation)
         function = getattr(operation, "activation", None)

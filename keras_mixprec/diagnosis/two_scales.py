@@ -1,10 +1,10 @@
 """Checks that an update does not depend on the loss scale.
 
-In float32, with the same draws, two loss scales give the same updates unless
-the code around the optimizer is at fault. Both scales are powers of two, so
-float32 multiplies without rounding. If Keras' own code handles the gradients,
-one step is enough to compare. If the user's code does, several steps are
-compared.
+In float32 and with the same random numbers, two loss scales give the same
+updates unless the code around the optimizer is at fault. Both scales are powers
+of two, so float32 multiplies by them without rounding. If only Keras' own code
+handles the gradients, the check compares one step. Otherwise it compares
+several steps.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ from keras_mixprec.numerics.random_numbers import repeated_draws
 from keras_mixprec.numerics.rehearsal import StepTaker
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
-# The order of runs at the first and at the second scale. Code that acts every
-# second, third or fourth time then shows as a difference between runs at the
-# same scale.
+# The order of runs at the first (0) and the second scale (1). With this order,
+# code that acts only every second, third or fourth time differs between runs
+# at the same scale too, and is not blamed.
 _ORDER = (0, 1, 1, 0, 0)
 
 
@@ -57,8 +57,9 @@ class ScaleUse(NamedTuple):
     """How a step uses the loss scale.
 
     Attributes:
-        by_hand: Boolean, whether it multiplies the loss without `scale_loss`.
-        case: String. The sentence of the advice, `None` if all is well.
+        by_hand: Boolean, whether the step scales the loss without `scale_loss`.
+        case: String. The case for `scale_advice`, or `None` if there is no
+            fault.
         numbers: Dict. The evidence.
     """
 
@@ -75,8 +76,8 @@ def scale_use(
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        exact: `DryStep` of it in float32, at loss scale 1. Defaults to `None`:
-            it is made only if steps that cost less differ.
+        exact: `DryStep` of the batch in float32, at loss scale 1. Defaults to
+            `None`. Then the check starts with cheaper steps without a record.
     """
     if not any(map(is_scaling, optimizers_of(model).values())):
         return ScaleUse()
@@ -84,7 +85,7 @@ def scale_use(
     bits = round(scale.bits)
     if not bits and scale.scales and not scale.adapts:
         return ScaleUse()  # The scale is always 1.
-    if bits <= 0:  # A scale below 1 would take small gradients to zero.
+    if bits <= 0:  # Small gradients would underflow at a scale below 1.
         bits = thresholds.USUAL_SCALE_BITS
     own = _handles_gradients(model) and StepTaker(model).can_take()
     with repeated_draws():
@@ -100,14 +101,14 @@ def _handles_gradients(model):
 
 
 class _Comparison:
-    """The results of training at two loss scales.
+    """Compares the results of training at two loss scales.
 
     Args:
         model: As for `scale_use`.
         data: As for `scale_use`.
         exact: As for `scale_use`.
-        bits: Int. The larger scale, as a power of two. The other one is 1.
-        adapts: Boolean, whether the loss scale adapts itself to gradients.
+        bits: Int. The larger scale, as a power of two. The other scale is 1.
+        adapts: Boolean, whether the loss scale is dynamic.
     """
 
     def __init__(self, model, data, exact, bits, adapts):
@@ -136,7 +137,7 @@ class _Comparison:
         return ScaleUse(False, case, numbers)
 
     def _fitting(self):
-        """Returns the results at the larger scale, halved until finite."""
+        """Returns the results at the larger scale, lowered until finite."""
         while self._bits:
             other = self._at_other()
             if other and all(
@@ -147,7 +148,7 @@ class _Comparison:
         return None
 
     def _differs(self):
-        """Returns whether runs differ by more than runs at one scale do."""
+        """Returns whether the scales differ by more than two runs at one do."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -158,7 +159,7 @@ class _Comparison:
 
 
 class _OneStep(_Comparison):
-    """The gradients that a step hands to the optimizers, which are held."""
+    """Compares the gradients that one step passes to the optimizers."""
 
     def _over_steps(self, off):
         return None, {}  # The difference came from random numbers.
@@ -172,7 +173,7 @@ class _OneStep(_Comparison):
     def _at_other(self):
         if self._exact is None:
             return self._again(1)
-        # Recorded, as the step that was given: one program on JAX.
+        # Record the calls as in the given step, so that JAX reuses its program.
         step = exact_step(self._model, self._data, 2.0**self._bits)
         return _unscaled(self._model, step, self._bits)
 
@@ -183,20 +184,21 @@ class _OneStep(_Comparison):
         return _unscaled(self._model, step, bits)
 
     def _at_overflow(self):
-        """Returns the case at an infinite loss, and the number of variables."""
+        """Returns the fault at an infinite loss, and the count of variables."""
         with in_float32(self._model), overflowing():
             step = single_step(self._model, self._data, 1.0)
         moving = [k for k, g in self.one.items() if largest_magnitude(g)]
         found = [step.gradients[k] for k in moving if k in step.gradients]
         finite = [g for g in found if not nonfinite([to_array(g)])]
-        # Other optimizers of a step of the user's own may not scale the loss.
+        # In the user's own step, some optimizers may not scale the loss, and
+        # their gradients stay finite.
         some = len(finite) < len(found) and has_own_step(self._model)
         hidden = step.scales and not some
         return "hides_overflow", len(finite) * hidden
 
 
 class _ManySteps(_Comparison):
-    """The changes that consecutive steps make."""
+    """Compares the changes that consecutive steps make."""
 
     _count: int | None = None
 
@@ -211,7 +213,8 @@ class _ManySteps(_Comparison):
     def use(self):
         if any(map(largest_magnitude, self.one.values())):
             return super().use()
-        # A learning rate of 0, or a step that JAX cannot trace.
+        # Nothing changed, because the learning rate is 0 or JAX cannot trace
+        # the step. So compare gradients.
         return _OneStep(*self._given).use()
 
     def _take(self, *how):
@@ -220,13 +223,15 @@ class _ManySteps(_Comparison):
 
     def _at_other(self):
         found = self._take(self._bits, self._first.count)
-        # Skipped, and not for what the code makes of the scaled gradients.
+        # If steps were skipped because gradients overflow, the scale is too
+        # large to compare.
         overflowed = any(count.any() for count in found.overflows.values())
         skipped = overflowed and found.updates != self._first.updates
         return None if skipped else found.changes
 
     def _again(self, place):
-        # Gradients that are kept now are multiplied by the scale that it has.
+        # Gradients kept from earlier steps carry the current scale, so apply
+        # each optimizer once before its scale changes.
         bits = self._bits if place else None
         goes_on = any(self._first.updates.values())
         found = self._take(bits, self._count, goes_on)
@@ -252,7 +257,7 @@ class _ManySteps(_Comparison):
         return "hides_overflow", sum(self._unseen(k, found) for k in updated)
 
     def _unseen(self, key, found):
-        """How many gradients an optimizer does not see overflow."""
+        """Returns how many overflowing gradients an optimizer does not see."""
         usual, given = self._first.given.get(key, []), found.given.get(key)
         if given is None:  # The optimizer did not apply these gradients.
             handled = found.raised or key in found.rescaled or not self._adapts
@@ -268,7 +273,7 @@ class _ManySteps(_Comparison):
 
 
 class _HeldSteps:
-    """Two steps with held optimizers, and why their gradients differ.
+    """Runs two steps with held optimizers, and finds why gradients differ.
 
     Args:
         model: As for `scale_use`.
@@ -287,7 +292,7 @@ class _HeldSteps:
         self._calls = {call.name: call for call in other.calls}
 
     def fault(self):
-        """The case, and the evidence."""
+        """Returns the case and the evidence."""
         bits, first, second = self._bits, self.first, self._second
         paths = {id(v): v.path for v in self._model.trainable_variables}
         numbers = {
@@ -314,10 +319,10 @@ class _HeldSteps:
         return case, numbers
 
     def _behind(self):
-        """The layer behind which gradients do not follow the scale any more.
+        """Returns the last layer whose output gradient ignores the scale.
 
-        The model if it is the last one, `None` if the gradients of all outputs
-        do.
+        Returns `MODEL_PATH` for the model's last layer, and `None` if all
+        gradients follow the scale.
         """
         follow = {}
         for call in self._exact.calls:
@@ -342,7 +347,8 @@ class _HeldSteps:
 
 
 def _unscaled(model, step, bits):
-    # Some are not of the loss: what a variable shall be from now on.
+    # Some variables, such as float8 scales, take a new value in place of a
+    # gradient.
     others = {
         id(v)
         for v in model.trainable_variables
@@ -376,42 +382,38 @@ def _fits(array, exact):
     return np.isfinite(array).all() or not wide
 
 
-# The powers of two by which a scale moves in turn from its start. First up and
-# then down: an average of scaled norms lags behind both.
+# The powers of two by which the scale differs from its start after each update.
+# It moves up and then down, so that code which averages scaled values shows.
 _MOVES = (4, -5, 2)
 
-# How many steps may make one update, usually and at most.
+# The number of steps to wait for an update: usually, and at most.
 _USUAL, _MOST = 4, 8
 
 
 class TakenSteps:
-    """The changes that consecutive steps of a model on one batch make.
-
-    Nothing is changed afterwards.
+    """Takes consecutive steps on one batch, and undoes them.
 
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        bits: Float. The loss scale to begin with, as a power of two; at
-            infinity every loss overflows. `None` is a scale of 1 that does not
-            move.
-        count: Int. How many steps to take. Defaults to `None`: until weights
-            have been updated twice, if they are soon.
-        goes_on: Boolean, whether training goes on from steps before: each
-            optimizer is applied once at the scale that it has. Defaults to
-            `False`.
+        bits: Float. The initial loss scale, as a power of two. At infinity
+            every loss overflows. `None` is a constant scale of 1.
+        count: Int. The number of steps. Defaults to `None`: until weights have
+            been updated twice, or up to a limit.
+        goes_on: Boolean, whether to continue from earlier steps. Then each
+            optimizer is applied once at its current scale. Defaults to `False`.
 
     Attributes:
-        count: Int. How many steps were taken.
-        changes: Dict from a key to an array: how weights and slots have
-            changed, and the last norms of gradients that optimizers record.
-            The key of a weight is its `id`.
-        updates: Dict from the `id` of an optimizer that scales the loss to how
-            often it has updated weights.
-        given: Dict from such an `id` to whether there was a gradient for each
-            variable when it was applied last.
-        overflows: Dict from such an `id` to how often variables overflowed.
-        rescaled: Set of such `id`s whose scale was set.
+        count: Int. The number of steps taken.
+        changes: Dict from a key to an array: the changes of weights and slots,
+            and the last gradient norms that optimizers record. The key of a
+            weight is its `id`.
+        updates: Dict from the `id` of each optimizer that scales the loss to
+            its number of updates.
+        given: Dict from such an `id` to a list of booleans: whether each
+            variable had a gradient in the last update.
+        overflows: Dict from such an `id` to the overflows of each variable.
+        rescaled: Set of the `id`s of optimizers whose scale the code set.
         raised: Boolean, whether the code has raised an exception.
     """
 
@@ -420,8 +422,8 @@ class TakenSteps:
         self._taker = taker = StepTaker(model)
         first = {} if goes_on else taker.scaling
         self._scales = {key: self._scale() for key in first}
-        # For each optimizer, how many others updated weights before it in the
-        # step. Optimizers that are applied together have the same number.
+        # For each optimizer, the number of optimizers that update weights
+        # before it in a step, so that each one meets another scale.
         self._turns: dict = {}
         self._turn = 0
         self.count = 0
@@ -431,7 +433,7 @@ class TakenSteps:
         self.raised = False
         with taker.undone():
             self._take(count, int(goes_on))
-        # The step is undone, so this reads the values from before it.
+        # The steps are undone here, so these are the values from before them.
         for variable in self._compared():
             self.changes[id(variable)] -= to_array(stored_value(variable))
 
@@ -485,7 +487,7 @@ class TakenSteps:
         return 1.0 if self._bits is None else 2.0 ** (self._bits + move)
 
     def _noting_scales(self):
-        """Context that notes whose scale is set."""
+        """Returns a context that notes the optimizers whose scale is set."""
         with contextlib.ExitStack() as stack:
             for key, variable in self._taker.scale_variables().items():
                 own = {"assign": self._noting_assign(key, variable.assign)}
@@ -500,7 +502,7 @@ class TakenSteps:
         return noting
 
     def _noting(self):
-        """Context that notes the gradients that each optimizer is given."""
+        """Returns a context that notes the gradients of each optimizer."""
 
         def apply(original, optimizer, grads, *args, **kwargs):
             if id(optimizer) in self._taker.scaling:

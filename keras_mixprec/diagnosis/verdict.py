@@ -1,4 +1,4 @@
-"""What a diagnosis says."""
+"""The verdicts of a diagnosis."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from keras_mixprec._console import listed
 from keras_mixprec.formats import format_moment, printable
 from keras_mixprec.verdict_kinds import KINDS, place_in_words, what_is_said
 
-# The number of a verdict that says which other worker has found it.
+# The key in `numbers` for the worker that found a verdict, if it was another.
 FOUND_BY = "found_by"
 
 
@@ -18,16 +18,16 @@ class Verdict:
     Attributes:
         kind: String. One of `verdict_kinds.KINDS`, such as
             `"forward_overflow"`. The table in docs/diagnosis.md explains them.
-        layer: String, the layer's path, or `None`.
+        layer: String. The layer's path, or `None`.
         direction: `"forward"`, `"backward"`, `"update"` or `None`.
-        step: Int. How many steps were taken when it was found, or `None`. A
-            skipped batch has the number of its step, counted from 1.
-        failing_since: Int. The first step of a row of skipped steps that ends
-            here, or `None`.
-        compiled: Boolean, whether the step was compiled by XLA, which changes
-            what overflows.
+        step: Int. The number of steps taken before the diagnosis, or `None`.
+            For a skipped batch, the number of its step, counted from 1.
+        failing_since: Int. The first of the consecutive skipped steps that end
+            at `step`, or `None`.
+        compiled: Boolean, whether XLA compiled the step. XLA may avoid an
+            overflow, or add one.
         numbers: Dict. The evidence.
-        advice: String. Two or three sentences about what to do.
+        advice: String. The remedy, in two or three sentences.
 
     Example:
     >>> verdict = Verdict("bad_data", numbers={"x": 3}, advice="Drop them.")
@@ -56,7 +56,7 @@ class Verdict:
         return dataclasses.asdict(self)
 
     def event(self) -> dict:
-        """Returns the event of a log that reports it."""
+        """Returns the log event that reports the verdict."""
         return self.to_dict() | {"kind": "verdict", "verdict": self.kind}
 
     @property
@@ -65,17 +65,17 @@ class Verdict:
         return self._what() + self._evidence()
 
     def cause_at(self, path: str) -> str:
-        """Returns the finding as a reason for the change of a layer.
+        """Returns the finding as a reason to change a layer.
 
         Args:
-            path: String. The path of that layer, which is not repeated.
+            path: String. The path of that layer. The reason omits it.
         """
         other = repr(self.layer) if self.layer not in (None, path) else None
         where = place_in_words(self.kind, other, self.direction)
         return f"{self.kind.replace('_', ' ')}{where}{self._when()}"
 
     def __str__(self):
-        # The advice stands before the numbers, because there may be ten.
+        # Print the advice before the numbers, because there may be ten numbers.
         text = f"{self._what()}. {self.advice}{self._evidence()}"
         return printable(text)
 
@@ -120,10 +120,10 @@ class Finding(NamedTuple):
 
 
 def without_repeats(verdicts: list[Verdict]) -> list[str]:
-    """Returns the lines to print, one for equal verdicts on several layers.
+    """Returns the lines to print, one for all layers with the same verdict.
 
     Args:
-        verdicts: List of `Verdict`s, found together.
+        verdicts: List of `Verdict`s from one diagnosis.
     """
     alike: dict = {}
     for verdict in verdicts:

@@ -1,27 +1,29 @@
-"""Measuring: what layers see, compute, and would compute in float32.
+"""Measures layers, and runs steps and layers again in other dtypes.
 
-Nothing here decides whether a layer is good enough. A dry step runs
-`train_step` and updates nothing. It records every layer call, so that one layer
-can be replayed in another dtype. Two things differ by backend
-(`backend/<name>/replay.py`). TensorFlow and torch report what each operation
-inside of a layer makes while they run it; JAX evaluates its trace
-(`each_operation`). A whole step runs operation by operation, except on JAX,
-which compiles it layer by layer (`run_once` and `backend/jax/pieces.py`).
+This package measures; `diagnosis` judges. A dry step runs `train_step` without
+updating anything. It records every layer call, so that one layer can be
+replayed in another dtype. Two things differ by backend
+(`backend/<name>/replay.py`):
 
-Random numbers are drawn as the model would draw them, and given back: a float32
-reference with other dropout masks would say nothing about dtypes.
+- TensorFlow and torch report the result of each operation while they run a
+  layer. JAX evaluates the layer's trace (`each_operation`).
+- TensorFlow and torch run a step operation by operation. JAX compiles the step
+  layer by layer (`run_once` and `backend/jax/pieces.py`).
+
+A float32 reference draws the same random numbers as the model. With other
+dropout masks, a comparison would say nothing about dtypes.
 
 Files:
 
 - `dry_step.py`: runs `train_step` and updates nothing; records calls and
   gradients.
-- `held_optimizer.py`: optimizers that take losses and gradients, and no more.
+- `held_optimizer.py`: optimizers that record losses and gradients, but do not
+  update.
 - `rehearsal.py`: takes train steps as in training, and undoes them.
 - `forward_pass.py`: runs `predict`, or any function that calls the model.
-- `calls.py`: records what each layer is given and returns.
-- `layer_hooks.py`: hooks on layer calls, and layers in another dtype for a
-  while.
-- `layer_replay.py`: calls one layer again, in another dtype, and looks at its
+- `calls.py`: records the inputs and outputs of each layer call.
+- `layer_hooks.py`: hooks on layer calls, and temporary dtypes of layers.
+- `layer_replay.py`: calls one layer again, in another dtype, and inspects its
   operations.
 - `range_reading.py`: the ranges of all layers on one batch, and the share of
   updates that are lost; `statistics.py`: the range of a tensor;
@@ -29,6 +31,6 @@ Files:
 - `evaluation.py`: a metric on held-back data, with layers in other dtypes.
 - `random_numbers.py`: gives the float32 reference the model's random numbers.
 - `rounding.py`: moves weights and inputs by half a rounding step.
-- `untouched.py`: puts back all that a step changes.
+- `untouched.py`: restores everything that a step changes.
 - `arrays.py`: tensors of any backend as NumPy arrays.
 """

@@ -1,4 +1,4 @@
-"""Tensors of any backend as NumPy arrays, and such arrays in 16 bits."""
+"""Converts tensors of any backend to NumPy arrays."""
 
 import contextlib
 import math
@@ -14,8 +14,8 @@ _NOT_DENSE = ("dense_shape", "row_splits", "todense")
 
 
 def is_float(leaf) -> bool:
-    """Returns whether a leaf is a dense tensor of floating-point numbers."""
-    # Keras has no dtype name for JAX's random keys, so ask the tensor.
+    """Returns whether a leaf is a dense floating-point tensor."""
+    # Ask the tensor, because Keras has no dtype name for JAX's random keys.
     return (
         ops.is_tensor(leaf)
         and "float" in str(leaf.dtype)
@@ -24,7 +24,7 @@ def is_float(leaf) -> bool:
 
 
 def detached(leaf):
-    """Returns a tensor without its history, which torch would go back into."""
+    """Returns a tensor without its gradient history, which torch keeps."""
     attached = getattr(leaf, "requires_grad", False)
     return ops.stop_gradient(leaf) if attached else leaf
 
@@ -39,7 +39,8 @@ def largest_magnitude(array: np.ndarray) -> float:
 
 def count_nonfinite(array: np.ndarray) -> int:
     """Returns the number of elements that are infinite or NaN."""
-    # A sum is finite only if all of it is, and needs no array of booleans.
+    # Try the sum first. A finite sum shows that all elements are finite, and
+    # needs no array of booleans.
     with np.errstate(all="ignore"):
         if np.isfinite(array.sum()):
             return 0
@@ -49,11 +50,11 @@ def count_nonfinite(array: np.ndarray) -> int:
 def as_numpy(leaf) -> np.ndarray:
     """Returns any array or tensor as a NumPy array.
 
-    A tensor of torch's may be that on any backend, need gradients, be on a
-    device, or have a dtype that NumPy lacks.
+    Torch tensors occur with every backend, as in a `DataLoader`. They may need
+    gradients, be on a device, or have a dtype that NumPy lacks.
 
     Args:
-        leaf: An array, a tensor of any library, or what has `__array__`.
+        leaf: An array, a tensor of any library, or an object with `__array__`.
     """
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().cpu()
@@ -63,28 +64,28 @@ def as_numpy(leaf) -> np.ndarray:
 
 
 def to_array(tensor) -> np.ndarray:
-    """Returns a float tensor, 16-bit ones included, as a float32 array."""
-    # TensorFlow hands out a single bfloat16 as a number, which is not an array.
+    """Returns a float tensor of any width as a float32 array."""
+    # TensorFlow converts a bfloat16 scalar to a number instead of an array.
     if getattr(tensor, "shape", None) == () and "bfloat16" in str(tensor.dtype):
         tensor = ops.cast(tensor, "float32")
-    # Cast no other tensor here: JAX would compile a program for every shape.
+    # Let NumPy cast other tensors. JAX would compile a cast for every shape.
     return np.asarray(ops.convert_to_numpy(tensor), "float32")
 
 
 def to_arrays(tensors: Iterable) -> list[np.ndarray]:
-    """Returns the arrays of some float tensors, as `to_array` does."""
+    """Returns float tensors as float32 arrays."""
     return [to_array(tensor) for tensor in tensors]
 
 
 def _largest(array):
-    # NaN if there is one. `abs` would copy the array.
+    # Return NaN if the array has one. Avoid `abs`, which copies the array.
     highest, lowest = array.max(initial=0.0), array.min(initial=0.0)
     return float(np.maximum(highest, -lowest))
 
 
 @contextlib.contextmanager
 def restoring(variables):
-    """Context after which variables have the values that they had before."""
+    """Context manager that restores the values of variables on exit."""
     before = [(variable, ops.copy(variable.value)) for variable in variables]
     try:
         yield

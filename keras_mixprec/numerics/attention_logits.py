@@ -1,10 +1,10 @@
-"""The logits of attention, from inside of the layers that compute them.
+"""Records the logits inside attention layers.
 
-The attention layers of Keras and KerasHub hand their logits to a `Softmax`
-layer inside of them or to `ops.softmax`, or they hand query and key to
+The attention layers of Keras and KerasHub pass their logits to an inner
+`Softmax` layer or to `ops.softmax`. Or they pass query and key to
 `ops.dot_product_attention`, as `MultiHeadAttention` does without dropout. That
-function does not show its logits, so the product is computed once more in a
-step that is measured.
+function does not return its logits, so a measured step computes them a second
+time.
 """
 
 import math
@@ -14,19 +14,19 @@ from keras import ops
 
 from keras_mixprec.numerics.layer_hooks import CallHook
 
-# Logits this low or lower have a mask added to them: -1e4, -1e9 and half of the
-# lowest number of a format are in use.
+# Lower logits are masked. Usual masks add -1e4, -1e9 or half of the format's
+# lowest number.
 _MASK = -1e4
 
-# Elements of the logits up to which they are computed once more: 64 MiB.
+# Logits with more elements (64 MiB) are not computed a second time.
 _MOST = 2**24
 
-# The size that an unknown dimension counts as.
+# The assumed size of an unknown dimension.
 _USUAL_BATCH = 64
 
 
 def logits_hook(entries, on_call, put) -> CallHook:
-    """Returns a hook on layer calls that takes the logits as well.
+    """Returns a hook on layer calls that also records attention logits.
 
     Args:
         entries: As for `CallHook`.
@@ -44,12 +44,13 @@ def logits_hook(entries, on_call, put) -> CallHook:
 
 
 class AttentionLogits:
-    """Takes the logits of each attention layer in one step.
+    """Records the logits of each attention layer in one step.
 
     Args:
         entries: List of `LayerEntry`, the layers of the model.
-        put: Function `(name, position, tensor)` that is given the logits of a
-            call of a layer by the name of the call; `position` counts them.
+        put: Function `(name, position, tensor)` that receives the logits.
+            `name` is the name of the layer's call, and `position` counts the
+            logits within the call.
     """
 
     def __init__(self, entries, put):
@@ -60,26 +61,25 @@ class AttentionLogits:
         self._counts = {}
 
     def of_softmax(self, layer, enclosing, args, kwargs):
-        """Takes what a `Softmax` inside of a layer is given.
+        """Records the input of a `Softmax` inside a layer.
 
         Args:
             layer: The layer that is called.
-            enclosing: String. The name of the call that it is called in,
-                `None` if it is in none.
-            args: Tuple, what it is given.
-            kwargs: Dict, what it is given.
+            enclosing: String. The name of the enclosing layer call, or `None`.
+            args: Tuple of its arguments.
+            kwargs: Dict of its keyword arguments.
         """
         if id(layer) in self._softmaxes and enclosing is not None:
             self._take_unmasked(enclosing, [*args, *kwargs.values()][0])
 
     def of_function(self, function, layer, name, arguments):
-        """Takes what one of `layer_hooks.FUNCTIONS` is given; see `CallHook`.
+        """Records the logits in a call of one of `layer_hooks.FUNCTIONS`.
 
         Args:
-            function: String.
-            layer: The layer that calls it.
-            name: String. The name of its call.
-            arguments: Dict.
+            function: String. The name of the function.
+            layer: The layer that calls the function.
+            name: String. The name of the layer's call.
+            arguments: Dict of the function's arguments by name.
         """
         if function == "dot_product_attention":
             parts = (arguments.get(n) for n in ("query", "key", "scale"))

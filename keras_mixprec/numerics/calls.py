@@ -1,4 +1,4 @@
-"""Records what each layer is given and returns, and what stops a run."""
+"""Records the inputs and outputs of layer calls, and the end of failed runs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,23 +32,24 @@ class LayerCall:
     Attributes:
         path: String. The layer's path.
         layer: The `keras.layers.Layer`.
-        index: Int. How often the layer had been called before in this step.
+        index: Int. The number of earlier calls of the layer in this step.
         run: Function of `args` and `kwargs` that makes the call again.
-        args, kwargs: As the layer was given them, before it casts them.
-        outputs: What it returned.
-        losses: List of the losses that the layer added, and the layers inside
-            it. Empty if the step does not use them.
-        collects_losses: Boolean, whether it has.
-        loss_cotangents: List, their gradients of the scaled loss, or `None`.
-        cotangents: List, for each tensor in `outputs` the gradient of the
-            scaled loss, or `None` where none came by.
-        input_cotangents: List, the same for each tensor in `(args, kwargs)`.
-        training: Boolean or `None`. The value in force.
-        seeds: List of `(variable, value)` of the random state before.
-        draws: List of `Draw`, the random numbers that it drew.
-        nested: Boolean, whether other recorded calls happened inside.
-        around: List of the `LayerCall`s that it is inside of.
-        received: Int. How many cotangents of its outputs came by.
+        args, kwargs: The arguments of the call, before the layer casts them.
+        outputs: The outputs of the call.
+        losses: List of the losses added by the layer and by layers inside it.
+            Empty if the step does not use added losses.
+        collects_losses: Boolean, whether the step uses added losses.
+        loss_cotangents: List of the gradients of the scaled loss with respect
+            to `losses`, or `None` if unknown.
+        cotangents: List of the gradients of the scaled loss with respect to
+            the tensors in `outputs`, or `None` if there is no gradient.
+        input_cotangents: List, the same for the tensors in `(args, kwargs)`.
+        training: Boolean or `None`. The value of `training` in the call.
+        seeds: List of `(variable, value)`, the random state before the call.
+        draws: List of `Draw`, the random numbers that the call drew.
+        nested: Boolean, whether the call contains other recorded calls.
+        around: List of the `LayerCall`s that contain the call.
+        received: Int. The number of output gradients that arrived.
     """
 
     def __init__(self, path, layer, index, run):
@@ -70,7 +71,7 @@ class LayerCall:
 
     @property
     def name(self) -> str:
-        """The path, and which call of a layer that is called repeatedly."""
+        """The path, with the number of the call after repeated calls."""
         return call_name(self.path, self.index)
 
     @property
@@ -80,14 +81,15 @@ class LayerCall:
 
     @property
     def float_cotangents(self) -> list:
-        """Their cotangents."""
+        """The cotangents of `float_outputs`."""
         return [c for _, c in self._float_pairs()]
 
     def cotangents_at(self, scale: float) -> list:
-        """Returns the cotangents at a loss scale, as arrays without gaps.
+        """Returns the cotangents times a loss scale, with 0 for missing ones.
 
         Args:
-            scale: Float. The call is of a step at loss scale 1.
+            scale: Float. The loss scale. The call must come from a step at loss
+                scale 1.
         """
         return [
             to_array(x) * 0.0 if c is None else to_array(c) * scale
@@ -105,10 +107,10 @@ class LayerCall:
 
         Args:
             values: Dict from the id of each of `tensors()` to its value, or to
-                `None` if that is not known.
+                `None` if the value is unknown.
 
         Returns:
-            True if all that the layer was given and returned is known.
+            True if the values of all inputs and outputs are known.
         """
 
         def value_of(leaf):
@@ -149,17 +151,17 @@ _TENSORS = (
 class CallRecorder:
     """Records the calls of a model's layers, innermost first.
 
-    A step may be traced: its tensors have values only when it has run. A call
-    inside a loop or a function that it traces never has: it counts as part of
-    what holds it.
+    In a traced step, tensors have values only after the step has run. A call in
+    a traced loop or function never gets values, and counts as part of the
+    enclosing call.
 
     Args:
         entries: List of `LayerEntry`, the layers to record.
 
     Attributes:
-        calls: List of `LayerCall`, those that have returned.
-        interrupted: List of `LayerCall`, outermost first, those that were
-            under way when a layer raised.
+        calls: List of the `LayerCall`s that have returned.
+        interrupted: List of the `LayerCall`s that were running when a layer
+            raised an error, outermost first.
     """
 
     def __init__(self, entries):
@@ -178,7 +180,7 @@ class CallRecorder:
         return [tensor for call in self.calls for tensor in call.tensors()]
 
     def put_values(self, values: dict):
-        """Replaces all tensors by their values, and drops calls without.
+        """Replaces all tensors by their values, and drops calls without values.
 
         Args:
             values: Dict, as for `LayerCall.put_values`.
@@ -204,7 +206,7 @@ class CallRecorder:
         try:
             outputs = run(*args, **kwargs)
         except Exception:
-            # The innermost layer comes first.
+            # The innermost layer gets here first, and its list is complete.
             self.interrupted = self.interrupted or list(self._open)
             raise
         finally:
@@ -225,14 +227,14 @@ class CallRecorder:
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
         scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
-        # A layer knows its own losses by these ids.
+        # A layer finds its own losses by id, so add the ids of the new tensors.
         for part in flat_layers(call.layer):
             known_ids = loss_ids(part)
             own = [x for x in new if id(x) in known_ids]
             known_ids.update(id(instead[id(x)]) for x in own)
 
     def _observe(self, structure, cotangents, call=None):
-        """Returns the structure to go on with, and the one with the values."""
+        """Returns the structure for the step, and the one to record."""
         values = tree.flatten(structure)
         cotangents += [None] * len(values)
 
@@ -262,10 +264,10 @@ class CallRecorder:
 
 
 def ending_pieces(entries):
-    """Returns a context for a run without a record of the calls of layers.
+    """Returns a context for a run that does not record layer calls.
 
-    JAX compiles a step in pieces. They end behind each layer, as in a run with
-    a record, so that few pieces change when a layer gets another dtype.
+    JAX compiles a step in pieces. This context ends a piece after each layer,
+    so that few pieces change when a layer gets another dtype.
 
     Args:
         entries: List of `LayerEntry`, the layers of the model.
@@ -294,7 +296,7 @@ def seed_states(layer) -> list:
 
 
 def _global_seed_state():
-    """The state of the generator that Keras uses where none is given."""
+    """Returns the state of Keras' default generator, if there is one."""
     generator = global_seed_generator()
     return [] if generator is None else [generator.state]
 
@@ -323,13 +325,13 @@ def observe_outputs(layer, outputs, observe):
     """Returns a layer's outputs with its float tensors observed.
 
     Args:
-        layer: The layer. A model of layers is left out: its last one has
-            shown what it returns.
-        outputs: What it returned.
+        layer: The layer. A model with sublayers is skipped, because its last
+            layer has shown the same outputs.
+        outputs: The outputs of the layer.
         observe: Function of the position of a tensor, the tensor, and whether
-            it is an output. It returns the tensor to go on with. If the tensor
-            is not an output, it holds the logits of that output, which get its
-            gradient.
+            the tensor is an output. Otherwise the tensor holds the logits of
+            that output, which receive the gradient. The function returns the
+            tensor for the step.
     """
     if isinstance(layer, keras.Model) and sublayers(layer):
         return outputs
@@ -348,13 +350,13 @@ def observe_outputs(layer, outputs, observe):
 
 
 class Interrupted(NamedTuple):
-    """A run that raises.
+    """A run that raised an error.
 
     Attributes:
         error: The exception.
-        calls: List of `LayerCall`, those that returned before.
-        open: List of `LayerCall`, those that did not, outermost first; empty
-            if it raises outside of all layers.
+        calls: List of the `LayerCall`s that returned before.
+        open: List of the `LayerCall`s that were running, outermost first. Empty
+            if the error came from code outside layers.
     """
 
     error: Exception
@@ -362,12 +364,12 @@ class Interrupted(NamedTuple):
     open: list[LayerCall]
 
     def progress(self) -> tuple[int, int]:
-        """How far it got, forward and backward."""
+        """Returns how far the run got, forward and backward."""
         return len(self.calls), sum(call.received for call in self.calls)
 
 
 def interruption(model: keras.Model, run: Callable) -> Interrupted | None:
-    """Returns where a run of a model raises, `None` if it does not.
+    """Returns where a run of a model raises, or `None` if it does not.
 
     Args:
         model: The `keras.Model`.

@@ -1,4 +1,4 @@
-"""Runs `train_step` and updates nothing; records calls and gradients."""
+"""Runs `train_step` without updates, and records calls and gradients."""
 
 import contextlib
 import contextvars
@@ -28,7 +28,7 @@ _BY_HAND = contextvars.ContextVar("by_hand", default=False)
 
 
 class NotBuiltError(ValueError):
-    """A model is not built, and only its training can build it."""
+    """Raised if a model is not built, and only training can build it."""
 
 
 class DryStep(NamedTuple):
@@ -38,11 +38,11 @@ class DryStep(NamedTuple):
         loss: Float. The sum of all losses, unscaled.
         gradients: Dict from `id(variable)` to the scaled gradient.
         calls: List of `LayerCall`, innermost first, in the order they ended.
-        scale: Float. The loss scale; 1 if a `train_step` of the user's own
-            does not multiply the loss by it.
-        scales: Boolean, whether it does.
-        state: Dict from `id(variable)` to what the step has set a variable to
-            that is not trained, such as a moving average.
+        scale: Float. The loss scale, or 1 if the user's own `train_step` does
+            not scale the loss.
+        scales: Boolean, whether the step scales the loss.
+        state: Dict from `id(variable)` to the new value of each non-trainable
+            variable that the step sets, such as a moving average.
         draws: List of `Draw`, the random numbers in the order drawn.
     """
 
@@ -66,19 +66,19 @@ def dry_step(
 ) -> DryStep:
     """Runs the model's own `train_step` once, with the optimizers held.
 
-    Weights, optimizers, metrics and random state are as before afterwards.
+    Weights, optimizers, metrics and random state do not change.
 
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
-        scale: Float. Takes the place of every optimizer's loss scale.
-        records: Boolean, whether to record the calls of layers, which hold all
-            activations. Defaults to `True`.
-        how: String. Without a record, `"again"` costs least if the step is
-            repeated in other dtypes, `"once"` if it is not; `"xla"` computes
-            it as XLA does. Defaults to `"again"`.
-        drawing: `Draws`, which keeps a record of the random numbers. Defaults
-            to `None`, a new one.
+        scale: Float. Replaces the loss scale of every optimizer.
+        records: Boolean, whether to record layer calls. The record keeps all
+            activations in memory. Defaults to `True`.
+        how: String, for a step without a record. `"again"` is cheapest if other
+            dtypes follow, and `"once"` if the step is not repeated. `"xla"`
+            compiles the step with XLA. Defaults to `"again"`.
+        drawing: `Draws` that records the random numbers. Defaults to `None`, a
+            new one.
     """
     entries = walk_with_model(model)
     recorder = CallRecorder(entries if records else [])
@@ -103,20 +103,20 @@ def dry_step(
         return [*map(keras.ops.convert_to_tensor, own), *others]
 
     replay = active.replay()
-    # So that on JAX each scale is the same program.
+    # Pass the scale as a tensor, so that JAX compiles one program for all.
     given = data, keras.ops.convert_to_tensor(scale, "float32")
     with restored(model):
         if how == "xla":
             found = replay.compiled(lambda _: run((data, scale)))([])
         else:
             found = replay.run_once(model, run, given)
-    # Tensors of a traced step had no values.
+    # The tensors of a traced step have no values, so look them up by id.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
     losses, gradients, _, scales, state = taken
     losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
-        # Some scale the losses of samples, and average them after that.
+        # User code may scale the losses of samples before it averages them.
         float(sum(to_array(loss).sum() for loss in losses)),
         _known(values, gradients),
         recorder.calls,
@@ -128,13 +128,13 @@ def dry_step(
 
 
 def _known(values, tensors):
-    """The values of tensors that are known."""
+    """Returns the known values of some tensors, by the same keys."""
     found = {key: values[id(tensor)] for key, tensor in tensors.items()}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def interrupted(model: keras.Model, data) -> Interrupted | None:
-    """Runs the step at loss scale 1. Returns where it raises, if it does.
+    """Returns where a step at loss scale 1 raises, or `None` if it does not.
 
     Args:
         model: As for `dry_step`.
@@ -144,22 +144,23 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
 
 
-# No gradient overflows in 16 bits at this scale. It is not 0, because code
-# divides by it.
+# At this scale, no gradient overflows in 16 bits. A scale of 0 would not do,
+# because code divides by the scale.
 _LEAST_SCALE = 2.0**-100
 
 
 @contextlib.contextmanager
 def step_held_at(model: keras.Model, data, scale: float = _LEAST_SCALE):
-    """Context with a function that runs the step, for `each_operation`.
+    """Context manager that yields a function to run the step.
 
-    It maps an ignored list to losses and gradients.
+    The function suits `each_operation`. It ignores its argument, a list, and
+    returns losses and gradients.
 
     Args:
         model: As for `dry_step`.
         data: As for `dry_step`.
-        scale: As for `dry_step`. Defaults to a scale that makes cotangents
-            vanish.
+        scale: As for `dry_step`. Defaults to a tiny scale, at which no gradient
+            overflows.
     """
 
     def run(_):
@@ -175,23 +176,27 @@ def step_held_at(model: keras.Model, data, scale: float = _LEAST_SCALE):
 def run_held(
     model: keras.Model, data, scale_of: Callable, drawing: Draws | None = None
 ) -> tuple:
-    """Lets the model take the step, with its optimizers held.
+    """Runs the model's `train_step` with its optimizers held.
 
-    Within `untouched(model)`.
+    Call this function within `untouched(model)`.
 
     Args:
         model: A built and compiled `keras.Model`.
         data: The batch, as `train_step` takes it.
         scale_of: Function of an optimizer that returns its loss scale. The step
             also reads this scale from the optimizer's variable.
-        drawing: `Draws`, which keeps a record of the random numbers. Defaults
-            to `None`, a new one.
+        drawing: `Draws` that records the random numbers. Defaults to `None`, a
+            new one.
 
     Returns:
-        Tuple of five: a list of the losses, or of those that the step returns
-        if it scales none; a dict from `id(variable)` to the scaled gradient; a
-        dict from it to the loss scale of its optimizer; whether the step
-        multiplied the losses by the loss scale; the `state` of `DryStep`.
+        Tuple of five:
+
+        - List of the scaled losses before scaling. If there are none, list of
+          the losses that the step returns.
+        - Dict from `id(variable)` to the scaled gradient.
+        - Dict from `id(variable)` to the loss scale of its optimizer.
+        - Boolean, whether the step scaled the loss.
+        - Dict, the `state` of `DryStep`.
     """
     held = Held(scale_of)
     with contextlib.ExitStack() as stack:
@@ -206,8 +211,8 @@ def run_held(
             scope.state_mapping |= {
                 id(v): scale for v in scale_variables(optimizer)
             }
-        # The scope gives a regularizer its variable. It must be the stored
-        # value: no gradient leads back from a tensor made of it.
+        # A regularizer reads its variable from the scope. Put the stored value
+        # there, because a new tensor made from it would get no gradient.
         scope.state_mapping |= {
             id(v): stored_value(v)
             for v in model.trainable_variables
@@ -215,9 +220,9 @@ def run_held(
         }
         given = set(scope.state_mapping)
         stack.enter_context(scope)
-        # Within the scope: what it returns shall be of this batch alone, and a
-        # `fit` that raised may leave metrics without values. Not by what guards
-        # them, which would take it for the end of an epoch.
+        # Reset metrics so that the step returns values of this batch alone. Use
+        # the class' method: the monitor wraps the method of the instance, and
+        # would take this call for the end of an epoch.
         type(model).reset_metrics(model)
         with naming_exhaustion():
             returned = active.replay().train_step(model, data)
@@ -256,9 +261,9 @@ def logged_losses(logs) -> list:
 
 
 def _written(model, scope, given):
-    """The values of variables that a step has set without an optimizer.
+    """Returns the variables that a step has set without an optimizer.
 
-    A model may hold the loss scale, which the step is given.
+    The result leaves out the loss scale, even if it is a variable of the model.
     """
     return {
         id(v): scope.state_mapping[id(v)]
@@ -288,7 +293,7 @@ def exact_step(
 
 @contextlib.contextmanager
 def scaled_by_hand(scaled: bool):
-    """Context of steps that multiply the loss without calling `scale_loss`."""
+    """Context for steps that scale the loss without calling `scale_loss`."""
     token = _BY_HAND.set(scaled)
     try:
         yield
@@ -298,6 +303,6 @@ def scaled_by_hand(scaled: bool):
 
 @contextlib.contextmanager
 def restored(model: keras.Model):
-    """Context after which all that a step changes is as before."""
+    """Context manager that restores everything that a step changes."""
     with naming_exhaustion(), untouched(model):
         yield

@@ -1,4 +1,4 @@
-"""A model's metric on held-back data, with its layers in other dtypes."""
+"""Measures a model's metric on held-back data, with layers in other dtypes."""
 
 import contextlib
 import functools
@@ -30,29 +30,29 @@ from keras_mixprec.numerics.layer_hooks import (
 _MODES = ("auto", "min", "max")
 
 _FORMS = (
-    "must be `(x_val, y_val)`, `(x_val, y_val, sample_weight)`, a dataset as "
-    "`model.evaluate` takes it, which ends and can be read again, or a "
-    "function of the model that returns a number"
+    "must be `(x_val, y_val)`, `(x_val, y_val, sample_weight)`, a finite "
+    "dataset for `model.evaluate` that can be read repeatedly, or a function "
+    "of the model that returns a number"
 )
 
 
 class HeldBack:
-    """Held-back data, and the metric that `model.evaluate` has for them.
+    """Held-back data, and the metric to evaluate on them.
 
     Args:
         validate: Tuple `(x_val, y_val)` or `(x_val, y_val, sample_weight)`, a
-            dataset that can be read again and again, or a function of the model
+            dataset that can be read repeatedly, or a function of the model
             that returns a number.
-        monitor: String. Which metric of data, as `EarlyStopping` names it.
-        mode: String. `"min"` if less is better, `"max"` if more is. With
-            `"auto"` Keras decides for the metrics that it knows, and any
-            difference of another metric counts as worse.
+        monitor: String. The name of the metric, as for `EarlyStopping`.
+        mode: String. `"min"` if smaller is better, `"max"` if larger is. With
+            `"auto"` Keras decides for the metrics that it knows. For a custom
+            metric, any difference counts as worse then.
         argument: String. The caller's name for `validate`.
 
     Raises:
-        TypeError: If it is nothing of the kind.
-        ValueError: If it cannot be read twice or has no end, or if `mode` is
-            unknown.
+        TypeError: If `validate` has an unsupported type.
+        ValueError: If the data can be read only once or have no end, or if
+            `mode` is unknown.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class HeldBack:
             self._parts = _parts_of(argument, validate)
 
     def measure(self, model: keras.Model) -> float:
-        """Returns the metric of the model as it computes now.
+        """Returns the metric of the model with its current dtypes.
 
         Raises:
-            TypeError: If a function returns something else than a number.
+            TypeError: If the function does not return a number.
             ValueError: If the model has no such metric.
         """
         if self._function is not None:
@@ -99,22 +99,21 @@ class HeldBack:
                 f"{', '.join(repr(f'val_{name}') for name in logs)}. "
                 f"Received: monitor={self.name!r}"
             )
-        # Asked here because nothing of `fit` is under way in the model's
-        # variables.
+        # Ask only now, because `model.evaluate` may have built the metrics.
         if self._mode == "auto":
             self._mode = better_end(model, self.name)
         return self._number(logs[self._metric])
 
     def worse_by(self, value: float, reference: float) -> float:
-        """Returns how much worse a value of the metric is than another.
+        """Returns how much worse a value of the metric is than a reference.
 
         Args:
-            value: Float, of `measure`, as the next one.
-            reference: Float.
+            value: Float from `measure`.
+            reference: Float from `measure`.
 
         Returns:
-            Float, negative if it is better; infinite if only one is finite, or
-            neither.
+            Float, negative if the value is better. Infinite if either number
+            is not finite.
         """
         if not math.isfinite(value) or not math.isfinite(reference):
             return math.inf
@@ -130,9 +129,9 @@ class HeldBack:
                 value = value.item()
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(
-                f"`{self._argument}` must return a number. Of several metrics, "
-                f"`{self._argument}=(x_val, y_val)` with `monitor` takes one. "
-                f"Received: {value!r} of type {type(value).__name__}"
+                f"`{self._argument}` must return a number. To choose one of "
+                f"several metrics, pass `{self._argument}=(x_val, y_val)` and "
+                f"`monitor`. Received: {value!r} of type {type(value).__name__}"
             )
         return float(value)
 
@@ -142,7 +141,7 @@ def _is_function(validate):
 
 
 def _parts_of(argument, validate):
-    """The data as `model.evaluate` takes them, one by one."""
+    """Returns the arguments for `model.evaluate` as a tuple."""
     if isinstance(validate, tuple | list) and len(validate) in (2, 3):
         return tuple(validate)
     readable = hasattr(validate, "__iter__") or hasattr(validate, "__getitem__")
@@ -167,7 +166,7 @@ def _shown(value):
 def held_back(
     validate: Any, monitor: str, mode: str, argument: str = "validate"
 ) -> HeldBack | None:
-    """Returns the `HeldBack` of arguments, `None` if no data are given.
+    """Returns a `HeldBack`, or `None` if there are no held-back data.
 
     Args:
         validate: As for `HeldBack`, or `None`.
@@ -176,7 +175,7 @@ def held_back(
         argument: As for `HeldBack`.
 
     Raises:
-        ValueError: If a metric is chosen and there is nothing that has it.
+        ValueError: If `monitor` or `mode` is set without `validate`.
     """
     if validate is not None:
         return HeldBack(validate, monitor, mode, argument)
@@ -189,15 +188,15 @@ def held_back(
 
 
 class Evaluation:
-    """Evaluates one model in several dtypes, with the weights that it has.
+    """Evaluates one model in several dtypes, with its current weights.
 
-    In the midst of `fit` as well: weights, optimizers, metrics, the state of
-    layers, random numbers and compiled functions are as before afterwards. Each
+    An evaluation may happen during `fit`. It restores weights, optimizers,
+    metrics, the state of layers, random numbers and compiled functions. Each
     evaluation draws the same random numbers.
 
     Args:
         model: A built and compiled `keras.Model`. On JAX its variables must
-            have their values.
+            hold their current values.
         held_back: `HeldBack`.
 
     Attributes:
@@ -207,7 +206,7 @@ class Evaluation:
     def __init__(self, model: keras.Model, held_back: HeldBack):
         self.held_back = held_back
         self._model = model
-        # Compiled once; other dtypes come and go.
+        # The compiled float32 functions, which later evaluations use again.
         self._in_float32: dict = {}
 
     def in_float32(self) -> float:
@@ -224,17 +223,17 @@ class Evaluation:
         value = self.in_float32()
         if not math.isfinite(value):
             raise ValueError(
-                "In float32 the metric is not finite, so precision is not "
-                f"what is wrong. Received: {self.held_back.name} is {value:g}"
+                "The metric is not finite in float32, so precision is not the "
+                f"cause. Received: {self.held_back.name} is {value:g}"
             )
         return value
 
     def with_policies(self, assignment: dict) -> float:
-        """Returns the metric with the policies that some layers are given.
+        """Returns the metric with other policies for some layers.
 
         Args:
-            assignment: Dict of policy name to the list of layers that follow
-                it meanwhile; all others do as they do now.
+            assignment: Dict from policy name to the list of layers that get
+                the policy. All other layers keep theirs.
         """
         with temporary_policies(assignment):
             return self._measured({})
@@ -255,7 +254,7 @@ class Evaluation:
 
 @contextlib.contextmanager
 def leaving_no_trace(model: keras.Model):
-    """Context after which all that an evaluation changes is as before.
+    """Context manager that restores everything that an evaluation changes.
 
     Args:
         model: A `keras.Model`, compiled or not.
@@ -265,16 +264,16 @@ def leaving_no_trace(model: keras.Model):
     if seeds is not None:
         variables.append(seeds.state)
     variables = list({id(v): v for v in variables}.values())
-    # Data may be drawn, or shuffled, by these.
+    # The dataset may use these generators, for example to shuffle.
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with restoring(variables), active.replay().evaluating(model):
             try:
                 yield
             finally:
-                # Metrics that the evaluation has built are not among those
-                # above. The class' method, because a guarded model's own ends
-                # an epoch.
+                # Reset metrics that the evaluation has built. Use the class'
+                # method: the monitor wraps the method of the instance, and
+                # would take this call for the end of an epoch.
                 type(model).reset_metrics(model)
     finally:
         random.setstate(python)
@@ -286,13 +285,14 @@ _KINDS = ("test", "predict")
 
 @contextlib.contextmanager
 def _compiled_apart(model, functions):
-    """Context that gives a model functions of its own to evaluate with.
+    """Context that gives a model separate compiled functions to evaluate with.
 
-    One that is compiled keeps the dtypes that it was traced with.
+    The model's own functions would still use the dtypes that they were traced
+    with.
 
     Args:
         model: The `keras.Model`.
-        functions: Dict that they are taken from, and kept in.
+        functions: Dict of compiled functions to use. New ones are added.
     """
     places = [
         (layer, f"{kind}_function")
@@ -315,7 +315,7 @@ def _compiled_apart(model, functions):
 
 
 def _new_step(model, name):
-    """A step that JAX does not take for one that it has traced before."""
+    """Returns a copy of a step, so that JAX does not reuse an old trace."""
     step = getattr(model, name)
 
     @functools.wraps(step)

@@ -1,7 +1,7 @@
 """Runs `predict`, or any function that calls a model, and records the calls.
 
-A function of the user's own runs operation by operation, and its loops run in
-Python. So each call in them has its own place and its own numbers.
+The user's own function runs operation by operation, and its loops run in
+Python. So the record shows each layer call in a loop with its own numbers.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class ForwardPass(NamedTuple):
         outputs: List of the float outputs as float32 arrays, flattened.
         calls: List of `LayerCall`, innermost first, in the order they ended.
         draws: List of `Draw`, the random numbers in the order drawn.
-        histories: List of strings, for each output what integers went in
-            before; empty where that is the same in each run.
+        histories: List of strings, for each output a hash of the integers, such
+            as tokens, that the function read before. Empty for `predict`.
     """
 
     outputs: list[np.ndarray]
@@ -48,9 +48,9 @@ class ForwardPass(NamedTuple):
 
 
 class Prediction:
-    """Runs `predict` on one batch, again and again.
+    """Runs `predict` on one batch, in the current dtypes of layers.
 
-    The model does not change: writes of its layers are dropped.
+    The model does not change. Values that its layers assign are dropped.
 
     Args:
         model: A built `keras.Model`, compiled or not.
@@ -67,13 +67,13 @@ class Prediction:
     def run(
         self, *, records: bool = True, drawing: Draws | None = None
     ) -> ForwardPass:
-        """Runs the model's `predict_step`, as the layers compute now.
+        """Runs the model's `predict_step` in the current dtypes.
 
         Args:
-            records: Boolean, whether to record the calls, which hold all
-                activations. Defaults to `True`.
-            drawing: `Draws`, which keeps a record of the random numbers.
-                Defaults to `None`, a new one.
+            records: Boolean, whether to record the calls. The record keeps all
+                activations in memory. Defaults to `True`.
+            drawing: `Draws` that records the random numbers. Defaults to
+                `None`, a new one.
         """
         entries = walk_with_model(self.model)
         recorder = CallRecorder(entries if records else [])
@@ -94,7 +94,7 @@ class Prediction:
         return ForwardPass(arrays, recorder.calls, drawing.made)
 
     def exact(self, *, records: bool = True) -> ForwardPass:
-        """Runs it in float32 throughout, with the random numbers it draws.
+        """Runs `predict_step` in float32, with the same random numbers.
 
         Args:
             records: As for `run`.
@@ -119,31 +119,31 @@ class Prediction:
         return _predicted(self.model, self._batch, Draws())
 
     def compiled(self) -> ForwardPass:
-        """Runs it as XLA computes it as a whole, without a record of calls."""
-        # A new function, because JAX reuses the trace of one that it knows,
-        # even if the layers computed in other dtypes then.
+        """Runs `predict_step` compiled by XLA, without a record of calls."""
+        # Create a new function each time. JAX would reuse the trace of a known
+        # function even if layers have changed their dtypes.
         with naming_exhaustion():
             found = active.replay().compiled(lambda _: self.tensors())([])
         return ForwardPass([to_array(value) for value in found], [])
 
 
 def _predicted(model, batch, drawing):
-    """The float tensors that `predict_step` returns."""
+    """Returns the float tensors from `predict_step`."""
     with naming_exhaustion(), drawing.active(), keras.StatelessScope():
         outputs = active.replay().predict_step(model, batch)
     return [x for x in tree.flatten(outputs) if is_float(x)]
 
 
 class RecordedCalls:
-    """Runs a function that calls a model, again and again.
+    """Runs a function that calls a model, and records the calls.
 
-    Weights, random state and compiled functions are as before afterwards.
+    Weights, random state and compiled functions do not change.
 
     Args:
         model: A `keras.Model`, compiled or not.
-        function: Function that calls the model, or layers of it.
-        args: Tuple, what it is called with.
-        kwargs: Dict, the same by name.
+        function: Function that calls the model, or some of its layers.
+        args: Tuple of the function's arguments.
+        kwargs: Dict of its keyword arguments.
 
     Attributes:
         model: As given.
@@ -157,12 +157,12 @@ class RecordedCalls:
     def run(
         self, *, records: bool = True, drawing: Draws | None = None
     ) -> ForwardPass:
-        """Calls the function, with layers that compute as they do now.
+        """Calls the function with the current dtypes of layers.
 
         Args:
             records: Boolean, whether to keep the calls. Defaults to `True`.
-            drawing: `Draws`, which keeps a record of the random numbers.
-                Defaults to `None`, a new one.
+            drawing: `Draws` that records the random numbers. Defaults to
+                `None`, a new one.
         """
         recorder = _Chain(walk_with_model(self.model))
         drawing = drawing or Draws()
@@ -170,7 +170,7 @@ class RecordedCalls:
             result = self._called()
         if not recorder.calls:
             raise ValueError(
-                "`fn` must call the model, or layers of it. Received: "
+                "`fn` must call the model or some of its layers. Received: "
                 f"fn={self._function!r}, which calls no layer of the model "
                 f"{self.model.name!r}"
             )
@@ -189,7 +189,7 @@ class RecordedCalls:
         )
 
     def exact(self, *, records: bool = True) -> ForwardPass:
-        """Calls it in float32 throughout, with the random numbers it draws.
+        """Calls the function in float32, with the same random numbers.
 
         Args:
             records: As for `run`.
@@ -202,7 +202,7 @@ class RecordedCalls:
             self._called()
 
     def _called(self):
-        # Containers of its own: it may put something else into them.
+        # Copy the containers, because the function may change them.
         args, kwargs = tree.map_structure(lambda x: x, self._given)
         with naming_exhaustion():
             result = self._function(*args, **kwargs)
@@ -221,11 +221,12 @@ class RecordedCalls:
 
 
 class _Chain(CallRecorder):
-    """Records also which calls no other call takes the results of.
+    """Records calls, and finds the results that no other layer call uses.
 
-    The others a function may look at: logits, or what it samples from. The
-    history of a call is all integers, such as tokens, that went in before:
-    where these are others, what comes out cannot be compared.
+    The function itself may use such results, for example to sample tokens from
+    logits. The history of a call is a hash of all integers, such as tokens,
+    that the layers have received. Runs with different histories cannot be
+    compared.
     """
 
     def __init__(self, entries):
@@ -239,7 +240,7 @@ class _Chain(CallRecorder):
         return self._history.hexdigest()
 
     def ends(self) -> list:
-        """Returns the float outputs of these calls, and their history."""
+        """Returns the unused float outputs of calls, with their histories."""
         known = {id(call) for call in self.calls}
         return [
             (to_array(output), history)
@@ -259,7 +260,7 @@ class _Chain(CallRecorder):
                 self._add_to_history(leaf)
         outputs = super()._record(run, layer, path, index, args, kwargs)
         call = self.calls[-1]
-        # Keep the tensors, so that their ids are not used again.
+        # Keep the tensors alive, so that Python does not reuse their ids.
         self._made |= {id(x): (x, call) for x in tree.flatten(outputs)}
         self._ends[id(call)] = call, self.history
         return outputs
@@ -270,7 +271,7 @@ class _Chain(CallRecorder):
 
 
 def _array(leaf):
-    """Returns a float result as an array, `None` for other results."""
+    """Returns a float result as an array, or `None` for other results."""
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = ops.convert_to_tensor(leaf) if leaf.dtype.kind in "fV" else None
     known = is_float(leaf) and active.replay().is_concrete(leaf)
@@ -279,7 +280,7 @@ def _array(leaf):
 
 @contextlib.contextmanager
 def _same_functions(model):
-    """Context after which a model has the compiled functions that it had."""
+    """Context manager that restores a model's compiled functions."""
     before = [
         (layer, name, value)
         for layer in flat_layers(model)
@@ -295,7 +296,7 @@ def _same_functions(model):
 
 @contextlib.contextmanager
 def _same_seeds():
-    """Context after which all random seeds are as before, a sampler's too."""
+    """Context manager that restores all random seeds, also of samplers."""
     own = function_here(keras.random.SeedGenerator, "next")
     before = {}
 
@@ -316,10 +317,10 @@ def _same_seeds():
 
 @contextlib.contextmanager
 def step_by_step():
-    """Context that compiles nothing, and runs each step of a loop.
+    """Context manager that compiles nothing, and runs loops in Python.
 
-    `while_loop`, `fori_loop` and `cond` are Python where nothing is compiled;
-    the others are a batch of calls, or call once more to know shapes.
+    `while_loop`, `fori_loop` and `cond` run in Python if nothing is compiled.
+    `map`, `vectorized_map` and `scan` do not, so this context replaces them.
     """
     instead = {"map": _map, "vectorized_map": _map, "scan": _scan}
     with active.replay().step_by_step(), patched_here(backend_core, instead):

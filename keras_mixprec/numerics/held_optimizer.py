@@ -1,4 +1,4 @@
-"""Optimizers that see losses and gradients, and update nothing."""
+"""Holds optimizers: they record losses and gradients, but update nothing."""
 
 import contextlib
 import contextvars
@@ -31,7 +31,7 @@ def overflowing():
 
 
 def is_scaling(optimizer) -> bool:
-    """Returns whether an optimizer scales the loss, or wraps one that does."""
+    """Returns whether an optimizer, or one inside it, scales the loss."""
     return (
         isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         or optimizer.loss_scale_factor is not None
@@ -51,7 +51,8 @@ def with_wrapped(optimizer) -> list:
 
 def scale_variables(optimizer: keras.Optimizer) -> list:
     """Returns the variables that a step reads the loss scale from."""
-    # Reading the property `dynamic_scale` would count as use of the scale.
+    # Look in the instance's dict, because reading the property `dynamic_scale`
+    # would count as using the scale.
     names = "_scale_variable", "dynamic_scale"
     own = [vars(optimizer).get(name) for name in names]
     found = [v for v in own if isinstance(v, keras.Variable)]
@@ -62,10 +63,11 @@ def scale_variables(optimizer: keras.Optimizer) -> list:
 
 @contextlib.contextmanager
 def held(optimizer, scale, losses, gradients):
-    """Context in which an optimizer sees losses and gradients, no more.
+    """Context in which an optimizer records losses and gradients only.
 
-    The code of a user's own class before it calls ours, or Keras', is part of
-    the step. So is a wrapper's `apply`, until it reaches one that scales.
+    Methods of the user's own class still run until they call Keras' methods or
+    ours. A wrapper's `apply` still runs until it calls an optimizer that scales
+    the loss.
     """
     inner = _wrapped(optimizer)
     wraps_scaling = any(map(is_scaling, inner))
@@ -117,7 +119,7 @@ class _Held:
             apply = lambda grads: optimizer.apply(grads)  # noqa: E731
             own = {
                 "_initial_scale": lambda: self._scale,
-                # Several optimizers that skip together call this.
+                # Optimizers that skip steps together call this method.
                 "_check_gradients": functools.partial(_HeldStep, self._apply),
             }
         return (
@@ -136,7 +138,7 @@ class _Held:
         )
 
     def take(self, gradients, scaled):
-        """Takes the gradients that an inner optimizer was given."""
+        """Records the gradients that an inner optimizer received."""
         for key, gradient in gradients.items():
             if not scaled:
                 (gradient,) = _times([gradient], self._scale)
@@ -150,8 +152,8 @@ class _Held:
         return loss * (self._scale * _TIMES.get())
 
     def _unscale(self, grads):
-        # Code may unscale gradients only to see their size, and apply the
-        # scaled ones.
+        # Remember the gradients. Code may unscale them only to log their norm,
+        # and then apply the scaled ones.
         self._unscaled = grads = list(grads)
         return _times(grads, 1.0 / self._scale)
 
@@ -165,7 +167,9 @@ class _Held:
                 grads = _times(grads, 1.0 / self._scale)
             self._optimizer.inner_optimizer.apply(grads, list(variables))
             return
-        if unscaled:  # `unscale` has already recorded overflows.
+        # An optimizer remembers overflows from `unscale`, even if the code
+        # makes the gradients finite afterwards.
+        if unscaled:
             grads = _times(grads, self._scale * _TIMES.get())
         for gradient, variable in zip(grads, variables, strict=True):
             if gradient is not None:
@@ -195,10 +199,10 @@ def _same(one, other):
 
 
 def _replaced(optimizer, methods):
-    """Context that replaces an optimizer's methods, below the user's own.
+    """Returns a context that replaces methods of Keras' or our optimizers.
 
-    A method in a subclass of the user's own still runs, and `super()` leads it
-    to the replacement.
+    A method of the user's own subclass still runs, and its `super()` calls the
+    replacement.
     """
     replacements = Replacements()
     for name, method in methods.items():
@@ -219,7 +223,7 @@ def _for_one(optimizer, method, original):
 
 
 def _owner(optimizer, name):
-    """The object itself, or the library's class if a user overrides it."""
+    """Returns where to replace a method: the object, or the library's class."""
     classes = [c for c in type(optimizer).__mro__ if name in vars(c)]
     found = [x for x in (optimizer, *classes) if name in vars(x)]
     library = [x for x in found if _is_of_library(vars(x)[name])]
@@ -249,12 +253,12 @@ class _HeldStep:
 def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
     """Returns a context that replaces methods of all optimizers.
 
-    It replaces the methods of every class, because a `train_step` may keep an
-        optimizer anywhere. Other threads go on training.
+    The context replaces the methods of every class, because a `train_step` may
+    keep an optimizer anywhere. Other threads keep the original methods.
 
     Args:
-        methods: Dict from a name to a function, which gets the method that it
-            takes the place of, then what that is called with.
+        methods: Dict from the name of a method to its replacement. This
+            function receives the original method, and then its arguments.
     """
     with contextlib.ExitStack() as stack:
         for cls in _classes(keras.optimizers.Optimizer):
@@ -269,7 +273,7 @@ def instead_of_optimizers(methods: dict) -> contextlib.ExitStack:
 
 
 def _classes(cls):
-    """A class, its subclasses, and all of their bases."""
+    """Returns a class, its subclasses, and all of their bases."""
     found = dict.fromkeys(cls.__mro__)
     for sub in cls.__subclasses__():
         found |= _classes(sub)
@@ -277,9 +281,9 @@ def _classes(cls):
 
 
 class Held:
-    """Collects the losses and gradients that a step gives its optimizers.
+    """Collects the losses and gradients that a step passes to its optimizers.
 
-    Each is held from the moment on that the step turns to it.
+    An optimizer is held from the step's first call of one of its methods.
 
     Args:
         scale_of: Function of an optimizer that returns its loss scale.
@@ -289,7 +293,7 @@ class Held:
         self._scale_of = scale_of
         self._seen: list = []
         self._native: dict = {}
-        # Kept, so that no other gets the id of one.
+        # Keep the optimizers alive, so that Python does not reuse their ids.
         self._held: dict = {}
         self._stack = contextlib.ExitStack()
 
@@ -310,27 +314,27 @@ class Held:
             yield
 
     def taken(self) -> tuple:
-        """Returns the losses and gradients that the optimizers were given.
+        """Returns the losses and gradients that the optimizers received.
 
         Returns:
-            List of the losses that were scaled, as they were before, a dict
-            from `id(variable)` to its scaled gradient, and one from that to
-            the loss scale in it.
+            Tuple of the list of scaled losses before scaling, a dict from
+            `id(variable)` to its scaled gradient, and a dict from
+            `id(variable)` to the loss scale of this gradient.
         """
         losses, gradients, scales = [], dict(self._native), {}
         some_scale = any(is_scaling(optimizer) for optimizer, *_ in self._seen)
         for optimizer, scale, own_losses, own in self._seen:
             losses += own_losses
             if some_scale and not own_losses and not is_scaling(optimizer):
-                # Next to an optimizer that scales, this one gets gradients at
-                # scale 1.
+                # Another optimizer scales the loss, but this one received
+                # unscaled gradients.
                 own = scaled(own, scale)
             gradients |= own
             scales |= dict.fromkeys(own, scale)
         return losses, gradients, scales
 
     def stepped(self, model, updated: list):
-        """Takes the gradients that a backend's own optimizer is about to apply.
+        """Records the gradients that a backend's own optimizer will apply.
 
         Args:
             model: The `keras.Model` of the step.

@@ -1,4 +1,4 @@
-"""Hooks on layer calls, and layers in another dtype for a while."""
+"""Hooks on layer calls, and contexts that change the dtypes of layers."""
 
 import contextlib
 import functools
@@ -26,26 +26,26 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# Layers inside of these run in a loop that a backend may trace, so each of
-# these is recorded as a whole.
+# These layers run an inner layer in a loop that the backend may trace. So a
+# record treats each of them as a whole.
 WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class CallHook:
     """Runs a function in place of every call of a model's layers.
 
-    Only calls in the thread that entered `hooked` count: each replica of a
-    `tf.distribute` strategy traces in a thread of its own.
+    Only calls in the thread that entered `hooked` count, because each replica
+    of a `tf.distribute` strategy traces in its own thread.
 
     Args:
-        entries: List of `LayerEntry`, the layers to be there for.
+        entries: List of `LayerEntry`, the layers to hook.
         on_call: Function `(run, layer, path, index, args, kwargs)` that
-            returns the call's outputs; `run(*args, **kwargs)` makes the call,
-            and `index` says how often the layer was called before.
-        on_function: Function `(function, layer, name, arguments)` that is
-            called before one of `FUNCTIONS` is, with its name, the innermost
-            layer that is called, the name of that call, and a dict of what the
-            function is given by name. Defaults to `None`.
+            returns the call's outputs. `run(*args, **kwargs)` makes the call,
+            and `index` is the number of earlier calls of the layer.
+        on_function: Function `(function, layer, name, arguments)` to call
+            before each call of one of `FUNCTIONS`. The arguments are the name
+            of the function, the innermost layer call with its name, and a dict
+            of the function's arguments. Defaults to `None`.
     """
 
     _patching = threading.Lock()
@@ -65,7 +65,7 @@ class CallHook:
 
     @contextlib.contextmanager
     def hooked(self):
-        """The hook is active within the context."""
+        """Context manager in which the hook is active."""
         thread = threading.get_ident()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_patch())
@@ -83,13 +83,13 @@ class CallHook:
                     CallHook._active[thread] = outer
 
     def _seen(self, model, call):
-        """Wraps `call`: it is a call of the model if no layer makes it."""
+        """Wraps a model's `call`, to record calls that bypass `__call__`."""
 
         def original(model, *args, **kwargs):
             return call(*args, **kwargs)
 
         def seen(*args, **kwargs):
-            # Its `__call__` has recorded this call already.
+            # The model's `__call__` has already recorded this call.
             if self._open and self._open[-1] is model:
                 return call(*args, **kwargs)
             return self._call(original, model, args, kwargs)
@@ -116,7 +116,7 @@ class CallHook:
 
     @property
     def enclosing(self) -> str | None:
-        """The name of the call that the innermost one is inside of."""
+        """The name of the call around the innermost one, or `None`."""
         return self._names[-2] if len(self._names) > 1 else None
 
     def _called(self, function, arguments):
@@ -126,10 +126,11 @@ class CallHook:
 
 
 def _is_called_directly(entry):
-    """Returns whether `train_step` runs the model's `call`, around `__call__`.
+    """Returns whether `train_step` may run a model's `call` directly.
 
-    Keras' own does so on JAX, and casts no inputs then. In a functional or
-    sequential model `call` only calls its layers.
+    On JAX, Keras' `train_step` bypasses the model's `__call__`, and so the cast
+    of inputs. Functional and sequential models do not count, because their
+    `call` only calls layers.
     """
     return (
         entry.path == MODEL_PATH
@@ -140,20 +141,21 @@ def _is_called_directly(entry):
 
 
 def call_name(path: str, index: int) -> str:
-    """Returns the path, and which call of a layer that is called repeatedly."""
+    """Returns the path, with the number of the call after repeated calls."""
     return f"{path}#{index}" if index else path
 
 
 def names_of_output(paths: dict, layer, index: int) -> list:
     """Returns the names of the calls that compute the outputs of a layer.
 
-    The cell of a recurrent layer runs in a loop, but it computes what the layer
-    returns. So does the layer inside of `TimeDistributed`.
+    For a recurrent layer these are its own call and that of its cell, which
+    computes the outputs in a loop. The same holds for the layer inside
+    `TimeDistributed`.
 
     Args:
         paths: Dict from ids of layers to their paths.
         layer: The layer.
-        index: Int. Which of its calls it is.
+        index: Int. The number of earlier calls of the layer.
     """
     inner = None
     if isinstance(layer, keras.layers.RNN):
@@ -166,9 +168,9 @@ def names_of_output(paths: dict, layer, index: int) -> list:
 
 @contextlib.contextmanager
 def _patch():
-    """Sends the calls of all layers to the hooks, while there are any.
+    """Sends the calls of all layers to the hooks while hooks are active.
 
-    Replicas enter and leave in any order, so the last to leave restores.
+    Replicas leave this context in any order, so the last one restores Keras.
     """
     cls = keras.layers.Layer
     with CallHook._patching:
@@ -197,19 +199,19 @@ def _dispatch(layer, *args, **kwargs):
 
 
 class OtherLayers:
-    """Layers that a model calls and does not hold, such as its loss' own.
+    """Layers that a model calls but does not contain, such as those of a loss.
 
     Args:
-        held: List of the layers that it does.
-        outer: `OtherLayers` of the context around this one. Both find the same
+        held: List of the model's layers.
+        outer: `OtherLayers` of the enclosing context, which shares its list of
             layers. Defaults to `None`.
 
     Attributes:
-        narrow: List of those that compute in 16 bits, and of such losses.
+        narrow: List of the layers and losses that compute in 16 bits.
     """
 
     def __init__(self, held: list, outer: "OtherLayers | None" = None):
-        # Kept as well: another layer might get the id of one that is gone.
+        # Keep the layers alive, so that Python does not reuse their ids.
         self._held = {id(layer): layer for layer in held}
         self.narrow: list = []
         if outer is not None:
@@ -217,7 +219,7 @@ class OtherLayers:
             self.narrow = outer.narrow
 
     def in_float32(self, layer):
-        """Returns the context of a call, in float32 of a layer like these."""
+        """Returns a context in which a layer outside the model uses float32."""
         if id(layer) in self._held or layer.compute_dtype not in SIXTEEN_BITS:
             return contextlib.nullcontext()
         if not any(layer is known for known in self.narrow):
@@ -226,7 +228,7 @@ class OtherLayers:
 
     @contextlib.contextmanager
     def losses_in_float32(self):
-        """Context in which losses and `floatx` are float32."""
+        """Context manager that sets losses and `floatx` to float32."""
         own = keras.losses.Loss.dtype.fget
 
         def wide(loss):
@@ -252,10 +254,10 @@ _OTHERS: dict[int, OtherLayers] = {}
 
 @contextlib.contextmanager
 def others_in_float32(layer):
-    """Context that computes layers outside of a layer or model in float32.
+    """Context manager that runs layers outside a model in float32.
 
     Args:
-        layer: The layer or the model.
+        layer: The model, or a layer.
 
     Yields:
         `OtherLayers`.
@@ -274,7 +276,7 @@ def others_in_float32(layer):
                 _OTHERS[thread] = outer
 
 
-# Functions that attention layers call. They may not return.
+# Functions that attention layers pass their logits, or query and key, to.
 FUNCTIONS = ("dot_product_attention", "softmax")
 
 
@@ -294,7 +296,8 @@ def _watched(function):
 
 
 def _watch_functions():
-    # Keras' own layers call the first, KerasHub's and the user's the others.
+    # Keras' own layers use the first module, KerasHub's and the user's layers
+    # the other two.
     for module in (layer_ops, keras.ops, keras.ops.nn):
         for name in FUNCTIONS:
             function = _watched(getattr(module, name))
@@ -306,11 +309,11 @@ _watch_functions()
 
 @contextlib.contextmanager
 def computing_in(policy: str, layers):
-    """Gives `layers` a policy within the context, their own after it.
+    """Context manager that gives layers a policy, and restores their own.
 
-    Compiled functions are left as they are, since nothing calls them here.
+    Compiled functions stay as they are, since nothing calls them here.
     """
-    # Every layer gets its policy back, even if something raises in between.
+    # Register every restore first, so that no error leaves a layer changed.
     with contextlib.ExitStack() as stack:
         for entrance in [x for layer in layers for x in narrow_inputs(layer)]:
             stack.callback(set_input_dtype, entrance, entrance.dtype)
@@ -326,11 +329,12 @@ def computing_in(policy: str, layers):
 
 @contextlib.contextmanager
 def in_float32(layer):
-    """Makes a layer or a model its float32 reference within the context.
+    """Context manager that runs a layer or a model as its float32 reference.
 
-    With everything inside it or called by it, variables as well, whose
-    gradients would be of 16 bits. Products have all 24 bits, though TF32 with
-    11, as many as float16, is the default of some backends.
+    This includes all inner layers, layers called from outside the model, and
+    16-bit variables, whose gradients would have 16 bits. Matrix products do not
+    use TF32, the default of some backends, because it has only float16's
+    precision.
     """
     with (
         widened(layer.variables, SIXTEEN_BITS),
@@ -343,10 +347,10 @@ def in_float32(layer):
 
 @contextlib.contextmanager
 def temporary_policies(assignment: dict):
-    """Gives layers several policies within the context, as `computing_in`.
+    """Context manager that gives layers different policies for a while.
 
     Args:
-        assignment: Dict of policy name to list of layers.
+        assignment: Dict from policy name to list of layers.
     """
     with contextlib.ExitStack() as stack:
         for policy, layers in assignment.items():

@@ -1,4 +1,4 @@
-"""One layer call again, in another dtype, and what its operations do."""
+"""Replays one layer call in another dtype, and inspects its operations."""
 
 import contextlib
 from typing import NamedTuple
@@ -30,13 +30,13 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: String. `"underflow"` if an operand has become zero, as in 1 / 0
-            and log(0), unless an earlier overflow made it zero;
-            `"cast_overflow"` for a cast to a narrower dtype; else
+            and log(0), unless an earlier overflow made it zero.
+            `"cast_overflow"` for a cast to a narrower dtype. Otherwise
             `"forward_overflow"`.
-        code: String. The line of the user's code that runs the operation, as
-            `"model.py:12: y = 1 / x"`; `None` if Keras' own code does.
-        operation: String. The first operation that is not finite, as `"log(0)"`
-            or `"1 / 0"`; `None` if it has no one operand.
+        code: String. The line of the user's code that runs the operation, such
+            as `"model.py:12: y = 1 / x"`. `None` if Keras' own code runs it.
+        operation: String. The first operation with a non-finite result, such as
+            `"log(0)"` or `"1 / 0"`. `None` if it cannot be written so.
     """
 
     kind: str
@@ -45,15 +45,16 @@ class Cause(NamedTuple):
 
     @property
     def evidence(self) -> dict:
-        """The line and the operation, for the numbers of a verdict."""
+        """The code and the operation, for the numbers of a verdict."""
         own = {"code": self.code, "operation": self.operation}
         return {name: text for name, text in own.items() if text}
 
 
 def extremes(function, tensors) -> tuple[float, float]:
-    """Returns the smallest magnitude but 0 that any operation meets.
+    """Returns the extremes of all operations in a function.
 
-    And the largest finite magnitude that one produces.
+    These are the smallest nonzero magnitude among operands and results, and the
+    largest finite magnitude among results.
 
     Args:
         function: Function of a list of tensors.
@@ -74,11 +75,11 @@ def extremes(function, tensors) -> tuple[float, float]:
 
 
 def nonfinite_places(function, tensors) -> set:
-    """Returns where operations make non-finite numbers or zeros.
+    """Returns the places where operations make non-finite numbers or zeros.
 
     Args:
         function: Function of a list of tensors.
-        tensors: The list, finite.
+        tensors: The list of tensors, all finite.
     """
     places = set()
 
@@ -96,18 +97,18 @@ def cause_of_nonfinite(
 ) -> Cause | None:
     """Returns the origin of the non-finite numbers that remain.
 
-    An infinity that a later operation makes finite again, as exp(-inf), does
+    An infinity that a later operation makes finite again, as in exp(-inf), does
     not count.
 
     Args:
         function: Function of a list of tensors.
-        tensors: The list, finite.
+        tensors: The list of tensors, all finite.
         harmless: Set of `nonfinite_places` in float32. Non-finite numbers
-            there do no harm: `where` or a mask discards them. Zeros there are
-            right. Defaults to none.
-        of_loss: Boolean, whether to return what the first scalar comes from,
-            if one is not finite: the loss of a step, not what its gradients do
-            behind that. Defaults to `False`.
+            there do no harm, because `where` or a mask discards them. Zeros
+            there are correct. Defaults to none.
+        of_loss: Boolean, whether to return the origin of the first non-finite
+            scalar, if there is one. In a step this scalar is the loss. Defaults
+            to `False`, the last origin.
 
     Returns:
         `Cause`, or `None` if all numbers are finite.
@@ -116,7 +117,7 @@ def cause_of_nonfinite(
     try:
         replay.each_operation(function, tensors, seen.visit)
     except replay.REFUSALS:
-        # A later operation may refuse the result of an earlier one.
+        # A later operation may raise because of an infinity found before.
         if seen.last is None:
             raise
     return of_loss and seen.of_first_scalar or seen.last
@@ -128,9 +129,9 @@ class _Origins:
     def __init__(self, harmless):
         self.last = self.of_first_scalar = None
         self._harmless = harmless
-        # The origin of each place with infinities or NaNs, in order.
+        # The origin of the infinities or NaNs at each place, in order.
         self._origins = {}
-        # The origin of zeros that come from these, such as 1 / inf.
+        # The origin of zeros that come from infinities, such as 1 / inf.
         self._zeros = {}
 
     def visit(self, inputs, outputs):
@@ -140,7 +141,7 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            # An operation hands a constant on, such as a mask.
+            # An infinite constant, such as a mask, is no fault.
             is_constant = inherited is None and place in before
             if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)
@@ -176,13 +177,14 @@ _UNARY = ("log", "log1p", "log2", "sqrt", "rsqrt", "exp", "expm1", "reciprocal")
 
 
 def _in_words(name, bad, operands):
-    """Writes out the operation at the first place that is bad."""
+    """Writes out the operation at its first non-finite element."""
     name, aligned = name.lower(), _aligned(operands, bad.shape)
     first = [f"{x[bad].flat[0]:.4g}" for x in aligned]
     sign = next((s for s, names in _BINARY.items() if name in names), None)
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
-    # JAX divides by powers of -1 and -2, and by numbers that are no operands.
+    # JAX writes 1 / x as a power of -1, and may divide a constant, which is not
+    # among the operands.
     if first == ["0"] and (sign == "/" or name == "integer_pow"):
         return "x / 0"
     if name.rstrip("_") in _UNARY and len(first) == 1:
@@ -216,7 +218,7 @@ def _zero(arrays):
 
 
 def _origin_of_zeros(zeros, operands, where):
-    """Returns the cause of the zeros that make some results, if it is known."""
+    """Returns the cause of the zeros behind some results, if it is known."""
     for operand in operands if zeros else ():
         zero = operand == 0
         if kind := zeros.get(_zero_place(zero)):
@@ -237,8 +239,8 @@ def _zero_place(zero):
 def _is_of_zeros(bad, operands, dtypes):
     """Returns whether each bad result comes from a zero and finite operands.
 
-    Vectorized code may take a subnormal divisor for zero, as XLA's on a CPU:
-    one that gives no number beyond the format.
+    A subnormal divisor counts as zero if the exact result would fit the format.
+    Vectorized code, such as XLA's on a CPU, flushes it to zero.
     """
     sizes = [np.abs(x[bad]) for x in _aligned(operands, bad.shape)]
     if not sizes or not np.isfinite(sizes).all():
@@ -254,13 +256,13 @@ def _is_of_zeros(bad, operands, dtypes):
 
 
 def _is_of_infinities(zero, operands):
-    """Returns whether wherever a result is zero some operand is not finite."""
+    """Returns whether every zero result has a non-finite operand."""
     given = [~np.isfinite(x[zero]) for x in _aligned(operands, zero.shape)]
     return bool(given) and bool(np.any(given, axis=0).all())
 
 
 def _aligned(operands, shape):
-    """Operands in the shape of a result, none if it is no elementwise one."""
+    """Returns the operands in a result's shape, or [] if they do not fit."""
     try:
         return [np.broadcast_to(operand, shape) for operand in operands]
     except ValueError:
@@ -278,8 +280,8 @@ class LayerReplay:
 
     Args:
         call: The `LayerCall`.
-        compiled: Boolean, whether XLA compiles what runs in the layer's own
-            dtypes, as it does in the model's step.
+        compiled: Boolean, whether XLA compiles runs in the layer's own dtypes,
+            as it compiles the model's step.
     """
 
     def __init__(self, call: LayerCall, compiled: bool = False):
@@ -306,9 +308,9 @@ class LayerReplay:
         """Returns the float outputs and added losses, as float32 arrays.
 
         Args:
-            policy: String. What `layers` compute in. Defaults to `None`, what
-                they compute in now.
-            layers: List. Defaults to the layer and all inside it.
+            policy: String. The policy of `layers` in this run. Defaults to
+                `None`, their current policies.
+            layers: List. Defaults to the layer and all layers inside it.
         """
         return self._arrays(self._run, policy, layers)
 
@@ -328,14 +330,14 @@ class LayerReplay:
         """Returns the smallest and the largest number inside, in float32.
 
         Args:
-            cotangents: As for `gradients`: on the way to these. Defaults to
-                `None`, on the way to the outputs.
+            cotangents: As for `gradients`, to include the backward pass.
+                Defaults to `None`, for the forward pass alone.
         """
         with self._in("float32", None):
             return extremes(self._way(cotangents), self._primals())
 
     def largest_intermediate(self) -> float:
-        """Returns the largest magnitude that float32 meets inside."""
+        """Returns the largest magnitude inside, in float32."""
         return self.extremes()[1]
 
     def cause_of_nonfinite(self, cotangents=None) -> Cause | None:
@@ -345,8 +347,8 @@ class LayerReplay:
             cotangents: As for `extremes`.
 
         Returns:
-            As the function of this name. `None` if all numbers are finite: then
-            only compiled code makes them.
+            `Cause`, or `None` if all numbers are finite. Then only compiled
+            code makes non-finite numbers.
         """
         run = self._way(cotangents)
         with self._in("float32", None):
@@ -358,9 +360,9 @@ class LayerReplay:
         return self._run if cotangents is None else self._pullback(cotangents)
 
     def _pullback(self, cotangents):
-        """Function of inputs and weights that returns their gradients."""
-        # Convert outside `pull`: inside they would be constants, and each layer
-        # would compile its own program.
+        """Returns a function from inputs and weights to their gradients."""
+        # Convert the cotangents here. Inside `pull` they would be constants,
+        # and each layer would compile its own program.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):
@@ -372,7 +374,8 @@ class LayerReplay:
         return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
     def _arrays(self, run, policy, layers):
-        # XLA draws other random numbers on TensorFlow, so both shall.
+        # On TensorFlow, XLA draws other random numbers. So also compile the
+        # float32 run if the layer draws any.
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):

@@ -1,9 +1,9 @@
-"""The random numbers of a model as it is, for a float32 reference of it.
+"""Gives a float32 reference the random numbers of the 16-bit model.
 
-A backend's generator draws other numbers for float16 than for float32 from the
-same seed. It also draws numbers that float32 does not contain: a uniform number
-is 0 once in 1,024 or 2,048, and never rounds to 1. So each number is drawn in
-the dtype that the model draws it in, and cast to float32 for the reference.
+From the same seed, a backend's generator draws different numbers for float16
+and float32. Float16 numbers also have another distribution: a uniform number is
+0 once in 1,024 or 2,048. So the reference draws each number in the model's
+dtype, and then casts it to float32.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
 
-# Dropout drops the same units in every dtype.
+# The name of dropout's draws, which drop the same units in every dtype.
 DROPOUT = "dropout"
 
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
@@ -33,7 +33,7 @@ _SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
     "same", default=None
 )
 
-# The generators of a diagnosis, by what they take the place of.
+# The generators of a diagnosis, by the module that they stand in for.
 _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
     "own", default=None
 )
@@ -53,14 +53,14 @@ class Draw(NamedTuple):
 
 
 class Draws:
-    """Draws within a context, and keeps a record of it.
+    """Draws Keras' random numbers within a context, and records the draws.
 
     Args:
         known: List of `Draw`, in the order of the calls. They set the dtypes to
             draw in. Defaults to `None`, the draws known within `same_draws`.
 
     Attributes:
-        made: List of `Draw`, as drawn.
+        made: List of the `Draw`s made.
     """
 
     def __init__(self, known=None):
@@ -70,7 +70,7 @@ class Draws:
 
     @contextlib.contextmanager
     def active(self):
-        """Keras' random numbers are drawn by this object in the context."""
+        """Context manager in which this object draws Keras' random numbers."""
         original = {
             n: function_here(backend_random, n)
             for n in (*_NAMES, "categorical")
@@ -93,7 +93,9 @@ class Draws:
 
     def _drawing(self, name, draw):
         def draw_as_known(*args, dtype=None, **kwargs):
-            if self._inside:  # Torch makes truncated ones of normal ones.
+            # Count nested draws once: torch makes truncated normal numbers
+            # from normal ones.
+            if self._inside:
                 return draw(*args, dtype=dtype, **kwargs)
             asked = keras.backend.standardize_dtype(
                 dtype or keras.backend.floatx()
@@ -138,10 +140,10 @@ class Draws:
 
 @contextlib.contextmanager
 def same_draws():
-    """Within the context all steps of a model draw as the first one did.
+    """Context manager in which all steps of a model draw in the same dtypes.
 
-    In the same dtypes, by Keras. Numbers that a layer draws by other means
-    come from generators that each step leaves to the next.
+    This applies to draws through Keras. Other draws come from generators whose
+    state goes on from step to step.
     """
     if _SAME.get() is not None:
         yield
@@ -156,10 +158,10 @@ def same_draws():
 
 @contextlib.contextmanager
 def repeated_draws():
-    """Within the context each step draws the same numbers.
+    """Context manager in which each step draws the same numbers.
 
-    This includes numbers that a layer draws without Keras. The kernels of
-    TensorFlow count their draws themselves.
+    This includes numbers that a layer draws without Keras, but not numbers from
+    TensorFlow's stateful operations.
     """
     token = _OWN.set(None)
     try:
@@ -169,22 +171,22 @@ def repeated_draws():
 
 
 def known_draws() -> list:
-    """Returns the list of `Draw` of the model as it is, empty if not known."""
+    """Returns the draws of the 16-bit model, or an empty list if unknown."""
     known = _SAME.get()
     return [] if known is None else known
 
 
 def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
-    """Runs in float32, with the random numbers of the model in 16 bits.
+    """Runs a model in float32, with the random numbers of the 16-bit model.
 
-    If these are not known yet, a run in the model's own dtypes shows them.
+    If the draws are not known yet, a run in the model's own dtypes shows them.
 
     Args:
         model: The `keras.Model`.
-        run: Function of `records`, whether to record the calls of layers, and
-            `drawing`, the `Draws` that it draws with, that returns something
-            with the random numbers it has drawn as `draws`.
-        records: Boolean.
+        run: Function with the keyword arguments `records`, whether to record
+            layer calls, and `drawing`, the `Draws` to use. Its result has the
+            attribute `draws`, the list of draws.
+        records: Boolean, whether to record layer calls.
     """
     with same_draws():
         with in_float32(model):
@@ -192,8 +194,8 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
         if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
         drawing = Draws()
-        # A model that does not run in its own dtypes is diagnosed as well. It
-        # is known how it draws as far as it gets: mostly to the loss.
+        # Even a run that raises an error shows most draws, because it mostly
+        # gets as far as the loss.
         with contextlib.suppress(*active.replay().REFUSALS):
             run(records=False, drawing=drawing)
         known_draws().extend(drawing.made)
@@ -216,10 +218,10 @@ def _cast(structure, dtype):
 
 @contextlib.contextmanager
 def own_random_numbers():
-    """Context in which this thread draws the numbers that follow it.
+    """Context in which this thread has its own NumPy and Python generators.
 
-    From NumPy and Python. Other threads, such as those that load data, draw
-    what they would have drawn.
+    They start as copies of the global ones. The numbers of other threads, such
+    as those that load data, do not change.
 
     Yields:
         Dict for the generators of the backend.
@@ -236,14 +238,15 @@ def own_random_numbers():
         patched_here(np.random, _methods(np.random, own[np.random])),
     ):
         yield own
-    # Functions that were imported by name draw from the state of all threads.
+    # Functions that user code imported by name still draw from the global
+    # state. Restore it, unless other threads may use it.
     if threading.active_count() == 1:
         random.setstate(before[0])
         np.random.set_state(before[1])
 
 
 def _methods(module, own):
-    """The functions of a module that are methods of its generator."""
+    """Returns functions that replace those of a random module, by name."""
     return {
         name: getattr(own, name)
         for name, function in vars(module).items()

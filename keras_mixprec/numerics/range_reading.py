@@ -1,4 +1,4 @@
-"""The ranges of every layer on one batch, without taking a step."""
+"""Measures the ranges of all layers on one batch, without taking a step."""
 
 import contextlib
 from typing import NamedTuple
@@ -39,15 +39,16 @@ class LayerReading(NamedTuple):
     """The measurements of one layer call.
 
     Attributes:
-        path: String. The layer's path, with `#k` behind it for the call after
-            `k` others in the same step.
-        parts: Dict from `"activation"` (outputs), `"gradient"` (of the scaled
-            loss, at the outputs), `"weight_gradient"` (unscaled), `"weight"`
-            or `"attention_logits"` to its `Statistics`.
-        lost_updates: Float. Share of the weights with a gradient that the
-            step leaves as they are, or `None` if it is not to change them: it
-            is skipped, it only accumulates gradients, the learning rate is
-            zero, or the gradients are of some rows alone.
+        path: String. The layer's path, with the suffix `#k` for a call after
+            `k` earlier calls in the same step.
+        parts: Dict from a name to its `Statistics`. The names are
+            `"activation"` (outputs), `"gradient"` (of the scaled loss, at the
+            outputs), `"weight_gradient"` (unscaled), `"weight"` and
+            `"attention_logits"`.
+        lost_updates: Float. Share of the weights that have a gradient but do
+            not change. `None` if the step is skipped or only accumulates
+            gradients, if the learning rate is zero, or if the gradients are
+            sparse.
     """
 
     path: str
@@ -60,11 +61,11 @@ class Ranges(NamedTuple):
 
     Attributes:
         readings: List of `LayerReading`, in the order of the calls.
-        limits: The `Format` that headroom refers to. It is bfloat16 if layers
-            compute in it and none in float16, else float16.
+        limits: The `Format` that headroom refers to. It is bfloat16 if some
+            layers compute in bfloat16 and none in float16, otherwise float16.
         dtypes: Dict from layer path to the dtype of its outputs.
-        failures: Dict from the path of each layer, or name of each optimizer,
-            that could not be measured to the reason.
+        failures: Dict from the path of a layer, or the name of an optimizer, to
+            the reason why it could not be measured.
     """
 
     readings: list[LayerReading]
@@ -80,15 +81,15 @@ class Ranges(NamedTuple):
 
 
 def read_ranges(model: keras.Model, data) -> Ranges:
-    """Measures layers, weights and updates as the next step would meet them.
+    """Measures layers, weights and updates in a dry run of the next step.
 
-    The model's own `train_step` runs once with its optimizers held. Afterwards
-    these get the gradients. The model does not change, and the train function
-    is not compiled again.
+    The model's own `train_step` runs once with its optimizers held. Then the
+    optimizers apply the gradients, to measure lost updates. The model does not
+    change, and Keras does not compile the train function again.
 
     Args:
-        model: A built and compiled `keras.Model`, with variables that are up
-            to date.
+        model: A built and compiled `keras.Model`, whose variables hold their
+            current values.
         data: The batch, as `train_step` takes it.
     """
     with active.processes().single_process(model), restored(model):
@@ -99,12 +100,12 @@ def read_ranges(model: keras.Model, data) -> Ranges:
 
 
 def accumulation_steps(optimizer) -> int:
-    """Returns of how many steps the gradients make one update."""
+    """Returns the number of steps whose gradients make one update."""
     return innermost(optimizer).gradient_accumulation_steps or 1
 
 
 class _Taken:
-    """Takes tensors from a step as it runs, traced or not."""
+    """Collects tensors from a step while it runs, traced or not."""
 
     def __init__(self, model):
         self._model = model
@@ -117,12 +118,12 @@ class _Taken:
             for optimizer in optimizers_of(model).values()
             if optimizer.built and _updates_next(innermost(optimizer))
         ]
-        # A copy of all activations in the memory of the host takes longer
-        # than a few reductions on the device; on a CPU the latter do.
+        # On a GPU, reduce on the device, because copying all activations to the
+        # host is slower. On a CPU, NumPy is faster.
         self._on_host = active.devices()["kind"] == "cpu"
 
     def run(self, data):
-        """Runs the step; returns the tensors, or what is measured of them."""
+        """Runs the step, and returns its tensors or their measurements."""
         with self._hook().hooked():
             _, gradients, scales, scaled, _ = run_held(
                 self._model, data, _scale
@@ -143,7 +144,7 @@ class _Taken:
         return list(self._found.values())
 
     def ranges(self, tensors) -> Ranges:
-        """Returns the ranges, given the tensors that `run` returned."""
+        """Returns the ranges from the tensors that `run` returned."""
         found = dict(zip(self._found, tensors, strict=True))
         for position, (path, variable) in enumerate(self._variables()):
             value = self._measured(ops.stop_gradient(variable.value))
@@ -169,7 +170,7 @@ class _Taken:
             for own in parts.values()
             if "weight_gradient" in own
         ):
-            updates = {}  # The step is skipped.
+            updates = {}  # The optimizer skips this step.
         layers = [entry.layer for entry in self._entries]
         return Ranges(
             [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],
@@ -231,8 +232,8 @@ class _Taken:
             after = [ops.convert_to_tensor(v.value) for v in variables]
         for position, variable in enumerate(variables):
             path, gradient = unscaled[id(variable)]
-            # A sparse gradient is of some rows only, and what overwrites its
-            # variable is not an update.
+            # Skip sparse gradients, which cover only some rows, and gradients
+            # that replace their variable.
             if not _is_sparse(gradient) and not getattr(
                 variable, "overwrite_with_gradient", False
             ):
@@ -246,7 +247,7 @@ class _Taken:
 
     @contextlib.contextmanager
     def _noting_failure(self, path):
-        # One layer that fails must not stop the others.
+        # If one layer fails, still measure the other layers.
         try:
             yield
         except Exception as error:
@@ -265,7 +266,7 @@ def _is_sparse(gradient):
 
 
 def _lost(counts):
-    """The share of weights to be changed that an update leaves as they are."""
+    """Returns the share of weights with a gradient that do not change."""
     if counts is None or not counts[1]:
         return None
     return 1 - float(counts[0]) / float(counts[1])
@@ -278,27 +279,28 @@ def _limits_of(layers):
 
 
 def output_dtype(layer) -> str:
-    """Returns the dtype of what a layer computes."""
+    """Returns the dtype of a layer's outputs."""
     own = rescaling_of(layer)
     return layer.compute_dtype if own is None else own.output_dtype
 
 
 def _updates_next(optimizer):
-    """Returns whether its next step changes variables unless it is skipped."""
+    """Returns whether the optimizer's next step is meant to change weights."""
     steps = micro_batches(optimizer)
     if (int(to_array(steps)) + 1) % accumulation_steps(optimizer):
         return False
     rate = learning_rate_object(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = rate(steps)
-    # A function may change something when it is called, and a
-    # `MultiOptimizer` has several rates.
+    # Do not call a rate that is a function, which may have side effects. A
+    # `MultiOptimizer` has no single rate.
     has_rate = hasattr(optimizer, "learning_rate") and not callable(rate)
     return not has_rate or float(to_array(rate)) != 0
 
 
 def _scale(optimizer):
-    # `compile` makes one that training may not use.
+    # If training uses another optimizer, the one from `compile` is never built,
+    # and scales nothing.
     if not optimizer.built:
         return 1.0
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -1,4 +1,4 @@
-"""Takes train steps as in training, and undoes them."""
+"""Takes real train steps, and undoes them."""
 
 import contextlib
 import math
@@ -45,7 +45,8 @@ class StepTaker:
 
     Attributes:
         optimizers: List of all optimizers that the model holds.
-        scaling: Dict from the ids of those that scale the loss to them.
+        scaling: Dict from `id(optimizer)` to each optimizer that scales the
+            loss.
     """
 
     def __init__(self, model: keras.Model):
@@ -60,9 +61,10 @@ class StepTaker:
     def can_take(self) -> bool:
         """Returns whether the model can take steps here.
 
-        Optimizers that are not built yet would be in the step, and replicas
-        would wait for each other. TensorFlow's optimizers do not know variables
-        that are widened.
+        The answer is no in three cases. An optimizer is not built yet, and
+        would be built within the step. Several replicas train, and would wait
+        for each other. Or trainable variables have 16 bits, and TensorFlow's
+        optimizers do not know their widened copies.
         """
         model, scaling = self._model, self.scaling
         strategy = getattr(model, "distribute_strategy", None)
@@ -79,7 +81,7 @@ class StepTaker:
 
     @property
     def ours(self) -> dict:
-        """The optimizers in `scaling` that record a history, as ours do."""
+        """The optimizers in `scaling` that record a history, like ours."""
         return {
             key: optimizer
             for key, optimizer in self.scaling.items()
@@ -95,7 +97,8 @@ class StepTaker:
             stack.enter_context(active.undo().telling(lambda _: None))
             values = [stored_value(v) for v in known]
             stack.enter_context(holding(known, values))
-            # `fit` reports other values if all batches of an epoch failed.
+            # Call the class' method: the monitor wraps the method of the
+            # instance, and reports other values if a whole epoch failed.
             own = types.MethodType(
                 type(self._model).get_metrics_result, self._model
             )
@@ -106,7 +109,7 @@ class StepTaker:
                 stack.enter_context(
                     patched(optimizer._stages, {"scaling": True})
                 )
-                # Without spikes, training would not diverge.
+                # Stop the handling of spikes, which would hide a divergence.
                 if optimizer.spikes:
                     optimizer.spikes.stop()
             self._python = PythonState(self._model)
@@ -122,7 +125,8 @@ class StepTaker:
         for key, scale in scales.items():
             scale = ops.convert_to_tensor(scale, "float32")
             set_value(variables[key], scale)
-        # A compiled step keeps what it reads besides its state.
+        # A compiled step would keep these values as constants, so note them for
+        # `take` to pass in.
         values = [(v, stored_value(v)) for v in variables.values()]
         self._traced = self._traced or values
 
@@ -148,7 +152,9 @@ class StepTaker:
             values = replay.run_once(self._model, run, data)
         finally:
             if not _is_eager(self._model):
-                self._python.put_back()  # Python code runs as it is traced.
+                # The trace has run the model's Python code, so restore its
+                # state.
+                self._python.put_back()
         for (variable, _), value in zip(written, values, strict=False):
             if value is not None:
                 set_value(variable, value)
@@ -176,12 +182,12 @@ def _is_eager(model):
 
 
 class State(NamedTuple):
-    """A copy of all that steps of a model write.
+    """A copy of everything that train steps of a model change.
 
     Attributes:
-        variables: List of variables: the model's, and those of the optimizers
-            that update it. The counters of loss scaling are not among them.
-        values: List of arrays, their values.
+        variables: List of the variables of the model and of the optimizers that
+            update it, without the counters of loss scaling.
+        values: List of arrays, the values of the variables.
     """
 
     variables: list
@@ -189,34 +195,35 @@ class State(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> "State":
-        """Returns a copy of the state that a model is in."""
-        build_optimizer(model)  # TensorFlow does it in the first step.
+        """Returns a copy of a model's current state."""
+        # Build the optimizer here. TensorFlow does so only in the first step.
+        build_optimizer(model)
         found = _written(model)
-        # A copy: torch and TensorFlow may share the memory of a variable.
+        # Copy, because torch and TensorFlow may share a variable's memory.
         values = [np.array(active.step().read(v)) for v in found]
         return cls(found, values)
 
     @property
     def is_finite(self) -> bool:
-        """Returns whether all numbers in it are."""
+        """Returns whether all numbers in the state are finite."""
         floats = (x for x in self.values if x.dtype.kind not in "iub")
         return all(np.isfinite(x.astype("float32")).all() for x in floats)
 
     def put_back(self):
-        """Gives the variables these values."""
+        """Assigns the values to the variables."""
         for variable, value in zip(self.variables, self.values, strict=True):
             variable.assign(value)
 
     @contextlib.contextmanager
     def in_place(self):
-        """Context that gives the variables these values."""
+        """Context manager that assigns the values to the variables."""
         with restoring(self.variables):
             self.put_back()
             yield
 
 
 def size_of_state(model: keras.Model) -> int:
-    """Returns how many bytes a `State` of a model takes."""
+    """Returns the size of a model's `State` in bytes."""
     return 4 * sum(math.prod(v.shape) for v in _written(model))
 
 
@@ -228,12 +235,11 @@ def _written(model):
 
 
 class Change(NamedTuple):
-    """The difference of a rehearsal from the usual steps.
+    """A change to the usual steps, for a rehearsal.
 
     Attributes:
-        rate: Float. The factor of all learning rates.
-        clip: Float. The norm that gradients are clipped to, together, or
-            `None`.
+        rate: Float. The factor for all learning rates.
+        clip: Float. The global norm to clip gradients to, or `None`.
     """
 
     rate: float = 1.0
@@ -258,18 +264,17 @@ class Rehearsal(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """The growth of the loss of all batches together.
+        """The growth of the total loss, as a share of the first total loss.
 
-        As a share of what it was at first, infinite if a loss or a gradient is
-        not finite.
+        It is infinite if a loss or a gradient is not finite.
         """
         return self._growth(sum(self.losses[-len(self.first) :]))
 
     @property
     def peak(self) -> float:
-        """The largest growth of the loss of one batch, as `growth`.
+        """The largest growth of a loss during the steps, as for `growth`.
 
-        It may have come back since.
+        The loss may have fallen again since.
         """
         return self._growth(max(self.losses) * len(self.first))
 
@@ -281,7 +286,7 @@ class Rehearsal(NamedTuple):
 
 
 def updating(model: keras.Model) -> list:
-    """Returns the optimizers of a model that update, below all that wrap."""
+    """Returns the innermost optimizers of a model, which update variables."""
     return [
         part
         for optimizer in optimizers_of(model).values()
@@ -301,13 +306,14 @@ def rehearse(
     rates: dict,
     change: Change = NO_CHANGE,
 ) -> Rehearsal:
-    """Takes train steps in float32, as they would be taken, and undoes them.
+    """Takes real train steps in float32, and undoes them.
+
+    The rehearsal ends early if a loss or a gradient is not finite.
 
     Args:
-        model: A built and compiled `keras.Model`, as it is to begin.
-        batches: List of batches, as `train_step` takes them, which take turns.
-        steps: Int. How often each batch is trained on. It ends early if a loss
-            or a gradient is not finite.
+        model: A built and compiled `keras.Model`, in the state to start from.
+        batches: List of batches, as `train_step` takes them. They take turns.
+        steps: Int. How often to train on each batch.
         rates: Dict of learning rates, as from `rates_of`.
         change: `Change`. Defaults to none.
     """
@@ -329,7 +335,7 @@ def rehearse(
             overflows = _overflows(taker)
             try:
                 losses.append(taker.take(batch))
-            except active.replay().REFUSALS:  # A loss of torch refuses NaN.
+            except active.replay().REFUSALS:  # A torch loss may refuse NaN.
                 losses.append(math.nan)
             if not math.isfinite(losses[-1]) or _overflows(taker) > overflows:
                 return Rehearsal([losses[0], *first], losses, False)
@@ -339,14 +345,14 @@ def rehearse(
 
 
 def _overflows(taker):
-    """How often optimizers have skipped a step, or lowered their scale of 1."""
+    """Returns how many overflows the optimizers have noticed."""
     own = taker.read("overflows").values()
     scales = [to_array(v.value) for v in taker.scale_variables().values()]
     return sum(x.sum() for x in own) + sum(x < 1 for x in scales)
 
 
 def _at(model, rates, change) -> contextlib.ExitStack:
-    """Context that fixes the learning rates of optimizers, and may clip."""
+    """Returns a context that sets learning rates, and may clip gradients."""
     with contextlib.ExitStack() as stack:
         for optimizer in updating(model):
             rate = rates[id(optimizer)] * change.rate

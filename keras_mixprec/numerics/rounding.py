@@ -1,6 +1,6 @@
-"""Weights and inputs as they might have been rounded as well.
+"""Rounds weights and inputs differently, to measure the noise of rounding.
 
-If a result depends on this, the 16-bit format does not settle it.
+If a result changes with the rounding, no 16-bit format can determine it.
 """
 
 import contextlib
@@ -15,19 +15,20 @@ from keras_mixprec.numerics.arrays import is_float, restoring, to_array
 
 
 def narrowed(dtype: str | None) -> str:
-    """Returns the dtype if it is of 16 bits, else float16."""
+    """Returns the dtype if it has 16 bits, otherwise float16."""
     return dtype if dtype in SIXTEEN_BITS else "float16"
 
 
 @contextlib.contextmanager
 def jittered(model, seed: int):
-    """Within the context every weight is off by half a 16-bit ulp.
+    """Context manager in which every weight is off by half a 16-bit ulp.
 
-    Layers that compute in bfloat16 use its ulp, all others that of float16.
+    The ulp is bfloat16's in layers that compute in bfloat16, and float16's in
+    all other layers.
 
     Args:
         model: A built `keras.Model`.
-        seed: Int. Which of the many ways.
+        seed: Int. The seed for the directions of rounding.
     """
     random = np.random.default_rng(seed)
     owned = [
@@ -45,11 +46,11 @@ def jittered(model, seed: int):
 
 
 def off_by_half_ulp(tensor, dtype: str, random: np.random.Generator):
-    """Returns the tensor with each number moved up or down.
+    """Returns the tensor with each number moved up or down by half an ulp.
 
     Args:
         tensor: A float tensor.
-        dtype: String. The format whose rounding it is.
+        dtype: String. The format that defines the ulp.
         random: `np.random.Generator`.
     """
     epsilon = get_format(dtype).epsilon
@@ -62,7 +63,7 @@ def off_by_half_ulp(tensor, dtype: str, random: np.random.Generator):
 def widened_off_by_half_ulp(tensor, random: np.random.Generator):
     """Returns a 16-bit tensor in float32, moved by half of its own ulp.
 
-    A wider tensor has not been rounded, and stays the same.
+    A wider tensor stays the same, because it was not rounded to 16 bits.
 
     Args:
         tensor: A float tensor.
@@ -77,12 +78,12 @@ def widened_off_by_half_ulp(tensor, random: np.random.Generator):
 def rounded_otherwise(batch, seed: int):
     """Returns a batch whose inputs are off by half a float32 ulp.
 
-    The mean of such inputs may have been made 0, so that only rounding is left
-        of it. Whole numbers do not change, because some stand for tokens.
+    For example, the mean of normalized inputs is only rounding noise, and this
+    change shows it. Whole numbers stay the same, because they may be tokens.
 
     Args:
         batch: As `train_step` takes it.
-        seed: Int. Which of the many ways.
+        seed: Int. The seed for the directions of rounding.
     """
     random = np.random.default_rng(seed)
 

@@ -1,4 +1,4 @@
-"""The range of a tensor: how many elements have each exponent."""
+"""The range of a tensor: the number of elements with each exponent."""
 
 import dataclasses
 import math
@@ -11,30 +11,30 @@ from keras import ops
 
 from keras_mixprec.formats import Format
 
-# A float32 keeps its biased exponent in eight bits: 0 is zero (and what is
-# below every normal float32), 255 is infinity or NaN, and `k` a magnitude of
-# at least `2**(k - 127)` and less than twice that.
+# A float32 has a biased exponent of eight bits. 0 means zero or a subnormal
+# number, 255 means infinity or NaN, and `k` means a magnitude from
+# `2**(k - 127)` to twice this.
 _EXPONENTS = 256
 _BIAS = 127
 _MANTISSA_BITS = 23
 
 
 def measure(tensor):
-    """Returns the numbers of a tensor, counted on its device.
+    """Computes the statistics of a tensor on its device.
 
     Args:
-        tensor: Float tensor of any shape and dtype. A float64 beyond float32
-            counts as infinite.
+        tensor: Float tensor of any shape and dtype. A float64 beyond the range
+            of float32 counts as infinite.
 
     Returns:
         Float32 tensor that `Statistics.from_row` reads. Counts are exact up to
-        `2**24`, and within one in `2**24` beyond.
+        `2**24`. Larger counts have a relative error of at most `2**-24`.
     """
     magnitudes = ops.abs(ops.cast(ops.reshape(tensor, (-1,)), "float32"))
     exponents = ops.right_shift(ops.view(magnitudes, "int32"), _MANTISSA_BITS)
     finite = ops.where(exponents < _EXPONENTS - 1, magnitudes, 0.0)
-    # JAX traces this, and cannot trace `bincount`. The sums of segments of
-    # torch are float32 numbers, which count to 2**24.
+    # JAX cannot trace `bincount`. Other backends use it, because torch's
+    # `segment_sum` counts in float32, which is exact only up to 2**24.
     if keras.backend.backend() == "jax":
         ones = ops.ones_like(exponents)
         counts = ops.segment_sum(ones, exponents, num_segments=_EXPONENTS)
@@ -49,8 +49,8 @@ def measure(tensor):
 def statistics_of(array: np.ndarray) -> "Statistics":
     """Returns the statistics of an array in the host's memory.
 
-    On a CPU that takes a tenth of the time that a tensor's operations do one by
-    one, and nothing has to be compiled.
+    On a CPU, NumPy takes a tenth of the time of a backend's operations, and
+    compiles nothing.
 
     Args:
         array: Float array of any shape and dtype.
@@ -70,16 +70,16 @@ def statistics_of(array: np.ndarray) -> "Statistics":
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Statistics:
-    """The range of one tensor, or of several taken together.
+    """The range of one tensor, or of several stacked tensors.
 
-    For several tensors each number is an array: see `stacked`.
+    For stacked tensors each attribute is an array with one element per tensor.
 
     Attributes:
-        cumulative: Int array `(257,)`: how many elements have a biased float32
-            exponent below each from 0 to 256. Exponent 0 means zero, and 255
-            infinity or NaN.
+        cumulative: Int array `(257,)`. Element `k` is the number of elements
+            with a biased float32 exponent below `k`. Exponent 0 means zero, and
+            255 infinity or NaN.
         largest: Float. The largest finite magnitude, or 0.
-        nan: Int. Number of NaNs.
+        nan: Int. The number of NaNs.
 
     Example:
     >>> from keras_mixprec.formats import get_format
@@ -98,14 +98,14 @@ class Statistics:
 
     @classmethod
     def from_row(cls, row: np.ndarray) -> "Statistics":
-        """Reads what `measure` returned, as a NumPy array."""
+        """Reads the result of `measure`, converted to a NumPy array."""
         largest, nan, *counts = row.astype("float64").tolist()
         counts = np.rint(counts).astype("int64")
         return cls(np.pad(counts.cumsum(), (1, 0)), largest, int(nan))
 
     @classmethod
     def stacked(cls, parts: Sequence["Statistics"]) -> "Statistics":
-        """Returns one whose numbers are arrays, with an element for each."""
+        """Returns `Statistics` whose attributes stack those of all parts."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(*(np.stack([getattr(p, n) for p in parts]) for n in names))
 
@@ -139,20 +139,21 @@ class Statistics:
         return self._share(0, 1)
 
     def subnormal(self, limits: Format) -> float:
-        """Share of elements that a format holds with fewer digits."""
+        """Returns the share of elements that are subnormal in a format."""
         return self._share(
             _index(limits.smallest_subnormal), _index(limits.smallest_normal)
         )
 
     def below(self, limits: Format) -> float:
-        """Share of elements that are not zero but below all of a format."""
+        """Returns the share of nonzero elements too small for a format."""
         return self._share(1, _index(limits.smallest_subnormal))
 
     def headroom_bits(self, limits: Format) -> float:
-        """Bits by which the largest number may grow, infinite if all are zero.
+        """Returns the headroom: by how many bits the largest number may grow.
 
-        Negative if it does not fit the format, and none if there are
-        infinities already.
+        The headroom is infinite if all numbers are zero, and negative if the
+        largest number does not fit the format. If there are infinities, the
+        headroom is at most 0.
         """
         with np.errstate(divide="ignore"):
             bits = np.log2(np.divide(limits.maximum, self.largest))
@@ -162,9 +163,9 @@ class Statistics:
         """Returns the histogram of exponents.
 
         Returns:
-            Array `[k, 3]`: exponent, the next one, and the count of
-            magnitudes between the two powers of two; infinities and NaNs at
-            128, which no finite float32 has.
+            Array `[k, 3]`. Each row has an exponent, the next exponent, and the
+            count of magnitudes between these two powers of two. Infinities and
+            NaNs count under 128, which no finite float32 reaches.
         """
         counts = np.diff(self.cumulative)[1:]
         (used,) = np.nonzero(counts)

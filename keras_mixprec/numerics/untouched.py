@@ -1,4 +1,4 @@
-"""Running a model's own code so that nothing is another one afterwards."""
+"""Runs a model's own code, and restores everything that the code changes."""
 
 import collections
 import contextlib
@@ -18,10 +18,11 @@ from keras_mixprec.numerics.random_numbers import own_random_numbers
 
 @contextlib.contextmanager
 def untouched(model: keras.Model):
-    """Context after which all that a step of a model changes is as before.
+    """Context manager that restores everything that a train step changes.
 
-    Tensors and variables whoever holds them, random numbers, and what Python
-    code counts. The draws of other threads are theirs.
+    This covers all tensors and variables, random numbers, and the state of
+    Python code, such as counters. The random numbers of other threads do not
+    change.
 
     Args:
         model: The `keras.Model`.
@@ -41,11 +42,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 _CONTAINERS = (dict, tuple, list, set, collections.deque, np.ndarray)
 
-# Lists and arrays that are larger hold data, which no step counts in.
+# Larger lists and arrays hold data rather than state, so they are not restored.
 _MOST = 1000
 
-# Objects of these modules hold no state of the user's, or share it with other
-# threads.
+# Objects from these modules are not searched. They hold none of the user's
+# state, or share it with other threads.
 _FOREIGN = {*sys.stdlib_module_names, "numpy", "jax", "jaxlib", "torch"}
 _FOREIGN |= {"tensorflow", "keras", "keras_mixprec"}
 _FOREIGN -= {"__main__"}
@@ -54,9 +55,10 @@ _FOREIGN -= {"__main__"}
 class PythonState:
     """The numbers, strings and tensors that a model's Python code may change.
 
-    In attributes of the model, its layers, optimizers, and what those hold; in
-    lists and dicts of them; in variables of functions around its own code, and
-    in global ones that this code names.
+    The search covers the attributes of the model, its layers and optimizers,
+    and of all objects, lists and dicts that these hold. It also covers the
+    closure variables of the user's code, and the global variables that this
+    code names.
 
     Args:
         model: The `keras.Model`.
@@ -75,7 +77,7 @@ class PythonState:
             waiting += self._visit(waiting.pop())
 
     def put_back(self):
-        """Puts it back."""
+        """Restores the state."""
         for space, before in self._spaces:
             _put_back(space, before)
         for owner, before in self._named:
@@ -172,7 +174,7 @@ class PythonState:
 
 
 def _generator(value):
-    """A function that sets the state of a generator, and that state."""
+    """Returns a function that restores a generator's state, and the state."""
     if isinstance(value, random.Random):
         return value.setstate, value.getstate()
     if isinstance(value, np.random.RandomState):
@@ -181,7 +183,7 @@ def _generator(value):
         bits = value.bit_generator
         return functools.partial(setattr, bits, "state"), bits.state
     if hasattr(value, "get_state") and hasattr(value, "initial_seed"):
-        return value.set_state, value.get_state()  # One of torch.
+        return value.set_state, value.get_state()  # A torch generator.
     return None
 
 
@@ -195,7 +197,7 @@ def _is_ours(name):
 
 
 def _names(code):
-    """All names of a function and of the functions within it."""
+    """Returns all names in a function and in the functions within it."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return {*code.co_names}.union(*map(_names, inner))
 
@@ -214,7 +216,7 @@ def _is_data(value, depth=4):
 
 
 def _put_back(space, before):
-    # An object that has built itself meanwhile keeps all its attributes.
+    # Keep the attributes of an object that was built in the meantime.
     if any(space.get(n) and not before.get(n) for n in ("built", "_built")):
         return
     for name in [*space]:
