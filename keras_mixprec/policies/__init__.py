@@ -13,8 +13,8 @@ is called.
 
 Files:
 
-- `scope.py`: `set_global_policy` and `policy_scope`, for the policy of new layers
-  and its rules.
+- `scope.py`: `set_global_policy` and `policy_scope`, for the policy of new
+  layers and its rules.
 - `rules.py`: `PrecisionRules`, which give some layers another policy.
 - `default_rules.py`: layers that stay in float32 by default, and why.
 - `apply.py`: `apply_policy`, for existing models.
@@ -23,7 +23,7 @@ Files:
 - `plan_file.py`: reads and writes the file of a plan.
 - `layers.py`: walks a model's layers and gives each one a stable path.
 - `graph.py`: finds a layer's place in the graph of its model.
-- `casts.py`: finds layers whose casts fail, or cost more time than 16 bits save.
+- `casts.py`: finds layers whose casts fail, or cost more than 16 bits save.
 - `names.py`: the names of dtype policies, and the policy of each layer.
 - `rescaled.py`: `RescaledPolicy`, for layers that compute on rescaled inputs.
 - `summary.py`: `precision_summary`, the table of layers and dtypes.

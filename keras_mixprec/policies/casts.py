@@ -75,7 +75,7 @@ def _is_lone(feeders, consumers):
 
 
 def _elements(layer):
-    """Returns the number of elements that a layer takes and returns per sample."""
+    """Returns how many elements a layer takes and returns per sample."""
     call = inbound_nodes(layer)[0]
     tensors = [*call.input_tensors, *call.output_tensors]
     # A variable length counts as one position.
@@ -117,7 +117,7 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
 
 
 def _widened(model, inputs, error, paths):
-    """Sets the innermost layer that raised to float32, and returns the layer."""
+    """Sets the innermost layer that raised to float32, and returns it."""
 
     def raises_elsewhere():
         after = _error(model, inputs)

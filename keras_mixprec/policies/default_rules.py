@@ -24,7 +24,7 @@ _MANY_POSITIONS = 1024
 
 
 def is_user_written_norm(layer, path) -> bool:
-    """Returns whether the class name of a user-written layer contains "norm"."""
+    """Returns whether a user-written layer has "norm" in its class name."""
     return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 

@@ -204,7 +204,7 @@ def in_force() -> GraphRewrite | None:
 
 
 def _collect():
-    """Adds newly optimized functions to the records of the innermost rewrite."""
+    """Adds newly optimized functions to the innermost rewrite's records."""
     if _stack:
         _stack[-1]._functions += [
             (before, after)

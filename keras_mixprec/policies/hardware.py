@@ -167,7 +167,7 @@ def _is_fast(format, capabilities):
     if capabilities["compute_capability"] is not None:
         return False, f"the device has {support.note}"
     return None, (
-        f"it has {support.note}, but their speed depends on the backend; run "
+        f"it has {support.note}, but the gain depends on the backend; run "
         "`keras-mixprec doctor` to measure it"
     )
 
