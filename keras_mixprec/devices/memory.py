@@ -5,7 +5,7 @@ The device decides how it is measured, and the measures differ in meaning:
 | `measured_by` | where | what it is |
 |---|---|---|
 | `"device"` | GPUs, TPUs | the peak of the backend's own allocator |
-| `"compiled_program"` | XLA on a CPU | the needs of the compiled step, by XLA's report |
+| `"compiled_program"` | XLA on a CPU | the needs that XLA reports for the step |
 | `"process"` | CPUs | the peak resident memory of the process |
 
 The last one includes the interpreter, all libraries and the data set.

@@ -148,7 +148,7 @@ def _decided(entries, decide):
 
 
 def _stored(layer, policy, reason):
-    """Returns the policy that stores weights, but not statistics, in 16 bits."""
+    """Returns the policy with 16-bit weights, but with float32 statistics."""
     if not is_16_bit(policy):
         return policy, reason
     dtype = policy.removeprefix("mixed_")

@@ -88,7 +88,8 @@ def _drift(exact, low):
 def _are_scores(array):
     """Returns whether an output looks like class scores.
 
-    The scores may be of a sample, or of each position in a sample."""
+    The scores may be of a sample, or of each position in a sample.
+    """
     if array.ndim not in (2, 3):
         return False
     return array.shape[-1] > 1 or bool(((array >= 0) & (array <= 1)).all())
@@ -153,7 +154,7 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        # The layer does not cast its inputs if `autocast` is off.
+        # Inputs that the layer does not cast cannot overflow in the cast.
         seen = (args, outputs) if layer.autocast else outputs
         for tensor in filter(is_float, tree.flatten(seen)):
             if active.replay().is_concrete(tensor):
@@ -164,7 +165,7 @@ def largest_activations(
 
     with computed_in("float32"):
         for batch in batches:
-            # A hook counts the calls in one batch, so each batch gets a new one.
+            # A hook counts the calls of one batch, so each batch gets its own.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
     # A cell runs in the compiled loop of its layer, where no hook sees it.

@@ -153,7 +153,7 @@ def _automatic(conversion, rules):
             refused.append(f"In {dtype}: {one_line(error, 400)}")
     if not found:
         raise ValueError(
-            f"Neither 16-bit format keeps within the tolerance. {' '.join(refused)}"
+            f"No 16-bit format keeps the tolerance. {' '.join(refused)}"
         )
     support = formats(find_capabilities())
 
@@ -168,7 +168,7 @@ def _automatic(conversion, rules):
         speed, size = other.latency["speedup"], other.size["after"]
         report.notes.append(
             f"{other.policy} would be {speed:.2f} times as fast as float32 and "
-            f"take {size:,} bytes, with a drift of {largest_drift(other.drift):.2g}."
+            f"take {size:,} bytes. Its drift is {largest_drift(other.drift):.2g}."
         )
     report.notes.extend(refused)
     return model, report
@@ -355,7 +355,7 @@ class Conversion:
 
         Returns `built` unchanged if no layer or every layer is found.
         """
-        _log.info("Searching for the layers that need float32; this takes many runs")
+        _log.info("Searching for layers that need float32, in many runs")
         errors = [
             largest_drift(drift([], [exact], [low]))
             for exact, low in zip(self._exact, built.outputs, strict=True)
@@ -431,8 +431,8 @@ class Conversion:
             "choose another format."
         )
         return (
-            f"After the conversion ({policy}), the outputs {off}. {worst}{advice} "
-            f"Received: tolerance={self._tolerance:g}"
+            f"After the conversion ({policy}), the outputs {off}. "
+            f"{worst}{advice} Received: tolerance={self._tolerance:g}"
         )
 
 

@@ -92,7 +92,7 @@ class Rebuilder:
         return self._made(set_planned)
 
     def reloaded(self, model: keras.Model, policy: str) -> keras.Model:
-        """Returns the model as Keras would load it from a file, without weights.
+        """Returns the model as Keras would load it, without its weights.
 
         Args:
             model: The result of `build`.
@@ -407,7 +407,7 @@ def _under(policy):
 
 def _note(others):
     if others is None:
-        return "Keras cannot load a .keras file of this model. Use `save_weights`."
+        return "Keras cannot load this model from a file. Use `save_weights`."
     shown = ", ".join([*others][:3])
     return (
         f"A .keras file of this model loads "

@@ -89,9 +89,7 @@ class _Batches(CallRun):
             output_error(own.outputs, exact.outputs)
             for own, (_, exact) in zip(runs, self._pairs, strict=True)
         ]
-        _log.info(
-            "The drift in trial %d is %.2g", self.tried, max(errors)
-        )
+        _log.info("The drift in trial %d is %.2g", self.tried, max(errors))
         return max(errors) <= self.tolerance
 
 
