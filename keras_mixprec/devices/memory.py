@@ -5,7 +5,7 @@ The device decides how it is measured, and the measures differ in meaning:
 | `measured_by` | where | what it is |
 |---|---|---|
 | `"device"` | GPUs, TPUs | the peak of the backend's own allocator |
-| `"compiled_program"` | XLA on a CPU | the needs that XLA reports for the step |
+| `"compiled_program"` | XLA on a CPU | the memory that XLA reports for it |
 | `"process"` | CPUs | the peak resident memory of the process |
 
 The last one includes the interpreter, all libraries and the data set.

@@ -153,7 +153,7 @@ def _automatic(conversion, rules):
             refused.append(f"In {dtype}: {one_line(error, 400)}")
     if not found:
         raise ValueError(
-            f"No 16-bit format keeps the tolerance. {' '.join(refused)}"
+            f"Neither 16-bit format keeps the tolerance. {' '.join(refused)}"
         )
     support = formats(find_capabilities())
 
@@ -168,7 +168,7 @@ def _automatic(conversion, rules):
         speed, size = other.latency["speedup"], other.size["after"]
         report.notes.append(
             f"{other.policy} would be {speed:.2f} times as fast as float32 and "
-            f"take {size:,} bytes. Its drift is {largest_drift(other.drift):.2g}."
+            f"take {size:,} bytes, with drift {largest_drift(other.drift):.2g}."
         )
     report.notes.extend(refused)
     return model, report
@@ -217,7 +217,7 @@ def _text_as_tensor(leaf):
         return leaf
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            "Models take text only on TensorFlow. Convert the part after "
+            "Only TensorFlow calls models on text. Convert the part after "
             "`TextVectorization` or `StringLookup`, and calibrate it on their "
             f"output. Received: calibration={str(leaf)[:80]}"
         )

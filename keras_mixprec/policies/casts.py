@@ -83,7 +83,7 @@ def _elements(layer):
 
 
 _SIZES = {int, type(None)}
-_REASON = "its code cannot mix dtypes, and a rule keeps a part in float32"
+_REASON = "its code mixes dtypes if a rule keeps a part of it in float32"
 
 
 def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
