@@ -69,9 +69,9 @@ def __dir__():
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
     importlib.import_module(f"{__name__}.policies.rescaled")
-    # This file records which layers the user's code names, so it comes before
-    # any layer is created.
+    # `policies.layers` records which layers the user's code names, so it must
+    # be imported before any layer is created.
     importlib.import_module(f"{__name__}.policies.layers")
-    # This file replaces `fit`, so it comes before the script looks up
-    # `model.fit`.
+    # `_fit_end` replaces `fit`, so it must be imported before the script looks
+    # up `model.fit`.
     importlib.import_module(f"{__name__}._fit_end")

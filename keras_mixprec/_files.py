@@ -15,7 +15,7 @@ from keras_mixprec._checks import check_type
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows has no `fcntl`.
     fcntl = None  # type: ignore[assignment]
 
 

@@ -50,7 +50,7 @@ _HIDDEN = re.compile(
 def printable(text: str) -> str:
     r"""Returns a text with its control characters escaped.
 
-    Otherwise a layer's name could control the terminal, or hide part of the
+    Without this, a layer's name could control the terminal, or hide part of the
     text.
 
     Example:

@@ -13,7 +13,7 @@ import types
 import weakref
 
 import keras
-from keras.src import ops as layer_ops  # Keras' layers call this module.
+from keras.src import ops as layer_ops  # Layers do not call `keras.ops`.
 from keras.src.backend import (
     # Sets the dtype to which layers cast variables; `None` casts nothing.
     AutocastScope,
@@ -298,7 +298,7 @@ def casts_value(variable: keras.Variable) -> bool:
 def set_value(variable: keras.Variable, value):
     """Sets a variable to a value that already has its dtype and devices."""
     if keras.backend.backend() == "jax":
-        variable._value = value  # `assign` needs all processes.
+        variable._value = value  # `assign` needs every process.
     else:
         variable.assign(value)
 

@@ -80,7 +80,7 @@ def save(capabilities: dict, measured: Measured) -> str:
 
 
 def _of(capabilities):
-    # JSON turns tuples into lists. These values are compared with loaded ones.
+    # Stored values have lists for tuples, and these must compare equal.
     return json.loads(json.dumps(capabilities))
 
 

@@ -25,7 +25,7 @@ from keras_mixprec.backend.common import optimizers_of
 
 try:
     import resource
-except ImportError:  # Windows
+except ImportError:  # Windows has no `resource`.
     resource = None  # type: ignore[assignment]
 
 _PROC = pathlib.Path("/proc")

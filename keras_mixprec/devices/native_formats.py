@@ -69,7 +69,7 @@ _CUDA = {
     "float16": {
         (7, 0): _units("float16 tensor cores", _VOLTA),
         (6, 2): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
-        # float16 counts as emulated, at 1/64 of float32's rate.
+        # It runs at 1/64 of float32's rate, so it counts as emulated.
         (6, 1): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
         (5, 3): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
         (0, 0): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),

@@ -87,7 +87,7 @@ def parse_cpuinfo(text: str) -> Processor:
         key, colon, value = line.partition(":")
         if colon:
             found.setdefault(key.strip().lower(), value.strip())
-    # On 64-bit Arm, Linux lists "Features", and gives no model name.
+    # On 64-bit Arm, Linux lists "Features" instead of flags, and no model name.
     flags = found.get("flags", found.get("features"))
     name = found.get("model name", found.get("hardware", "")) or "cpu"
     return Processor(name, None if flags is None else _named(flags.split()))

@@ -154,7 +154,7 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        # Inputs that the layer does not cast cannot overflow in the cast.
+        # An input that the layer does not cast cannot overflow in a cast.
         seen = (args, outputs) if layer.autocast else outputs
         for tensor in filter(is_float, tree.flatten(seen)):
             if active.replay().is_concrete(tensor):

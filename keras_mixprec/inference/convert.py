@@ -431,7 +431,7 @@ class Conversion:
             "choose another format."
         )
         return (
-            f"After the conversion ({policy}), the outputs {off}. "
+            f"After conversion to {policy} the outputs {off}. "
             f"{worst}{advice} Received: tolerance={self._tolerance:g}"
         )
 

@@ -30,10 +30,10 @@ def diagnose_call(
     failed: 3 for the third step of a loop that calls the layer once in each
     step. The search demotes each layer that it finds before it goes on.
 
-    The function runs several times, operation by operation. That includes
-    functions that it compiles, and the bodies of `keras.ops.while_loop`,
-    `scan`, `map` and `vectorized_map`. Weights, random state and compiled
-    functions do not change.
+    The function runs several times, operation by operation. Functions that it
+    compiles also run operation by operation, and so do the bodies of
+    `keras.ops.while_loop`, `scan`, `map` and `vectorized_map`. Weights, random
+    state and compiled functions do not change.
 
     Args:
         model: A `keras.Model`, compiled or not.

@@ -99,13 +99,13 @@ class Rebuilder:
             policy: Policy name, the global policy when the file is loaded.
 
         Raises:
-            Exception: Of any kind, if Keras cannot load the model.
+            Exception: If Keras cannot load the model. It may be of any kind.
         """
         config = _config_of(model)
         with _global_policy(policy):
             loaded = _deserialized(config, self._model)
         for own, new in zip(*map(every_place, (model, loaded)), strict=True):
-            if hasattr(own, "save_assets"):  # Such as a vocabulary.
+            if hasattr(own, "save_assets"):  # Assets may be vocabularies.
                 copy_state(own, new)
         return loaded
 
@@ -175,7 +175,7 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """
     store: dict[str, Any] = {}
     source.save_own_variables(store)
-    # Copied, because on JAX `fit` reuses the memory of variables.
+    # Without a copy, `fit` on JAX would later reuse the memory.
     store = {k: np.array(ops.convert_to_numpy(v)) for k, v in store.items()}
     if store:
         target.load_own_variables(store)
@@ -270,7 +270,7 @@ def _deserialized(config, model):
         if not hasattr(keras.layers, type(layer).__name__)
     }
     return keras.saving.deserialize_keras_object(
-        copy.deepcopy(config),  # Keras modifies it.
+        copy.deepcopy(config),  # Keras modifies the config.
         custom_objects=known,
         safe_mode=False,
     )

@@ -27,19 +27,19 @@ class ConversionReport(_html.HtmlReport):
     Attributes:
         policy: String. `"float16"`, `"bfloat16"` or `"plan"`.
         plan: The `PrecisionPlan` that the new model follows, with the reasons.
-        layers: List of dicts, one for each layer: `path`, `class`, `policy`,
-            `parameters` and `bytes` of its own weights, `largest`, the largest
-            magnitude in its inputs and outputs in float32, `headroom_bits`, how
-            many powers of two are left below overflow in the layer's compute
-            dtype, and `reason`. `largest` and `headroom_bits` are `None` for
-            layers without floating-point tensors.
-        drift: List of dicts, one for each floating-point output: `output`,
-            `relative`, the norm of the difference from float32 as a share of
-            the output's norm, `largest` and `mean` of the absolute difference,
-            `scale`, the largest magnitude in float32. `nonfinite` counts
-            numbers that are finite only in float32. `top1_agreement` is the
-            share of samples with the same top class, `None` if outputs do not
-            look like class scores.
+        layers: List of dicts, one for each layer, with `path`, `class`,
+            `policy`, `reason`, and the `parameters` and `bytes` of its own
+            weights. `largest` is the largest magnitude in its inputs and
+            outputs in float32. `headroom_bits` is the number of powers of two
+            left below overflow in its compute dtype. Both are `None` for layers
+            without floating-point tensors.
+        drift: List of dicts, one for each floating-point output. `output` is
+            its name. `relative` is the norm of the difference from float32,
+            divided by the norm in float32. `largest` and `mean` are those of
+            the absolute difference. `scale` is the largest magnitude in
+            float32. `nonfinite` counts numbers that are finite only in float32.
+            `top1_agreement` is the share of samples with the same top class,
+            `None` if outputs do not look like class scores.
         tolerance: Float. The largest relative drift that was accepted.
         size: Dict, `before` and `after`: bytes of all weights.
         latency: Dict, `before` and `after`: seconds of a batch in float32 and

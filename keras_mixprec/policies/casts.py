@@ -32,9 +32,10 @@ from keras_mixprec.policies.names import is_fixed, set_policy
 # as long as 390 multiply-adds save.
 WORTH_A_CAST = 400
 
-# An isolated layer does at most this share of the model's multiply-adds.
-# Without this limit, every layer of a small model would stay in float32. That
-# is too cautious, because compilers fuse casts and save memory traffic.
+# A layer between float32 layers stays in float32 only if it does at most this
+# share of the model's multiply-adds. Without this limit, all layers of a small
+# model would stay in float32. Compilers fuse many casts, so that would be too
+# cautious.
 SMALL_SHARE = 0.05
 
 
@@ -164,7 +165,7 @@ def _zeros(tensor):
 def _error(model, inputs):
     """Calls the model, and returns the error that it raises, or `None`."""
     try:
-        # A symbolic call does not check dtypes on torch.
+        # On torch, only a real call checks dtypes.
         with keras.StatelessScope():
             model(inputs, training=False)
     except active.replay().REFUSALS as error:

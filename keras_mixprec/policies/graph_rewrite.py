@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     "rewrite. Compile the model with `run_eagerly=False, jit_compile=False`",
 }
 
-# These operations take most of the time, so the counts are about them.
+# These operations take most of the time, so `products` counts only them.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 # Each rewrite has its own number, because TensorFlow reuses functions that it
@@ -185,7 +185,7 @@ def graph_rewrite(
     lists = _check_arguments(
         dtype, {"allow": allow, "deny": deny, "infer": infer}
     )
-    _collect()  # The test for support discards TensorFlow's records.
+    _collect()  # The test for support discards all records.
     if dtype != "float32" and not active.graph_rewrite().does(dtype):
         _apply()  # Resumes the records for the rewrite in force.
         device = ", ".join(dict.fromkeys(active.devices()["devices"]))

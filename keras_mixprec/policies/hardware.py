@@ -59,7 +59,7 @@ def recommend_policy() -> Recommendation:
 
     It measures nothing and takes milliseconds. On CPUs and Apple's GPUs the
     gain depends on the backend. There it uses measurements that `doctor` made
-    on the same devices with the same versions, and says so. Without
+    on the same devices with the same versions, and the reason says so. Without
     measurements it recommends float32. It never recommends a format in which
     `doctor` found wrong results.
 

@@ -24,7 +24,7 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# The default precisions of products and convolutions, unless float32.
+# The defaults of products and convolutions, where they are not float32.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),

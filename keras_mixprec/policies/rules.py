@@ -217,7 +217,7 @@ def _find(name, expected=None):
     if found is None or found is not (expected or found):
         raise ValueError(
             "To save a rule, register its `match` with "
-            "`keras.saving.register_keras_serializable`, unless it is a layer "
-            f"of Keras. Received: match={expected or name!r}"
+            "`keras.saving.register_keras_serializable`, unless it is a Keras "
+            f"layer class. Received: match={expected or name!r}"
         )
     return found

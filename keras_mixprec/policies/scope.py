@@ -22,7 +22,7 @@ from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 # Keras keeps its global policy per thread, so the rules are per thread too.
 _rules = threading.local()
 
-# The last policy that `set_global_policy` has set in any thread.
+# The last policy that was set in any thread, to notice a thread without it.
 _last_set: list[str] = []
 
 
