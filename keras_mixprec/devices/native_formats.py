@@ -56,7 +56,7 @@ def _units(note, source):
     return Support("native", note, source, matrix=True)
 
 
-_FROM_VOLTA = "no tensor cores, which start at 7.0"
+_FROM_VOLTA = "no tensor cores, which need capability 7.0"
 _UNKNOWN = Support("unknown", "the device does not report it")
 _NO_UNITS = Support("absent", "no units for it")
 
@@ -114,7 +114,7 @@ _OTHERS = {
     },
     "mps": {
         "bfloat16": Support(
-            "unknown", "emulated on M1 and M2, native later", _APPLE
+            "unknown", "emulated on M1 and M2, native on later chips", _APPLE
         ),
         "float16": Support("native", "no matrix units for it", _APPLE),
         "tf32": _NO_UNITS,
@@ -133,7 +133,8 @@ def formats_of(
     """Returns the support of a device for each of `FORMATS`.
 
     Args:
-        kind: String, as backends call it: `"cpu"`, `"cuda"`, `"tpu"`, ...
+        kind: String. The kind of the device, such as `"cpu"`, `"cuda"` or
+            `"tpu"`.
         name: String. The device's name.
         capability: Tuple of two ints. CUDA's compute capability.
         architecture: String. The architecture of an AMD GPU, such as
@@ -149,7 +150,7 @@ def formats_of(
     if capability is not None:
         found = {f: _from(rows, capability) for f, rows in _CUDA.items()}
         if lacks_tensor_cores(name):
-            wrong = Support("native", "no tensor cores, may be wrong", _TURING)
+            wrong = Support("native", "no tensor cores, results may be wrong", _TURING)
             found["float16"] = wrong
         return found
     if kind == "cpu":

@@ -152,12 +152,12 @@ def _latency(latency):
 def _drift(row, tolerance):
     if row["nonfinite"]:
         numbers = formats.format_count(row["nonfinite"], "number")
-        return f"Drift of {row['output']}: {numbers} not finite."
+        return f"Drift of {row['output']}: {numbers} became inf or NaN."
     scale, same = formats.format_digits(row["scale"]), row["top1_agreement"]
     line = (
         f"Drift of {row['output']}: {row['relative']:.2g} of float32's norm "
         f"(tolerance {tolerance:g}). The largest difference is "
-        f"{row['largest']:.2g}, the mean {row['mean']:.2g}, for numbers up to "
+        f"{row['largest']:.2g}, the mean {row['mean']:.2g}, for outputs up to "
         f"{scale}."
     )
     if same is None:

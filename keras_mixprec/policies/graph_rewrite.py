@@ -261,7 +261,7 @@ def _check_arguments(dtype, lists):
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(
             "An operation can be in only one of `allow`, `deny` and `infer`. "
-            f"Received: {twice[0]!r} in several"
+            f"Received: {twice[0]!r} in several lists"
         )
     if unknown := active.graph_rewrite().unknown(counts):
         raise ValueError(

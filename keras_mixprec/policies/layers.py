@@ -138,7 +138,7 @@ def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
     ]
     if path in shown:
         found = paths[shown.index(path)]
-        return f"it is Keras' name in this process, but the path is {found!r}"
+        return f"Keras uses this name in this process, but the path is {found!r}"
     ends = [p for p in paths if p.endswith(f"/{path}")]
     if len(ends) > 1:
         return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
@@ -173,7 +173,8 @@ def _stable_names(layers):
     origin, so a number at the end of a name counts as automatic.
 
     Args:
-        layers: The sublayers of one parent, in the order Keras tracks them.
+        layers: The sublayers of one parent, in the order in which Keras tracks
+            them.
     """
     stems = [
         (layer.name, None) if _is_given(layer) else _split_name(layer)
