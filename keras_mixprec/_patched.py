@@ -26,7 +26,7 @@ class Replacements:
         Args:
             owner: An object with a `__dict__`, a module, or a class.
             name: String, the name of a method.
-            function: The replacement. It also supersedes an earlier one.
+            function: The replacement, in place of any earlier replacement.
         """
         key = id(owner), name
         self._all[key] = owner, name, function

@@ -150,7 +150,7 @@ def formats_of(
     if capability is not None:
         found = {f: _from(rows, capability) for f, rows in _CUDA.items()}
         if lacks_tensor_cores(name):
-            wrong = Support("native", "no tensor cores, results may be wrong", _TURING)
+            wrong = Support("native", "no tensor cores, may be wrong", _TURING)
             found["float16"] = wrong
         return found
     if kind == "cpu":

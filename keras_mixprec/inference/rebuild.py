@@ -41,8 +41,8 @@ class Rebuilder:
 
     Args:
         model: A built `keras.Model`. It does not change.
-        x: One batch of inputs. The new model is called on it if its config does
-            not build it.
+        x: One batch of inputs. If the config does not build the new model, the
+            model is called on this batch.
 
     Attributes:
         reference: The model in float32, with its weights.

@@ -138,7 +138,7 @@ def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
     ]
     if path in shown:
         found = paths[shown.index(path)]
-        return f"Keras uses this name in this process, but the path is {found!r}"
+        return f"Keras uses this name here, but the layer's path is {found!r}"
     ends = [p for p in paths if p.endswith(f"/{path}")]
     if len(ends) > 1:
         return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
