@@ -30,7 +30,7 @@ def set_policies(
 
     Args:
         model: A `keras.Model`.
-        default: Policy name, of the model itself.
+        default: String. The name of the model's own policy.
         decide: Function that takes a `LayerEntry` and returns a policy name and
             the reason.
         exactly: Boolean. If `False`, a layer whose own code cannot mix dtypes
