@@ -1,8 +1,8 @@
 """Safe, visible and self-repairing 16-bit training for Keras 3.
 
-This file lists every public name with the file that defines it. A file is
-imported when one of its names is first used. So the import of this package
-takes milliseconds and imports neither Keras nor a backend.
+This file lists every public name and the file that defines it. Python imports
+that file when the name is first used. So `import keras_mixprec` takes
+milliseconds, and imports neither Keras nor a backend.
 """
 
 import importlib
@@ -63,12 +63,15 @@ def __dir__():
     return sorted(__all__)
 
 
-# Keras loads a model with our optimizer or policy only if they are registered.
-# If the script has imported Keras already, these imports cost little.
+# Keras can load a model with our optimizer or policy only after their classes
+# are registered. These imports register them. They cost little if the script
+# has already imported Keras.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
     importlib.import_module(f"{__name__}.policies.rescaled")
-    # This must see how layers are made, to know which names the code gave.
+    # `policies.layers` records which layers the user's code names, so it must
+    # be imported before any layer is created.
     importlib.import_module(f"{__name__}.policies.layers")
-    # This must replace `fit` before Python looks it up.
+    # `_fit_end` replaces `fit`, so it must be imported before the script looks
+    # up `model.fit`.
     importlib.import_module(f"{__name__}._fit_end")

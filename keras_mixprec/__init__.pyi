@@ -1,4 +1,4 @@
-"""What type checkers and editors read; `__init__.py` loads the same lazily."""
+"""The public names, for type checkers and editors."""
 
 from keras_mixprec.analysis.comparison.result import (
     ComparisonResult as ComparisonResult,

@@ -1,4 +1,4 @@
-"""`python -m keras_mixprec` is `keras-mixprec`."""
+"""Runs the `keras-mixprec` command for `python -m keras_mixprec`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, and errors in a strict run."""
+"""Checks arguments, and raises internal errors in strict runs."""
 
 import math
 import numbers
@@ -28,7 +28,7 @@ def check_list(name, value, kind, what):
 
     Args:
         name: String. The argument's name as the caller typed it.
-        value: Object to check. A string is not a list of its letters.
+        value: Object to check. A string is refused.
         kind: Type of each entry.
         what: String. The right type in words.
     """
@@ -47,8 +47,8 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
 
     Args:
         name: String. The argument's name as the caller typed it.
-        value: Object to check. Booleans are refused although Python counts
-            them as integers.
+        value: Object to check. Booleans are refused, although they are
+            integers in Python.
         low: Float. Smallest allowed value, inclusive.
         high: Float. Largest allowed value, inclusive.
         why: String. The reason for the limits, for the message.
@@ -62,17 +62,20 @@ def check_number(name, value, *, low=-math.inf, high=math.inf, why=""):
     """
     value = _check_number(name, value, numbers.Real, "a number")
     if not math.isfinite(value) or not low <= value <= high:
-        limits = f"between {low:g} and {high:g}" if low > -math.inf else ""
+        limits = f" between {low:g} and {high:g}" if low > -math.inf else ""
         reason = f" ({why})" if why else ""
         raise ValueError(
-            f"`{name}` must be a finite number {limits}{reason}. "
+            f"`{name}` must be a finite number{limits}{reason}. "
             f"Received: {name}={value!r}"
         )
     return float(value)
 
 
 def check_integer(name, value, *, low=0, high=2**31 - 1):
-    """Returns `value` as an int, by default an int32, or raises an error."""
+    """Returns `value` as an int, or raises an error.
+
+    The default limits are 0 and the largest int32.
+    """
     value = _check_number(name, value, numbers.Integral, "an integer")
     if not low <= value <= high:
         raise ValueError(
@@ -83,7 +86,7 @@ def check_integer(name, value, *, low=0, high=2**31 - 1):
 
 
 def check_choice(name, value, choices):
-    """Returns `value` if it is one of `choices`, or raises listing them."""
+    """Returns `value` if it is one of `choices`, or raises an error."""
     if value not in choices:
         raise ValueError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}. "
@@ -93,22 +96,23 @@ def check_choice(name, value, choices):
 
 
 def _check_number(name, value, types, what):
-    # NumPy scalars and zero-dimensional arrays are numbers to a user.
+    # Users may pass NumPy scalars and zero-dimensional arrays as numbers.
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    # Python counts booleans as integers.
+    # A boolean is an integer in Python, but most likely a mistake here.
     types = () if isinstance(value, bool) else types
     return check_type(name, value, types, what)
 
 
 def raise_if_strict(error) -> None:
-    """Raises an error in a strict run; otherwise training continues.
+    """Raises an error in strict runs, and ignores it otherwise.
 
-    Tests set the environment variable `KERAS_MIXPREC_STRICT=1`, so that they
-    hide no defect.
+    Training continues after an error of this package. Tests set the environment
+    variable `KERAS_MIXPREC_STRICT=1`, so that such errors fail the test.
 
     Args:
-        error: Exception. Anything else is an expected reason, in words.
+        error: Exception to raise. A string describes an expected problem and
+            is always ignored.
     """
     strict = os.environ.get("KERAS_MIXPREC_STRICT") == "1"
     if strict and isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""The only clock of the package, which tests replace."""
+"""The only clock of the package. Tests replace it."""
 
 import time
 
@@ -9,5 +9,5 @@ def now() -> float:
 
 
 def wall() -> float:
-    """Returns the time of day, in seconds since 1970."""
+    """Returns the Unix time, in seconds."""
     return time.time()

@@ -1,4 +1,4 @@
-"""Prints messages where Keras prints its own, and shortens texts for them."""
+"""Prints messages as Keras does, and shortens texts for them."""
 
 import re
 import sys
@@ -8,18 +8,18 @@ from absl import logging
 
 from keras_mixprec.formats import format_names, printable
 
-# Colour codes of terminals. TensorFlow and Keras put them into their errors.
+# Terminal colour codes, which the errors of TensorFlow and Keras contain.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
 class _Line:
-    """Whether the cursor is in the line of a progress bar."""
+    """Holds whether the cursor is on the line of a progress bar."""
 
     in_bar = False
 
 
 def in_progress_bar(shown: bool) -> None:
-    """Sets whether the cursor is in the line of Keras' progress bar.
+    """Records whether the cursor is on the line of Keras' progress bar.
 
     Args:
         shown: Boolean.
@@ -28,11 +28,11 @@ def in_progress_bar(shown: bool) -> None:
 
 
 def print_message(message: str):
-    """Prints a line as Keras does: on the console, or to absl's log.
+    """Prints a message as Keras does: on the console, or to absl's log.
 
-    The message gets a line of its own, even during the progress bar of `fit`.
-    After `keras.config.disable_interactive_logging()` it goes to the log.
-    Characters that the console's encoding lacks are left out.
+    The message gets its own line, even while `fit` shows a progress bar. After
+    `keras.config.disable_interactive_logging()` it goes to the log. The console
+    leaves out characters that it cannot encode.
 
     Args:
         message: String.
@@ -51,11 +51,11 @@ def print_message(message: str):
 
 
 def listed(paths, shown: int = 4) -> str:
-    """Returns the first of some paths, and the number of further ones.
+    """Returns the first paths of a list, and how many more there are.
 
     Args:
         paths: Iterable of strings.
-        shown: Int. How many paths are named. Defaults to `4`.
+        shown: Int. The number of paths to name. Defaults to `4`.
     """
     return format_names(map(repr, paths), shown)
 
@@ -70,11 +70,11 @@ def without_colours(text: str) -> str:
 
 
 def one_line(reason: BaseException | str, longest: int = 200) -> str:
-    """Returns a reason without line breaks and colours, cut to fit a line.
+    """Returns a reason as one line without colours, cut to a length.
 
     Args:
         reason: Exception or string.
-        longest: Int. The most characters of the result. Defaults to `200`.
+        longest: Int. The maximum number of characters. Defaults to `200`.
     """
     text = " ".join(without_colours(str(reason)).split())
     if isinstance(reason, BaseException):

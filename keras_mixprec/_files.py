@@ -15,15 +15,15 @@ from keras_mixprec._checks import check_type
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows has no `fcntl`.
     fcntl = None  # type: ignore[assignment]
 
 
 def check_regular(path) -> None:
     """Raises an error if a path exists and is not a file.
 
-    The package would wait forever for the other end of a pipe, and would
-    replace a device by a file.
+    Reading from a pipe could block forever, and writing would replace a device
+    with a file.
 
     Args:
         path: String or path-like.
@@ -38,14 +38,16 @@ def check_regular(path) -> None:
 
 
 def try_lock(file) -> bool | None:
-    """Locks an open file for this process, until the process ends at latest.
+    """Locks an open file for this process.
+
+    The system releases the lock when the process ends.
 
     Args:
         file: File object, open for writing.
 
     Returns:
-        Boolean. `False` if another process holds the lock, `None` if the
-        system or the disk has no locks.
+        Boolean. `True` if this process now holds the lock, `False` if another
+        process holds it, `None` if the system or the disk has no locks.
     """
     if fcntl is None:
         return None
@@ -66,19 +68,18 @@ def unlock(file) -> None:
 
 
 def make_lock_file(path: str) -> Callable[[], None] | None:
-    """Makes a file that serves as a lock where there are no locks.
+    """Creates a file that serves as a lock on systems without file locks.
 
-    The file of a killed process is replaced.
+    It replaces the lock file of a process that was killed.
 
     Args:
         path: String.
 
     Returns:
-        Function that removes the file, or `None` if another process has made
-        it.
+        Function that releases the lock, or `None` if another process holds it.
     """
     with contextlib.suppress(OSError, ValueError):
-        # Windows does not remove a file that a process holds open.
+        # Windows refuses to remove a file that a live process holds open.
         if os.name == "nt" or not _is_held(path):
             os.unlink(path)
     try:
@@ -96,7 +97,7 @@ def make_lock_file(path: str) -> Callable[[], None] | None:
 
 
 def _is_held(path):
-    """Whether the process that made a lock file may still run."""
+    """Returns whether the process that created a lock file may still run."""
     with open(path, encoding="utf-8") as file:
         number, _, host = file.read().partition(" ")
     try:
@@ -106,23 +107,24 @@ def _is_held(path):
     return True
 
 
-# The name of an incomplete file ends in this.
+# The suffix of files that are still being written.
 _UNFINISHED = ".mixprec.tmp"
 
-# An incomplete file that is older than this and not locked belongs to no
-# process: files are locked within microseconds, and written in milliseconds.
+# A process locks such a file within microseconds of creating it. So an older
+# file without a lock was left behind by a process that died.
 _UNFINISHED_SECONDS = 10
 
 
 def write_json(path: str | os.PathLike, content) -> None:
-    """Writes JSON. A reader sees the old file or the new one.
+    """Writes a JSON file atomically.
 
-    The file keeps its permissions, and a link to it stays a link. Incomplete
-    files of killed processes next to it are removed.
+    A reader sees either the old file or the new one. The file keeps its
+    permissions, and a link to it stays a link. Incomplete files that killed
+    processes left next to it are removed.
 
     Args:
         path: String or path object.
-        content: Anything that JSON can hold.
+        content: Any value that JSON can hold.
 
     Raises:
         OSError: If the file cannot be written; the old file does not change.
@@ -150,7 +152,7 @@ def write_json(path: str | os.PathLike, content) -> None:
 
 
 def _remove_unfinished(path):
-    """Removes incomplete files of killed processes."""
+    """Removes incomplete files that killed processes left behind."""
     for other in glob.glob(f"{glob.escape(path)}.*{_UNFINISHED}"):
         with contextlib.suppress(OSError), open(other, "r+b") as file:
             age = _clock.wall() - os.fstat(file.fileno()).st_mtime
@@ -159,7 +161,7 @@ def _remove_unfinished(path):
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Writes a file, replaces an old one, and makes the folder if missing."""
+    """Writes a file, and creates its folder if it is missing."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "wb") as file:
         file.write(data)
@@ -168,7 +170,7 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 def check_local(log_dir: str | os.PathLike) -> str:
     """Returns `log_dir` as an absolute path, or raises an error.
 
-    The path is absolute because a script may change the working folder.
+    A relative path would break if the script changed its working folder.
     """
     check_type("log_dir", log_dir, (str, os.PathLike), "a path")
     log_dir = os.fspath(log_dir)

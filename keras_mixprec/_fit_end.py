@@ -5,24 +5,24 @@ import functools
 
 import keras
 
-# A model holds its session in this attribute. Held elsewhere, the session would
-# keep the model alive.
+# The model itself holds its session, in this attribute. A global registry of
+# sessions would keep every model alive.
 SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
 
 def _ending(fit):
-    """A `fit` that ends the session that its callbacks started."""
+    """Returns a `fit` that ends the callbacks' session if it raises."""
 
     @functools.wraps(fit)
     def fit_and_end(model, *args, **kwargs):
-        __tracebackhide__ = True  # Notebooks and pytest leave this frame out.
+        __tracebackhide__ = True  # Hides this frame in notebooks and pytest.
         before = vars(model).get(SESSION_ATTRIBUTE)
         try:
             return fit(model, *args, **kwargs)
         except BaseException as error:
             session = vars(model).get(SESSION_ATTRIBUTE)
             if session is not None and session is not before:
-                # The user must see the error that ended `fit`, not another one.
+                # An error here must not hide the error that ended `fit`.
                 with contextlib.suppress(Exception):
                     session.abandon(error)
             raise
@@ -30,8 +30,8 @@ def _ending(fit):
     return fit_and_end
 
 
-# Keras calls no `on_train_end` after an exception or Ctrl-C. Python looks up
-# `model.fit` before it makes the callbacks in the call. So `fit` is replaced
-# before there are any callbacks.
+# Keras does not call `on_train_end` after an exception or Ctrl-C, so `fit`
+# itself ends the session. A callback could not replace `fit`, because Python
+# looks up `model.fit` before it creates the callbacks of the call.
 _TRAINER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))
 _TRAINER.fit = _ending(_TRAINER.fit)

@@ -1,4 +1,4 @@
-"""HTML of reports: elements, tables, and pages in a file."""
+"""Makes the HTML of reports: elements, tables and whole pages."""
 
 import abc
 import html
@@ -40,9 +40,9 @@ def element(name: str, *content: str, **attributes: object) -> SafeHtml:
 
     Args:
         name: String.
-        *content: Strings, escaped if not `SafeHtml`.
-        **attributes: Values of any type. A `_` in a name stands for `-`, and a
-            `_` at its end is left out.
+        *content: Strings, escaped unless they are `SafeHtml`.
+        **attributes: Values of any type. In a name, `_` becomes `-`, and a
+            trailing `_` is dropped.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
@@ -52,7 +52,7 @@ def element(name: str, *content: str, **attributes: object) -> SafeHtml:
 
 
 def joined(*content: str) -> SafeHtml:
-    """Returns the strings joined, escaped if not `SafeHtml`."""
+    """Joins strings, and escapes them unless they are `SafeHtml`."""
     return SafeHtml("".join(map(_escaped, content)))
 
 
@@ -63,7 +63,7 @@ def table(
 
     Args:
         heads: Strings, the names of the columns.
-        rows: The strings of each row, escaped if not `SafeHtml`.
+        rows: The strings of each row, escaped unless they are `SafeHtml`.
         style: String. The class of the table. `"numbers"` aligns all columns
             except the first and the last to the right. Defaults to none.
     """
@@ -83,28 +83,28 @@ def _escaped(text):
 
 
 def page(title: str, body: str) -> str:
-    """Returns a complete page, light or dark as the reader prefers.
+    """Returns a complete page, in the light or dark mode of the browser.
 
     Args:
         title: String.
-        body: String, escaped if not `SafeHtml`.
+        body: String, escaped unless it is `SafeHtml`.
     """
     return _PAGE.format(title=_escaped(title), body=_escaped(body))
 
 
 class HtmlReport(abc.ABC):
-    """A report that can be a page in a file."""
+    """A report that can be saved as an HTML page."""
 
     @abc.abstractmethod
     def to_html(self) -> str:
-        """Returns one page that needs neither a network nor a server."""
+        """Returns a page that needs neither a network nor a server."""
 
     def save_html(self, path: str | os.PathLike) -> None:
         """Writes the page that `to_html` returns.
 
         Args:
-            path: String or path-like. An old file is replaced, and a missing
-                folder is made.
+            path: String or path-like. An existing file is replaced, and a
+                missing folder is created.
 
         Raises:
             OSError: If the file cannot be written.

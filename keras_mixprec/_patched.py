@@ -1,4 +1,4 @@
-"""Replaces attributes of objects and functions of modules for a while."""
+"""Replaces attributes of objects, classes and modules temporarily."""
 
 import contextlib
 import functools
@@ -8,11 +8,11 @@ _NONE = object()
 
 
 class Replacements:
-    """A context in which methods of objects are replaced.
+    """A context that replaces methods of objects.
 
-    Outside of the context every object is as before. The context ends when the
-    last thread leaves it, because the replicas of a `MirroredStrategy` are
-    threads that take turns.
+    After the context every object is as before. Several threads may enter it,
+    such as the replicas of a `MirroredStrategy`. It ends when the last thread
+    leaves it.
     """
 
     def __init__(self):
@@ -21,12 +21,12 @@ class Replacements:
         self._entered = 0
 
     def add(self, owner, name: str, function):
-        """Replaces `owner.name` within the context, which may be active now.
+        """Replaces `owner.name` in the context, even if it is active now.
 
         Args:
             owner: An object with a `__dict__`, a module, or a class.
             name: String, the name of a method.
-            function: The replacement, also of an earlier replacement.
+            function: The replacement, in place of any earlier replacement.
         """
         key = id(owner), name
         self._all[key] = owner, name, function
@@ -65,13 +65,13 @@ def _assign(attributes):
         elif function is _NONE:
             vars(owner).pop(name, None)
         else:
-            # With `setattr` a layer would track the function.
+            # `setattr` would let a layer track the function as its state.
             vars(owner)[name] = function
 
 
 @contextlib.contextmanager
 def patched(owner, functions: dict):
-    """Context that replaces functions of an object or a module.
+    """Replaces functions of an object or a module inside a `with` block.
 
     Args:
         owner: An object with a `__dict__`, or a module.
@@ -108,7 +108,7 @@ _LOCK = threading.RLock()
 
 
 def function_here(owner, name: str):
-    """Returns the function that this thread calls by a name.
+    """Returns the function that `owner.name` stands for in this thread.
 
     Args:
         owner: As for `patched_here`.
@@ -120,12 +120,13 @@ def function_here(owner, name: str):
 
 @contextlib.contextmanager
 def patched_here(owner, functions: dict):
-    """Context that replaces functions for this thread only.
+    """Replaces functions inside a `with` block, for this thread only.
 
     Args:
         owner: A module or a class.
-        functions: Dict from names to replacements. A replacement that calls the
-            original asks `function_here` for it before the context starts.
+        functions: Dict from names to replacements. If a replacement calls the
+            original, get the original from `function_here` before the context
+            starts.
     """
     with contextlib.ExitStack() as stack:
         for name, function in functions.items():

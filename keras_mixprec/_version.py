@@ -1,3 +1,3 @@
-"""The version, alone, so that building the package imports nothing else."""
+"""The version. The build imports this file, which imports nothing."""
 
 __version__ = "0.1.0"

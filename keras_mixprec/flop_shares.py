@@ -8,9 +8,9 @@ from keras_mixprec.formats import SIXTEEN_BITS
 def share_in_16_bits(rows: list[dict]) -> float | None:
     """Returns the share of the FLOPs in float16 or bfloat16.
 
-    If the layers with most parameters have unknown FLOPs, it returns the share
-    of the parameters. Without parameters it returns the share of the layers,
-    and without layers `None`.
+    If layers with unknown FLOPs hold most of the parameters, this is the share
+    of the parameters instead. A model without parameters gives the share of the
+    layers, and a model without layers gives `None`.
 
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.
@@ -23,7 +23,7 @@ def share_in_16_bits(rows: list[dict]) -> float | None:
 
 
 def knows_flops(rows: list[dict]) -> bool:
-    """Returns whether layers with known FLOPs hold most parameters."""
+    """Returns whether layers with known FLOPs hold half of the parameters."""
     known = [row for row in rows if row.get("share_of_flops") is not None]
     return 2 * sum(map(parameters, known)) >= sum(map(parameters, rows))
 

@@ -1,4 +1,4 @@
-"""Number formats, and how reports write numbers and sentences."""
+"""Number formats, and how reports write numbers and text."""
 
 import dataclasses
 import decimal
@@ -12,10 +12,11 @@ import ml_dtypes
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 
-# It rounds halves up, as JavaScript's `toPrecision` does for the page.
+# Halves round up, so that the page, which uses JavaScript's `toPrecision`,
+# shows the same digits.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
-# Characters per line of a report on a screen.
+# Characters per line of a text report.
 SCREEN_WIDTH = 100
 
 
@@ -24,10 +25,10 @@ class Format:
     """The range and the resolution of a floating-point format.
 
     Attributes:
-        name: String, as Keras spells the dtype.
+        name: String. Keras' name of the dtype.
         maximum: Float. Largest finite number.
         smallest_normal: Float. Smaller numbers lose digits.
-        smallest_subnormal: Float. Numbers below half of it become zero.
+        smallest_subnormal: Float. Numbers below half of this become zero.
         epsilon: Float. Distance from 1 to the next larger number.
     """
 
@@ -38,8 +39,8 @@ class Format:
     epsilon: float
 
 
-# Control characters, characters that change the direction of writing, and bytes
-# of file names that are not UTF-8.
+# Control characters, characters that change the writing direction, and
+# surrogates, which stand for invalid bytes in file names.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e"
     "\u2066-\u2069\ud800-\udfff]"
@@ -47,10 +48,10 @@ _HIDDEN = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Returns a text with its control characters spelled out.
+    r"""Returns a text with its control characters escaped.
 
-    Without this, a name in the text could control the terminal, or hide part of
-    the text.
+    Without this, a layer's name could control the terminal, or hide part of the
+    text.
 
     Example:
     >>> from keras_mixprec.formats import printable
@@ -74,12 +75,12 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_names(names: Iterable[str], shown: int, noun: str = "") -> str:
-    """Formats the first of some names, and the number of further ones.
+    """Formats the first names of a list, and how many more there are.
 
     Args:
         names: Iterable of strings.
-        shown: Int. How many names are shown.
-        noun: String, a word for the further ones. Defaults to none.
+        shown: Int. The number of names to show.
+        noun: String, the singular noun for the other names. Defaults to none.
 
     Example:
     >>> from keras_mixprec.formats import format_names
@@ -109,7 +110,9 @@ def format_moment(step: int, at: str = "at") -> str:
 
 
 def format_digits(number: float) -> str:
-    """Formats a number with three digits, or all up to seven before the point.
+    """Formats a number with three significant digits.
+
+    Numbers from 1,000 to 10 million keep all digits before the point.
 
     Example:
     >>> from keras_mixprec.formats import format_digits
@@ -124,7 +127,7 @@ def format_digits(number: float) -> str:
 
 
 def format_bits(bits: float) -> str:
-    """Formats headroom; minus infinity means that numbers are not finite.
+    """Formats headroom. Minus infinity stands for non-finite numbers.
 
     Example:
     >>> from keras_mixprec.formats import format_bits
@@ -135,9 +138,9 @@ def format_bits(bits: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Formats a share; only a share of all is "100%", and only of none "0%".
+    """Formats a share. Only 1.0 becomes "100%", and only 0.0 becomes "0%".
 
-    The page formats shares in the same way, with narrow spaces.
+    The page formats shares in the same way, but with narrow spaces.
 
     Example:
     >>> from keras_mixprec.formats import format_share
@@ -166,7 +169,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_power(number: float) -> str:
-    """Formats a number so that powers of two can be read at sight.
+    """Formats a number, and writes a power of two as `2**n`.
 
     Example:
     >>> from keras_mixprec.formats import format_power
@@ -207,11 +210,11 @@ def count_kinds(counts: Iterable = (0, 0, 0)) -> dict:
 
 
 def format_kinds(counts: Mapping, units: tuple) -> str:
-    """Formats how often each kind was seen, or `""` if none was.
+    """Formats how often each non-finite kind was seen, or returns `""`.
 
     Args:
-        counts: Dict from `NONFINITE_KINDS`, or some of them, to ints.
-        units: The noun for one and for several.
+        counts: Dict from some or all of `NONFINITE_KINDS` to ints.
+        units: Pair of a noun's singular and plural.
 
     Example:
     >>> from keras_mixprec.formats import STEPS, format_kinds
@@ -228,7 +231,7 @@ def format_kinds(counts: Mapping, units: tuple) -> str:
 
 
 def fill_screen(sentence: str) -> str:
-    """Breaks a sentence into lines that fit a screen, between words.
+    """Wraps a sentence between words, to lines that fit a screen.
 
     Args:
         sentence: String. Lines after the first are indented by four.
@@ -246,9 +249,10 @@ def text_table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Returns the lines of a table, with its numbers aligned to the right.
 
     Args:
-        rows: Strings of each row, the titles first. The first column holds
-            words, and so does the last one unless its cells begin with a digit.
-            A first cell that is too long for the screen gets its own line.
+        rows: The strings of each row, the titles first. The first column is
+            aligned to the left. So is the last column, unless all its cells
+            begin with a digit. A first cell that is too long for the screen
+            gets its own line.
 
     Example:
     >>> from keras_mixprec.formats import text_table

@@ -1,8 +1,8 @@
-"""Everything private in Keras that this package relies on.
+"""The private parts of Keras that this package relies on.
 
-No other module names anything private. Comments say why the public API is not
-enough. `tests/test_keras_internals.py` fails if a new version of Keras lacks a
-name.
+No other file uses private parts of Keras. The comments say why the public API
+is not enough. `tests/test_keras_internals.py` fails if a new version of Keras
+lacks one of these names.
 """
 
 # ruff: noqa: F401 -- other modules import these names from here.
@@ -13,75 +13,75 @@ import types
 import weakref
 
 import keras
-from keras.src import ops as layer_ops  # Keras' layers call this module.
+from keras.src import ops as layer_ops  # Layers do not call `keras.ops`.
 from keras.src.backend import (
-    # It sets the dtype in which variables are read; `None` is the stored one.
+    # Sets the dtype to which layers cast variables; `None` casts nothing.
     AutocastScope,
-    compute_output_spec,  # Calls a model on shapes alone, which builds it.
-    # The masks that tensors carry from layer to layer.
+    compute_output_spec,  # Builds a model from shapes alone.
+    # Tensors carry masks from layer to layer, in a private attribute.
     get_keras_mask,
     set_keras_mask,
 )
 
-# `keras.ops` calls these functions, such as `map` and `scan`.
+# `keras.ops.map`, `scan` and similar functions call this module.
 from keras.src.backend import core as backend_core
 
-# Every layer draws by the functions of this module, so replacements reach all
-# layers. `keras.random` only calls these functions.
+# Layers and `keras.random` draw random numbers from this module, so a
+# replacement here reaches all of them.
 from keras.src.backend import random as backend_random
 
-# Keras keeps the state of a call here.
+# Keras keeps the state of the running call here.
 from keras.src.backend.common.global_state import (
     get_global_attribute,
     set_global_attribute,
 )
 
-# It returns the active scope; only the scope's class is public.
+# Returns the active scope. Only the class of the scope is public.
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-# A layer passes this to its sublayers, with `training` and other settings.
+# Holds `training` and other settings that a layer passes to its sublayers.
 from keras.src.layers.layer import CallContext
 
-# The public name is `keras.Model`, also for subclassed models.
+# The public `keras.Model` also includes subclassed models without a graph.
 from keras.src.models import Functional
 
-# The key of the generator that Keras uses if a layer has none.
+# The key of the seed generator that Keras uses for layers without one.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# Attributes of this type are saved with the variables of an optimizer.
+# An optimizer saves attributes of this type with its variables.
 from keras.src.saving.keras_saveable import KerasSaveable
 
-# `predict` takes its batches from it.
+# `predict` gets its batches from this adapter.
 from keras.src.trainers.data_adapters import (
     get_data_adapter as get_data_adapter,
 )
 
-# Its instances hold the arrays that were given to `fit`.
+# This adapter holds the arrays that were passed to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-# Keras makes the prefix of an automatic name by it.
+# Keras makes automatic layer names from class names with this function.
 from keras.src.utils.naming import to_snake_case
 
-# An optimizer would take the variables in a list that it holds for its own.
+# Without this, an optimizer adopts the variables in any list that it holds.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec._patched import patched
 
 _CALL_CONTEXT = "current_call_ctx"
 
-# The modules of layers and operations that only apply a function.
+# The modules of activation layers and activation operations.
 ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
 
 
 def flat_layers(layer, include_self: bool = True) -> list:
-    """Returns a layer and all that is inside it, at any depth."""
+    """Returns a layer and all its sublayers, at any depth."""
     # Only models have a public method for this.
     return layer._flatten_layers(include_self=include_self)
 
 
 def sublayers(layer) -> list:
-    """Returns the layers that a layer holds itself."""
-    # Only models list their layers.
+    """Returns a layer's direct sublayers."""
+    # Only models have a public list of their layers.
     return layer._layers
 
 
@@ -91,7 +91,7 @@ def own_trainable(layer) -> list:
 
 
 def own_non_trainable(layer) -> list:
-    """Returns a layer's own other variables, without its sublayers'."""
+    """Returns a layer's own non-trainable variables, without its sublayers'."""
     return layer._non_trainable_variables
 
 
@@ -102,20 +102,20 @@ def seed_generators(layer) -> list:
 
 
 def loss_ids(layer) -> set:
-    """Returns the ids of the losses that a layer has added; may be changed."""
+    """Returns the set of ids of a layer's losses, which callers may change."""
     return layer._loss_ids
 
 
 def set_policy_object(layer, policy: keras.DTypePolicy):
     """Gives a layer another policy object."""
-    # The public setter changes a map that layers share.
+    # Layers may share a policy map. The public setter would change it for all.
     layer._dtype_policy = policy
 
 
 def cast_constants(layer) -> dict:
-    """Returns the attributes that a layer of Keras cast when it was built.
+    """Returns the constants that a Keras layer cast when it was built.
 
-    They keep the compute dtype from that time, whatever policy the layer gets.
+    They keep the compute dtype from that time, even if the policy changes.
     """
     is_normalization = isinstance(layer, keras.layers.Normalization)
     if not is_normalization or getattr(layer, "mean", None) is None:
@@ -124,7 +124,7 @@ def cast_constants(layer) -> dict:
 
 
 def cast_constants_anew(layer):
-    """Casts `cast_constants` to the compute dtype that a layer has now."""
+    """Casts a layer's `cast_constants` to its current compute dtype."""
     before = cast_constants(layer)
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in before.values()}
     if dtypes <= {layer.compute_dtype}:
@@ -132,39 +132,39 @@ def cast_constants_anew(layer):
     if layer.input_mean is None:
         layer.finalize_state()
         return
-    # Calling `build` on the layer would give its variables another path.
+    # `layer.build`, which Keras wraps, would change the variables' paths.
     type(layer).build(layer, **layer.get_build_config())
 
 
 def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
-    """Returns the policy, changed for variables of another dtype.
+    """Changes the variable dtype of a policy, and returns the policy.
 
-    The layer casts its variables when it is called, as under a mixed policy.
-    The policy keeps its name, also in a file.
+    A layer with this policy casts its variables when it is called, as under a
+    mixed policy. The policy keeps its name, also in a file.
     """
-    # No public policy is float32 with 16-bit variables.
+    # No public policy computes in float32 with 16-bit variables.
     policy._variable_dtype = dtype
     return policy
 
 
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
-    """Lets an input of a model cast to another dtype."""
-    # There is no setter for the dtype that models cast their inputs to.
+    """Sets the dtype to which an input of a model casts data."""
+    # Keras has no setter for the dtype of an input.
     entrance._dtype = dtype
     entrance.output._dtype = dtype
 
 
 def inbound_nodes(operation) -> list:
     """Returns the symbolic calls of a layer or operation."""
-    # The public `input` belongs to the first call only.
+    # The public `layer.input` knows only the first call.
     return operation._inbound_nodes
 
 
 def calls_in(functional, operation) -> list:
     """Returns the calls of an operation that belong to a graph.
 
-    A `Sequential` from a config has other calls too, because it has called its
-    layers for shorter graphs before.
+    The layers of a loaded `Sequential` have more calls: it called them for
+    shorter graphs while it was being built.
     """
     nodes = {id(n) for own in functional._nodes_by_depth.values() for n in own}
     return [node for node in inbound_nodes(operation) if id(node) in nodes]
@@ -173,8 +173,8 @@ def calls_in(functional, operation) -> list:
 def logits_of(tensor):
     """Returns the logits of a softmax or sigmoid, `None` for other tensors.
 
-    TensorFlow's cross-entropies compute the loss of a float32 output from them,
-    because the probabilities are cut off at 1e-7. Other backends do not.
+    On TensorFlow, cross-entropies of a float32 output use the logits, because
+    probabilities are clipped at 1e-7. Other backends use the probabilities.
     """
     if keras.backend.backend() != "tensorflow":
         return None
@@ -182,7 +182,7 @@ def logits_of(tensor):
 
 
 def set_logits(tensor, logits):
-    """Gives logits to a tensor that replaces another one."""
+    """Attaches logits to a tensor that replaces a softmax or sigmoid."""
     tensor._keras_logits = logits
 
 
@@ -193,10 +193,10 @@ def producer(tensor: keras.KerasTensor):
 
 
 def functional_of(layer) -> Functional | None:
-    """Returns the functional model of a layer.
+    """Returns the functional model that holds a layer's graph.
 
-    A functional model is its own, a `Sequential` holds one, and all other
-    layers have no graph: `None`.
+    A functional model returns itself, and a `Sequential` its inner model. All
+    other layers have no graph and return `None`.
     """
     if isinstance(layer, keras.Sequential):
         return layer._functional
@@ -204,18 +204,18 @@ def functional_of(layer) -> Functional | None:
 
 
 def only_runs_graph(layer) -> bool:
-    """Returns whether a layer's `call` is a functional model's."""
+    """Returns whether a layer inherits its `call` from functional models."""
     return type(layer).call is Functional.call
 
 
 def build_symbolically(model: keras.Model, data):
     """Builds a compiled model, its loss and metrics, on one batch."""
-    # `fit` builds the model in the same way, without running it.
+    # `fit` builds the model in the same way. This runs no computation.
     model._symbolic_build(data_batch=data)
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Metric | None:
-    """Returns the metric of the total loss; each `compile` makes a new one."""
+    """Returns the metric of the total loss that the last `compile` created."""
     return getattr(model, "_loss_tracker", None)
 
 
@@ -227,7 +227,7 @@ def compiled_loss(model: keras.Model):
 def flat_losses(model: keras.Model) -> list[tuple]:
     """Returns the path and the loss of each output, as compiled.
 
-    Before a model is built, only a single loss is known.
+    Before the model is built, a list or dict of losses gives an empty list.
     """
     known = getattr(compiled_loss(model), "_flat_losses", None)
     if known is not None:
@@ -239,7 +239,7 @@ def flat_losses(model: keras.Model) -> list[tuple]:
 
 
 def set_saved_optimizer(model: keras.Model, optimizer):
-    """Lets `model.save` store another optimizer than the model has."""
+    """Makes `model.save` store another optimizer than the model's."""
     # `model.save` stores the optimizer of this configuration.
     model._compile_config.config["optimizer"] = optimizer
 
@@ -256,7 +256,7 @@ def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
 
 
 def arrays_in_fit(model: keras.Model) -> tuple | None:
-    """Returns the arrays that the running `fit` got, if any."""
+    """Returns the arrays that were passed to the running `fit`, if any."""
     adapter = getattr(_epochs_in("fit", model), "data_adapter", None)
     return adapter._inputs if isinstance(adapter, ArrayDataAdapter) else None
 
@@ -264,8 +264,8 @@ def arrays_in_fit(model: keras.Model) -> tuple | None:
 def evaluated_batches(model: keras.Model):
     """Returns an iterator over the validation batches, as arrays.
 
-    These are the batches of the running `fit` or `evaluate`, from the first.
-    The iterator is empty if neither is running.
+    The iterator starts with the first batch of the running `fit` or `evaluate`.
+    It is empty if neither is running.
     """
     found = getattr(model, "_eval_epoch_iterator", None)
     found = found or _epochs_in("evaluate", model)
@@ -273,7 +273,7 @@ def evaluated_batches(model: keras.Model):
 
 
 def _epochs_in(method, model):
-    """The batches in a local variable of the running `fit` or `evaluate`."""
+    """Returns the `epoch_iterator` in the frame of a running method."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         names = frame.f_locals
@@ -285,27 +285,27 @@ def _epochs_in(method, model):
 
 def stored_value(variable: keras.Variable):
     """Returns the backend's array that a variable holds, not a copy."""
-    # `variable.value` casts the array while a layer is called.
+    # Inside a layer's call, `variable.value` may be a cast copy.
     return variable._value
 
 
 def casts_value(variable: keras.Variable) -> bool:
-    """Returns whether a layer would read the variable's value as a copy."""
+    """Returns whether reading the variable now would cast its value."""
     value = variable._value
     return value is not None and variable._maybe_autocast(value) is not value
 
 
 def set_value(variable: keras.Variable, value):
-    """Gives a variable a value with its dtype and devices."""
+    """Sets a variable to a value that already has its dtype and devices."""
     if keras.backend.backend() == "jax":
-        variable._value = value  # `assign` would need the other processes.
+        variable._value = value  # `assign` needs every process.
     else:
         variable.assign(value)
 
 
 @contextlib.contextmanager
 def holding(variables, values):
-    """Context that gives variables other values without a copy."""
+    """Gives variables other values inside a `with` block, without a copy."""
     before = [v._value for v in variables]
     for variable, value in zip(variables, values, strict=True):
         variable._value = value
@@ -319,23 +319,23 @@ def holding(variables, values):
 def stored_dtype(variable: keras.Variable) -> str:
     """Returns the dtype of the value that a variable holds.
 
-    In the call of a layer, `variable.dtype` is the dtype in which it is read.
+    Inside a layer's call, `variable.dtype` is the dtype that the layer reads.
     """
     return variable._dtype
 
 
 @contextlib.contextmanager
 def widened(variables, dtypes):
-    """Context that makes variables of `dtypes` float32, with equal values.
+    """Makes variables of `dtypes` float32 inside a `with` block.
 
-    Gradients of these variables are float32 too. The context drops values that
-    are written to them.
+    The values stay equal, and the gradients are float32 too. After the block,
+    the variables hold their old values, so updates are lost.
     """
     before = [(v, v._value, v._dtype) for v in variables if v._dtype in dtypes]
     try:
         for v, value, _ in before:
             wide = keras.ops.cast(value, "float32")
-            # A new variable holds the value as this backend needs it.
+            # A new variable converts the value to the backend's own type.
             own = keras.Variable(wide, dtype="float32", trainable=v.trainable)
             v._value, v._dtype = own._value, own._dtype
         yield
@@ -349,7 +349,7 @@ def better_end(model: keras.Model, name: str) -> str:
 
     Args:
         model: A compiled `keras.Model`.
-        name: String, as in the logs of an epoch.
+        name: String. The metric's name in the epoch logs.
     """
     if name.endswith("loss"):
         return "min"
@@ -373,14 +373,14 @@ def variable_indices(optimizer, variables) -> list:
 
 
 def micro_batches(optimizer) -> keras.Variable:
-    """Returns the variable that counts the calls of `apply`."""
-    # `iterations` counts windows of accumulated gradients.
+    """Returns the variable that counts the calls to `apply`."""
+    # With gradient accumulation, `iterations` counts updates, not calls.
     return optimizer._iterations
 
 
 def learning_rate_object(optimizer):
-    """Returns the optimizer's variable, schedule or function, or 1."""
-    # The public `learning_rate` calls a schedule.
+    """Returns the learning rate as a variable, schedule or function, or 1."""
+    # The public `learning_rate` is the current value of a schedule.
     return getattr(optimizer, "_learning_rate", 1.0)
 
 
@@ -402,18 +402,18 @@ def parts_of(optimizer) -> list:
 
 
 def at_learning_rate(optimizer, rate):
-    """Returns a context that sets a learning rate in place of a schedule."""
+    """Replaces the learning rate or its schedule inside a `with` block."""
     return patched(optimizer, {"_get_current_learning_rate": lambda: rate})
 
 
 def accumulated_gradients(optimizer) -> list:
-    """Returns the variables that add up the gradients of a window."""
+    """Returns the variables that accumulate gradients between updates."""
     return optimizer._accumulated_gradients
 
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to an optimizer's variables."""
-    # An optimizer does not track the variables in its attributes by itself.
+    # An optimizer does not save a variable only because an attribute holds it.
     optimizer._track_variable(variable)
 
 
@@ -430,7 +430,7 @@ def training_in_force() -> bool | None:
 
 @contextlib.contextmanager
 def called_with(training: bool | None):
-    """Context in which layers run as if called with `training`."""
+    """Runs layers inside a `with` block as if called with `training`."""
     before = get_global_attribute(_CALL_CONTEXT)
     context = CallContext(entry_layer=None)
     context.training = training

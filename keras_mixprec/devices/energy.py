@@ -1,6 +1,6 @@
-"""The joules that GPUs have counted, by NVIDIA's management library.
+"""Reads the energy that GPUs report, from NVIDIA's management library.
 
-The energy is never estimated: a GPU counts it from the time when its driver was
+The energy is not an estimate: a GPU counts it from the time when its driver was
 loaded. The library, NVML, comes with the driver.
 """
 
@@ -15,8 +15,9 @@ from keras_mixprec.backend import active
 def read_joules() -> float | None:
     """Returns the energy that the GPUs of this process have used so far.
 
-    Subtract two readings to get the energy used in between. It includes other
-    processes on these GPUs, and all GPUs that this process sees, idle ones too.
+    Subtract two readings to get the energy used in between. It covers all GPUs
+    that this process sees, even idle ones, and includes other processes on
+    them.
 
     Returns:
         Float. `None` without an NVIDIA GPU of the Volta generation or newer, or
@@ -36,7 +37,7 @@ def read_joules() -> float | None:
 
 @functools.cache
 def _counters():
-    """NVML, and its handles of the GPUs that this process sees."""
+    """Returns NVML, and its handles of the GPUs that this process sees."""
     if active.query_devices()[0] != "cuda":
         return None, []
     try:
@@ -62,11 +63,11 @@ def visible(count: int) -> Iterable[int]:
     """Returns which GPUs of a machine this process sees.
 
     Args:
-        count: Int. How many GPUs NVML finds.
+        count: Int. The number of GPUs that NVML finds.
 
     Returns:
-        Their indices, in the order of the PCI bus as NVML counts. Empty if that
-        is uncertain: CUDA may number the GPUs in another order, from the
+        The indices of the GPUs in NVML, which numbers them in PCI bus order.
+        Empty if they are uncertain, because CUDA may number GPUs from the
         fastest.
     """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -78,4 +79,4 @@ def visible(count: int) -> Iterable[int]:
         name.isdigit() for name in names
     ):
         return [*map(int, names)]
-    return []  # Such as a UUID, or a part of a GPU.
+    return []  # The names may be UUIDs, or parts of a GPU.

@@ -11,9 +11,10 @@ def find_devices() -> dict:
     """Returns the capabilities of the active backend's default devices.
 
     Returns:
-        A dict, as `backend.active.devices` returns, and `version`, the
-        backend's; `keras`, Keras' version; `instructions`, a tuple of the
-        instruction sets of a CPU that matter in 16 bits, else `None`.
+        The dict that `backend.active.devices` returns, with three more keys:
+        `version`, the version of the backend; `keras`, the version of Keras;
+        `instructions`, a tuple of a CPU's instruction sets that matter in 16
+        bits, or `None`.
     """
     found = active.devices()
     processor = this_processor() if found["kind"] == "cpu" else None

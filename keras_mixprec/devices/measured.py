@@ -1,8 +1,8 @@
-"""Stores the doctor's measurements on these devices for the next process.
+"""Stores the measurements of `doctor` for later processes.
 
-Each combination of devices, backend and versions has a file, in the folder
-`KERAS_MIXPREC_CACHE_DIR` or else in Keras' own. A file that is damaged or
-belongs to another combination is ignored.
+Each combination of devices, backend and versions has its own file. The files
+are in the folder `KERAS_MIXPREC_CACHE_DIR`, by default in Keras' own folder.
+Damaged files, and files of another combination, are ignored.
 """
 
 import datetime
@@ -20,14 +20,14 @@ _FOLDER, _NAME = "KERAS_MIXPREC_CACHE_DIR", "keras_mixprec"
 
 
 class Measured(NamedTuple):
-    """A measurement.
+    """The measurements of one run of `doctor`.
 
     Attributes:
         speed: Dict from a format to the training speed of a small transformer
-            block in it, as a multiple of float32's.
+            block, as a multiple of float32's.
         wrong: Tuple of the formats that gave wrong results.
         date: String, such as `"2026-11-23"`.
-        quick: Boolean. If `True`, it took seconds and is less exact.
+        quick: Boolean. Quick measurements take seconds and are less exact.
     """
 
     speed: dict
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 
 
 def load(capabilities: dict) -> Measured | None:
-    """Returns the measurement on the same devices, `None` without one.
+    """Returns the stored measurement of the same devices, or `None`.
 
     Args:
         capabilities: Dict, as `find_devices` returns.
@@ -57,7 +57,7 @@ def load(capabilities: dict) -> Measured | None:
 
 
 def save(capabilities: dict, measured: Measured) -> str:
-    """Stores a measurement, unless there is a more thorough one.
+    """Stores a measurement, unless a more exact one is already stored.
 
     Args:
         capabilities: Dict, as `find_devices` returns.
@@ -80,14 +80,14 @@ def save(capabilities: dict, measured: Measured) -> str:
 
 
 def _of(capabilities):
-    # The stored values have been through JSON, so these must be too.
+    # Stored values have lists for tuples, and these must compare equal.
     return json.loads(json.dumps(capabilities))
 
 
 def _path(capabilities):
     text = json.dumps(_of(capabilities), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    # Keras keeps its own settings there.
+    # Keras keeps its own settings in the same folder.
     home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras"), _NAME)
     folder = pathlib.Path(os.environ.get(_FOLDER) or home).expanduser()
     return folder / f"doctor-{digest}.json"

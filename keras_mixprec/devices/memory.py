@@ -1,14 +1,14 @@
 """The peak memory of training, and its parts.
 
-The device decides who measures it, and the measures mean different things:
+The device decides how it is measured, and the measures differ in meaning:
 
 | `measured_by` | where | what it is |
 |---|---|---|
 | `"device"` | GPUs, TPUs | the peak of the backend's own allocator |
-| `"compiled_program"` | XLA on a CPU | what the compiled step says it needs |
-| `"process"` | CPUs | the largest part of the process in main memory |
+| `"compiled_program"` | XLA on a CPU | the memory that XLA reports for it |
+| `"process"` | CPUs | the peak resident memory of the process |
 
-The third includes the interpreter, all libraries and the data set.
+The last one includes the interpreter, all libraries and the data set.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable
 
 import keras
-import ml_dtypes  # noqa: F401 -- NumPy knows bfloat16 by it.
+import ml_dtypes  # noqa: F401 -- It adds bfloat16 to NumPy.
 import numpy as np
 
 from keras_mixprec.backend import active
@@ -25,11 +25,11 @@ from keras_mixprec.backend.common import optimizers_of
 
 try:
     import resource
-except ImportError:  # Windows
+except ImportError:  # Windows has no `resource`.
     resource = None  # type: ignore[assignment]
 
 _PROC = pathlib.Path("/proc")
-# Linux documents that this resets the peak of the process.
+# Writing this value makes Linux reset the peak memory of the process.
 _RESET = "5"
 
 
@@ -37,8 +37,8 @@ def reset_peak() -> bool:
     """Resets the peak to the memory in use now.
 
     Returns:
-        Boolean. `False` if that is impossible: on JAX's devices, and for a
-        process if Linux does not allow it. Measure in a new process then.
+        Boolean. `False` if the peak cannot be reset, as on JAX's devices and on
+        systems other than Linux. Then measure in a new process.
     """
     memory = active.memory()
     memory.reset_peak()
@@ -56,8 +56,8 @@ def peak_bytes() -> tuple[int | None, str]:
 
     Returns:
         Pair of the bytes and `"device"` or `"process"`. With several devices,
-        the one that used the most counts. Bytes are `None` if the system does
-        not report them, as on Windows.
+        the largest peak counts. The bytes are `None` if the system does not
+        report them, as on Windows.
     """
     peak = active.memory().peak_bytes()
     if peak is not None:
@@ -70,17 +70,17 @@ def memory_record(model: keras.Model, batch: tuple | None = None) -> dict:
 
     Args:
         model: A compiled and built `keras.Model`.
-        batch: Tuple of `x`, `y` and, if there are any, weights: structures of
-            arrays, as `train_step` takes them. If the devices keep no
-            statistics and `fit` uses XLA, XLA compiles the step for this batch
-            and reports its memory. That takes as long as any compilation.
+        batch: Tuple of `x`, `y` and, optionally, sample weights, as
+            `train_step` takes them. If the devices report no memory and `fit`
+            uses XLA, XLA compiles the step for this batch and reports its
+            memory. This takes as long as any compilation.
 
     Returns:
         Dict of `peak_bytes`, an int or `None`; `measured_by`, `"device"`,
-        `"compiled_program"` or `"process"`; `weights_bytes`, `slots_bytes`;
-        and `activations_bytes`, the rest of the peak: activations, gradients,
-        the batch and temporaries. It is `None` for a process, whose memory
-        holds other things too.
+        `"compiled_program"` or `"process"`; `weights_bytes`, `slots_bytes`; and
+        `activations_bytes`, the rest of the peak: activations, gradients, the
+        batch and temporaries. `activations_bytes` is `None` for a process,
+        whose memory also holds libraries and data.
     """
     peak, measured_by = peak_bytes()
     compiled = None
@@ -97,7 +97,7 @@ def program_record(model: keras.Model, batch: tuple) -> dict | None:
         batch: Tuple, as for `memory_record`.
 
     Returns:
-        Dict. `None` without a compiler that reports it.
+        Dict, or `None` if no compiler reports memory.
     """
     peak = active.memory().program_bytes(model, batch)
     return None if peak is None else _record(model, peak, "compiled_program")
@@ -105,7 +105,7 @@ def program_record(model: keras.Model, batch: tuple) -> dict | None:
 
 def _record(model, peak, measured_by):
     weights = bytes_of(model.variables)
-    # An optimizer creates its slots in the first step.
+    # Optimizers create their slots in the first step, so call this after it.
     optimizers = optimizers_of(model).values()
     slots = bytes_of(v for o in optimizers for v in o.variables)
     known = peak is not None and measured_by != "process"
@@ -119,9 +119,9 @@ def _record(model, peak, measured_by):
 
 
 def sizes_in_proc(path: str = "self/status") -> dict[str, int]:
-    """Returns the sizes that Linux reports in a file, in bytes, by name.
+    """Returns the sizes in a file of Linux' `/proc`, in bytes, by name.
 
-    For this process they include `VmHWM`, the peak in main memory, and
+    For this process they include `VmHWM`, the peak resident memory, and
     `VmData`, which `RLIMIT_DATA` limits.
 
     Args:
@@ -143,14 +143,14 @@ def _peak_of_process():
     peak = sizes_in_proc().get("VmHWM")
     if peak is None and resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # macOS counts bytes there, others KiB.
+        # This is in bytes on macOS, and in KiB on other systems.
         peak = used if sys.platform == "darwin" else used * 1024
     return peak
 
 
 def bytes_of(variables: Iterable[keras.Variable]) -> int:
-    """Returns the bytes of variables, each counted once."""
-    # Keras compares variables by value, so that no set holds them.
+    """Returns the total bytes of variables, and counts each only once."""
+    # A set cannot hold variables, because Keras compares them by value.
     found = {id(v): v for v in variables}.values()
     return sum(int(np.prod(v.shape)) * _size(v) for v in found)
 

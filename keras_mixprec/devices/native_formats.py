@@ -1,6 +1,6 @@
 """The table of the number formats that devices support.
 
-Each claim has the page that shows it.
+Each entry names the web page that documents it.
 """
 
 import re
@@ -36,15 +36,14 @@ class Support(NamedTuple):
     """How a device supports a format.
 
     Attributes:
-        status: String. `"native"`: it has instructions or units that compute
-            in it. `"emulated"`: it computes in float32 and rounds. `"absent"`:
-            there is no such format. `"unknown"`: the device does not say.
-        note: String. The units that compute in it, or the reason for having
-            none.
-        source: String. The page that shows it, `""` if the device itself
-            reports it.
+        status: String. `"native"`: it has instructions or units for the format.
+            `"emulated"`: it computes in float32 and rounds. `"absent"`: it
+            lacks the format. `"unknown"`: it does not report the format.
+        note: String. The units for the format, or why there are none.
+        source: String. The page that documents the support, `""` if the device
+            itself reports it.
         matrix: Boolean. `True` if the device has units for matrix products in
-            it, which are several times as fast as float32.
+            the format, which are several times as fast as float32.
     """
 
     status: str
@@ -57,11 +56,11 @@ def _units(note, source):
     return Support("native", note, source, matrix=True)
 
 
-_FROM_VOLTA = "no tensor cores, which start at 7.0"
+_FROM_VOLTA = "no tensor cores, which need capability 7.0"
 _UNKNOWN = Support("unknown", "the device does not report it")
 _NO_UNITS = Support("absent", "no units for it")
 
-# For each format, the support from each compute capability upwards.
+# The support for each format, from each compute capability upwards.
 _CUDA = {
     "bfloat16": {
         (8, 0): _units("bfloat16 tensor cores", _TENSOR_CORES),
@@ -70,7 +69,7 @@ _CUDA = {
     "float16": {
         (7, 0): _units("float16 tensor cores", _VOLTA),
         (6, 2): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
-        # 1/64 of float32's rate.
+        # It runs at 1/64 of float32's rate, so it counts as emulated.
         (6, 1): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
         (5, 3): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
         (0, 0): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
@@ -85,7 +84,7 @@ _CUDA = {
     },
 }
 
-# Architectures of AMD's GPUs with matrix units: CDNA, RDNA 3 and RDNA 4.
+# The formats of AMD GPUs with matrix units: CDNA, RDNA 3 and RDNA 4.
 _ROCM = {
     "gfx908": ("float16", "bfloat16"),
     "gfx90a": ("float16", "bfloat16"),
@@ -103,10 +102,10 @@ _CPU = {
     "float8": ("AMX-FP8",),
 }
 
-# All devices of one of these kinds have the same formats.
+# All devices of the same kind have the same formats.
 _OTHERS = {
     "tpu": {
-        "bfloat16": _units("the matrix unit multiplies bfloat16", _TPU),
+        "bfloat16": _units("matrix units for bfloat16", _TPU),
         "float16": Support("emulated", "the units compute in bfloat16", _TPU),
     },
     "xpu": {
@@ -115,7 +114,7 @@ _OTHERS = {
     },
     "mps": {
         "bfloat16": Support(
-            "unknown", "emulated on M1 and M2, native later", _APPLE
+            "unknown", "emulated on M1 and M2, native on later chips", _APPLE
         ),
         "float16": Support("native", "no matrix units for it", _APPLE),
         "tf32": _NO_UNITS,
@@ -134,13 +133,14 @@ def formats_of(
     """Returns the support of a device for each of `FORMATS`.
 
     Args:
-        kind: String, as backends call it: `"cpu"`, `"cuda"`, `"tpu"`, ...
+        kind: String. The kind of the device, such as `"cpu"`, `"cuda"` or
+            `"tpu"`.
         name: String. The device's name.
         capability: Tuple of two ints. CUDA's compute capability.
         architecture: String. The architecture of an AMD GPU, such as
             `"gfx90a"`.
-        instructions: Collection of strings, of a CPU, as
-            `devices.processor.Processor.instructions`.
+        instructions: Collection of strings. The instructions of a CPU, as in
+            `devices.processor.Processor`.
 
     Example:
     >>> from keras_mixprec.devices.native_formats import formats_of
@@ -166,7 +166,7 @@ def formats_of(
 
 
 def lacks_tensor_cores(name: str) -> bool:
-    """Returns `True` if a CUDA device has no tensor cores, by its name."""
+    """Returns whether a CUDA device with this name has no tensor cores."""
     return bool(_NO_TENSOR_CORES.search(name))
 
 
@@ -180,7 +180,8 @@ def _of_cpu(format, instructions):
         return _UNKNOWN
     having = [name for name in _CPU[format] if name in instructions]
     if having:
-        # AMX is a unit for matrices, but not every backend uses it.
+        # AMX is a matrix unit, but it does not count because some backends
+        # do not use it.
         return Support("native", having[0])
     if format in ("tf32", "float8"):
         return _NO_UNITS

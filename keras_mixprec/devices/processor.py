@@ -1,4 +1,4 @@
-"""The CPU: its name, its memory, its instructions for 16-bit numbers."""
+"""Finds the CPU's name, memory and instructions for 16-bit numbers."""
 
 import functools
 import os
@@ -7,8 +7,8 @@ import platform
 import subprocess
 from typing import NamedTuple
 
-# The flags of Linux and macOS, and the instruction sets that they stand
-# for. No two vendors use the same flag.
+# The instruction sets behind the flags of Linux and macOS. One table serves all
+# vendors, because no two of them use the same flag.
 _NAMES = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -59,12 +59,12 @@ def this_processor() -> Processor:
         return parse_cpuinfo(text)
     if system == "Darwin":
         return parse_sysctl(_sysctl())
-    # Windows reports instructions only to drivers.
+    # Windows does not report instructions to ordinary programs.
     return Processor(platform.processor() or "cpu", None)
 
 
 def memory() -> int | None:
-    """Returns the bytes of the machine's memory, `None` if not known."""
+    """Returns the bytes of the machine's memory, `None` if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -72,7 +72,7 @@ def memory() -> int | None:
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    r"""Returns the CPU in Linux's `/proc/cpuinfo`.
+    r"""Returns the CPU that Linux's `/proc/cpuinfo` describes.
 
     Args:
         text: String, the content of that file.
@@ -87,14 +87,14 @@ def parse_cpuinfo(text: str) -> Processor:
         key, colon, value = line.partition(":")
         if colon:
             found.setdefault(key.strip().lower(), value.strip())
-    # 64-bit Arm has "Features", and the name of the core only as a number.
+    # On 64-bit Arm, Linux lists "Features" instead of flags, and no model name.
     flags = found.get("flags", found.get("features"))
     name = found.get("model name", found.get("hardware", "")) or "cpu"
     return Processor(name, None if flags is None else _named(flags.split()))
 
 
 def parse_sysctl(text: str) -> Processor:
-    """Returns the CPU in the output of macOS' `sysctl -a`.
+    """Returns the CPU that the output of macOS' `sysctl -a` describes.
 
     Args:
         text: String, lines such as `hw.optional.arm.FEAT_BF16: 1`.

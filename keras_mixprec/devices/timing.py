@@ -1,4 +1,4 @@
-"""Times functions against each other on a machine that may be busy."""
+"""Compares the speed of functions on a machine that may be busy."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -10,18 +10,18 @@ from keras_mixprec._console import one_line
 # The smallest and the largest number of rounds.
 _ROUNDS = 3, 40
 
-# With so many seconds, the overhead of the clock and of a call is below 1%.
+# A sample takes this many seconds, so the clock and calls add less than 1%.
 _SAMPLE = 0.005
 
 
 class Timing(NamedTuple):
-    """The times of functions.
+    """The result of `compare`.
 
     Attributes:
         seconds: Float. Median time of a call of the first function.
         ratios: Dict from the name of each other function to its speed as a
             multiple of the first function's.
-        errors: Dict from the name of each function that failed to the error.
+        errors: Dict from the name of each function that failed to its error.
         rounds: Int. The number of rounds.
     """
 
@@ -39,9 +39,10 @@ def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
     all rounds. The first call of each function compiles it and is left out.
 
     Args:
-        functions: Dict from names to functions without arguments. Each waits
-            for its result. The first must not fail.
-        seconds: Float. The time for all rounds. There are at least three.
+        functions: Dict from names to functions without arguments. Each must
+            wait for its result, and the first must not fail.
+        seconds: Float. The time for all rounds, of which there are at least
+            three.
     """
     first = next(iter(functions))
     calls, errors = {}, {}
@@ -71,11 +72,11 @@ def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
 
 
 def seconds_of(function: Callable, calls: int = 1) -> float:
-    """Returns the seconds of one call, as the mean of some.
+    """Returns the mean seconds per call.
 
     Args:
         function: Function without arguments.
-        calls: Int. How often to call it. Defaults to `1`.
+        calls: Int. The number of calls. Defaults to `1`.
     """
     start = _clock.now()
     for _ in range(calls):

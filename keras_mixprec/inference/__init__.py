@@ -11,8 +11,8 @@ Files:
 - `convert.py`: `convert_for_inference`, which rebuilds, compares and reports.
 - `assignment.py`: the dtypes in which each layer stores its weights and
   computes.
-- `wide_layers.py`: finds the layers that stay in float32, by the search of the
-  diagnosis.
+- `wide_layers.py`: finds the layers that stay in float32, with the search of
+  the diagnosis.
 - `rebuild.py`: rebuilds a model from its config in other dtypes.
 - `comparison.py`: the drift of outputs, the range of each layer, and the time
   of a batch.

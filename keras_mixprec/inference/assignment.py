@@ -1,4 +1,4 @@
-"""The dtypes in which each layer stores its weights and computes."""
+"""Chooses the dtypes in which each layer stores its weights and computes."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
-# In float16 a variance below 3e-8 becomes 0, and one above 65504 infinite.
+# In float16 a variance below 3e-8 becomes 0, and above 65504 it overflows.
 _KEPT_STATISTICS = (
     keras.layers.BatchNormalization,
     keras.layers.SpectralNormalization,
@@ -55,22 +55,24 @@ class Assignment(NamedTuple):
         )
 
     def dtypes(self) -> list[str]:
-        """Returns the 16-bit dtypes of its policies."""
+        """Returns the 16-bit dtypes that the policies use."""
         found = [p.removeprefix("mixed_") for p in self.policies.values()]
         return [d for d in dict.fromkeys(found) if d in SIXTEEN_BITS]
 
     def is_inside_float32(self, path: str) -> bool:
-        """Returns `True` if a layer that contains this one is in float32."""
+        """Returns whether a layer that contains this one is in float32."""
         while path := path.rpartition("/")[0]:
             if self.policies.get(path) == "float32":
                 return True
         return False
 
     def computing(self, entries: list[LayerEntry]) -> dict[str, list]:
-        """Returns the policies to compute with while weights keep their dtype.
+        """Returns policies that try the assignment on the float32 model.
+
+        The weights stay float32, so 16-bit dtypes become mixed policies.
 
         Args:
-            entries: The `LayerEntry`s of a model.
+            entries: The `LayerEntry`s of the model.
 
         Returns:
             Dict of policy name to list of layers, for `temporary_policies`.
@@ -78,7 +80,7 @@ class Assignment(NamedTuple):
         found: dict[str, list] = {}
         for entry in entries:
             policy = self.policies.get(entry.path, "float32")
-            # The policy "float16" does not cast weights in float32.
+            # The policy "float16" would not cast float32 weights.
             policy = f"mixed_{policy}" if policy in SIXTEEN_BITS else policy
             found.setdefault(policy, []).append(entry.layer)
         return found
@@ -90,14 +92,15 @@ def by_rules(
     dtype: str,
     rules: Iterable[PrecisionRule] | None,
 ) -> Assignment:
-    """Returns 16 bits for all layers except those that a rule keeps wide.
+    """Assigns the policies of rules, and 16 bits to all other layers.
 
     Args:
         model: The reference of a `Rebuilder`.
         entries: Its entries.
         dtype: String, `"float16"` or `"bfloat16"`.
         rules: Iterable of `PrecisionRule`. `None` means the default rules
-            without the rule for outputs, because outputs are cast.
+            without the rule for outputs, because the converted model casts its
+            outputs to float32.
     """
     if rules is None:
         rules = [rule for rule in DEFAULT_RULES if rule.match != OUTPUT]
@@ -118,7 +121,7 @@ def by_plan(
     origins: dict[str, LayerEntry],
     plan: PrecisionPlan,
 ) -> Assignment:
-    """Returns the policies of a plan, with 16-bit weights for 16-bit layers.
+    """Assigns the policies of a plan, with 16-bit weights for 16-bit layers.
 
     Args:
         entries: The entries of a `Rebuilder`.
@@ -129,8 +132,8 @@ def by_plan(
 
 
 def has_policy(layer: keras.layers.Layer) -> bool:
-    """Returns `True` if a policy has an effect on a layer."""
-    # A graph computes nothing itself, and its config has no policy.
+    """Returns whether a policy affects a layer."""
+    # These models compute nothing themselves, and their configs have no policy.
     graphs = (Functional, keras.Sequential)
     return type(layer) not in graphs and not is_fixed(layer)
 
@@ -145,7 +148,7 @@ def _decided(entries, decide):
 
 
 def _stored(layer, policy, reason):
-    """The policy whose weights have the compute dtype, statistics aside."""
+    """Returns the policy with 16-bit weights, but with float32 statistics."""
     if not is_16_bit(policy):
         return policy, reason
     dtype = policy.removeprefix("mixed_")

@@ -15,7 +15,7 @@ from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# The time for which two models take turns.
+# The seconds for which two models run in turns.
 _SECONDS = 1.5
 
 
@@ -37,15 +37,15 @@ def drift(
 
     Args:
         names: List of strings, the names of the outputs.
-        exact: For each batch the list of the outputs in float32.
-        low: For each batch the list of the outputs of the converted model.
+        exact: List of the float32 outputs of each batch.
+        low: List of the converted model's outputs of each batch.
 
     Returns:
-        List of a dict for each output: `output`, its name; `relative`, the
-        norm of the difference as a share of the norm in float32; `largest` and
+        List of a dict for each output: `output`, its name; `relative`, the norm
+        of the difference as a share of the norm in float32; `largest` and
         `mean` of the absolute differences; `scale`, the largest magnitude in
-        float32; `nonfinite`, the count of numbers that are finite in float32
-        only; `top1_agreement`, the share of samples with the same top class,
+        float32; `nonfinite`, the count of numbers that are finite only in
+        float32; `top1_agreement`, the share of samples with the same top class,
         `None` if outputs do not look like class scores.
 
     Example:
@@ -86,7 +86,10 @@ def _drift(exact, low):
 
 
 def _are_scores(array):
-    """Returns `True` for class scores, of a sample or its positions."""
+    """Returns whether an output looks like class scores.
+
+    The scores may be of a sample, or of each position in a sample.
+    """
     if array.ndim not in (2, 3):
         return False
     return array.shape[-1] > 1 or bool(((array >= 0) & (array <= 1)).all())
@@ -151,7 +154,7 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        # Inputs that the layer does not cast are left out.
+        # An input that the layer does not cast cannot overflow in a cast.
         seen = (args, outputs) if layer.autocast else outputs
         for tensor in filter(is_float, tree.flatten(seen)):
             if active.replay().is_concrete(tensor):
@@ -162,7 +165,7 @@ def largest_activations(
 
     with computed_in("float32"):
         for batch in batches:
-            # Each batch gets a new hook, which counts its calls.
+            # A hook counts the calls of one batch, so each batch gets its own.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
     # A cell runs in the compiled loop of its layer, where no hook sees it.

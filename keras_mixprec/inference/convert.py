@@ -31,7 +31,7 @@ from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
 
-# The second factor of a product, zero until it is trained.
+# The second factor of a LoRA update, which is zero until it is trained.
 _LORA_OUT = re.compile(r"lora_\w+_b")
 
 
@@ -51,18 +51,19 @@ def convert_for_inference(
     float32's on the calibration data. The given model does not change.
 
     Args:
-        model: A built `keras.Model` that its config rebuilds, compiled or not.
-        policy: `"float16"`, `"bfloat16"` or `"auto"`, the format with fewer
-            bytes. If both give the same size, `"auto"` prefers the format that
-            the device does not emulate, then the one with less drift. Or a
-            `PrecisionPlan` from `PrecisionTuner` or `minimize_float32`: float32
-            stays, and mixed policies become 16-bit weights. Defaults to
-            `"auto"`.
+        model: A built `keras.Model`, compiled or not, that Keras can rebuild
+            from its config.
+        policy: `"float16"`, `"bfloat16"` or `"auto"`, the format that gives the
+            smaller model. If both give the same size, `"auto"` prefers the
+            format that the device does not emulate, then the one with less
+            drift. Or a `PrecisionPlan` from `PrecisionTuner` or
+            `minimize_float32`. Its float32 layers stay float32, and layers with
+            mixed policies get 16-bit weights. Defaults to `"auto"`.
         calibration: Typical inputs, as `model.predict` takes them: an array, a
             list or dict of arrays, or an iterable of batches. All of it is
             read. Include extreme samples.
-        tolerance: Float. The largest drift that is accepted: the norm of the
-            difference from float32 as a share of the norm. Defaults to `0.05`.
+        tolerance: Float. The largest accepted drift: the norm of the difference
+            from float32, divided by the norm in float32. Defaults to `0.05`.
         rules: Iterable of `PrecisionRule` for layers that always stay in
             float32. Defaults to `DEFAULT_RULES` without the rule for outputs.
             Not allowed with a plan.
@@ -90,7 +91,7 @@ def convert_for_inference(
     _check_adapters(model)
     _check_policy(policy, rules)
     tolerance = check_number(
-        "tolerance", tolerance, low=1e-12, why="of 0, nothing has 16 bits"
+        "tolerance", tolerance, low=1e-12, why="0 would rule out 16 bits"
     )
     batch_size = check_integer("batch_size", batch_size, low=1)
     batches = calibration_batches(calibration, batch_size, model)
@@ -123,8 +124,8 @@ def _check_adapters(model):
         if any(np.any(ops.convert_to_numpy(v)) for v in added):
             raise ValueError(
                 f"The layer {entry.path!r} is quantized and has trained LoRA "
-                "weights, which Keras rounds when it saves the model. Save it, "
-                "load it, check it, and convert the loaded model. "
+                "weights, which Keras rounds when it saves the model. Save and "
+                "load the model, check it, and convert the loaded model. "
                 f"Received: model={model.name!r}"
             )
 
@@ -139,9 +140,10 @@ def _check_policy(policy, rules):
 
 
 def _automatic(conversion, rules):
-    """The smaller model of the two formats, or else the device decides.
+    """Converts to both formats, and returns the smaller model.
 
-    Measured speed does not count, so the choice is the same every day.
+    With equal sizes, the device and then the drift decide. Measured speed does
+    not count, because it varies from run to run.
     """
     found, refused = {}, []
     for dtype in SIXTEEN_BITS:
@@ -165,8 +167,8 @@ def _automatic(conversion, rules):
     for _, other in map(found.get, others):
         speed, size = other.latency["speedup"], other.size["after"]
         report.notes.append(
-            f"{other.policy} would be {speed:.2f} times as fast as float32, "
-            f"{size:,} bytes, with a drift of {largest_drift(other.drift):.2g}."
+            f"{other.policy} would be {speed:.2f} times as fast as float32 and "
+            f"take {size:,} bytes, with drift {largest_drift(other.drift):.2g}."
         )
     report.notes.extend(refused)
     return model, report
@@ -181,8 +183,8 @@ def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
         model: The `keras.Model`.
 
     Raises:
-        ValueError: If Keras does not accept it, it has no sample, or the number
-            of arrays differs from the number of inputs.
+        ValueError: If Keras does not accept `x`, `x` has no sample, or the
+            number of arrays differs from the number of inputs.
     """
     x = tree.map_structure(_text_as_tensor, x)
     adapter = keras_internals.get_data_adapter(x, batch_size=batch_size)
@@ -200,7 +202,7 @@ def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
         len(tree.flatten(batches[0])),
     )
     expected = count if functional is None else len(functional.inputs)
-    # Keras would take the first arrays if there are too many.
+    # Keras would silently ignore arrays after the last input.
     if count != expected and isinstance(batches[0], list | tuple):
         raise ValueError(
             "`calibration` must have one array for each of the model's "
@@ -222,12 +224,12 @@ def _text_as_tensor(leaf):
     return ops.convert_to_tensor(leaf)
 
 
-# So many batches decide which layers are wide. Each costs as many runs as there
-# are layers.
+# The largest number of batches that the search uses. Each batch costs about one
+# run per layer.
 _MOST_BATCHES = 4
 
-# The search may use this share of the tolerance, because it runs operation by
-# operation, and a compiled model rounds in other places.
+# The search may use only this share of the tolerance. It runs the model
+# operation by operation, and the compiled model rounds in other places.
 _MARGIN = 0.8
 
 _log = logging.getLogger("keras_mixprec.inference")
@@ -259,7 +261,7 @@ class Conversion:
         self._source = rebuild.Rebuilder(model, batches[0])
         self._reference = self._source.reference
         self._entries = self._source.entries
-        # The state of random numbers is not a weight.
+        # Unlike `model.variables`, this leaves out the state of random numbers.
         self._bytes = bytes_of(model.weights)
         self._batches = batches
         self._tolerance = tolerance
@@ -268,21 +270,21 @@ class Conversion:
     def in_format(
         self, dtype: str, rules: Iterable[PrecisionRule] | None
     ) -> tuple[keras.Model, ConversionReport]:
-        """Returns the model in a format, with the fewest layers wide.
+        """Converts the model to a format, with the fewest layers in float32.
 
         Args:
             dtype: String, `"float16"` or `"bfloat16"`.
             rules: As for `by_rules`.
 
         Raises:
-            ValueError: If the tolerance is not kept.
+            ValueError: If the drift is above the tolerance.
         """
         start = by_rules(self._reference, self._entries, dtype, rules)
         with temporary_policies(start.computing(self._entries)):
             culprits = weight_overflows(self._reference)
         built = self._built(self._with_wide(start, culprits))
         error = largest_drift(self._drift(built))
-        _log.info("In %s outputs are off by %.2g", dtype, error)
+        _log.info("The drift in %s is %.2g", dtype, error)
         if error > self._tolerance:
             built = self._with_fewest_wide(built)
         return self._reported(dtype, built)
@@ -290,25 +292,25 @@ class Conversion:
     def by_plan(
         self, plan: PrecisionPlan
     ) -> tuple[keras.Model, ConversionReport]:
-        """Returns the model in the dtypes of a plan.
+        """Converts the model to the dtypes of a plan.
 
         Args:
             plan: A `PrecisionPlan` that fits the model.
 
         Raises:
-            ValueError: If the tolerance is not kept.
+            ValueError: If the drift is above the tolerance.
         """
         assignment = by_plan(self._entries, self._source.origins, plan)
         return self._reported("plan", self._built(assignment))
 
     def _predicted_exactly(self):
-        _log.info("Outputs in float32 of batches: %d", len(self._batches))
+        _log.info("Computing float32 outputs; batches: %d", len(self._batches))
         try:
             exact = self._predicted(self._reference)
         except Exception as error:  # User code may raise anything.
             raise ValueError(
                 "The model cannot be called on `calibration`. Check its shape, "
-                "and that functions of `Lambda` layers import what they use. "
+                "and import modules inside the functions of `Lambda` layers. "
                 f"Received: {one_line(error, 400)}"
             ) from error
         if any(np.isnan(a).any() for batch in exact for a in batch):
@@ -323,7 +325,7 @@ class Conversion:
         return [comparison.float_outputs(predict(x)) for x in self._batches]
 
     def _built(self, assignment):
-        """The model, with the layers in float32 that raise in 16 bits."""
+        """Builds the model, with float32 for layers that raise in 16 bits."""
         while True:
             try:
                 return self._build(assignment)
@@ -349,11 +351,11 @@ class Conversion:
         return _Built(model, assignment, notes, plan, entries, outputs)
 
     def _with_fewest_wide(self, built):
-        """The model with the fewest additional layers in float32.
+        """Rebuilds the model with the fewest additional layers in float32.
 
-        It stays as it was if all of them would have to be.
+        Returns `built` unchanged if no layer or every layer is found.
         """
-        _log.info("Searching which layers need float32, in many runs")
+        _log.info("Searching for layers that need float32, in many runs")
         errors = [
             largest_drift(drift([], [exact], [low]))
             for exact, low in zip(self._exact, built.outputs, strict=True)
@@ -420,7 +422,7 @@ class Conversion:
             x = to_tensors(self._batches[0])
             found = examine_prediction(self._reference, x)
         worst = f"Found: {found[0].verdict.finding}. " if found else ""
-        off = f"are off by {error:.3g} of their norm"
+        off = f"differ from float32 by {error:.3g} of the norm"
         off = off if math.isfinite(error) else "are not finite"
         advice = (
             "Keep more layers in float32."
@@ -429,8 +431,8 @@ class Conversion:
             "choose another format."
         )
         return (
-            f"Converted to {policy} the outputs {off}. {worst}{advice} "
-            f"Received: tolerance={self._tolerance:g}"
+            f"After conversion to {policy} the outputs {off}. "
+            f"{worst}{advice} Received: tolerance={self._tolerance:g}"
         )
 
 

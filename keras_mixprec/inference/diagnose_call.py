@@ -21,35 +21,35 @@ from keras_mixprec.policies.layers import check_model
 def diagnose_call(
     model: keras.Model, fn: Callable, *args: Any, **kwargs: Any
 ) -> list[Verdict]:
-    """Finds precision faults of a function that calls a model.
+    """Finds precision faults in a function that calls a model.
 
     The function may be a loop that generates tokens, a sampler, `model.predict`
-    or a KerasHub task's `generate`. All calls of layers are recorded. Calls
-    with errors beyond rounding run again in float32 on the same inputs.
-    `numbers["call"]` of a verdict is the layer's first call that failed: 3 for
-    the third step of a loop that calls the layer once in each step. Layers that
-    are found are demoted for the rest of the search.
+    or a KerasHub task's `generate`. `diagnose_call` records all calls of
+    layers. It repeats calls with errors beyond rounding in float32, on the same
+    inputs. `numbers["call"]` of a verdict is the layer's first call that
+    failed: 3 for the third step of a loop that calls the layer once in each
+    step. The search demotes each layer that it finds before it goes on.
 
-    The function runs several times, operation by operation. That includes
-    functions that it compiles, and the bodies of `keras.ops.while_loop`,
-    `scan`, `map` and `vectorized_map`. Weights, random state and compiled
-    functions do not change.
+    The function runs several times, operation by operation. Functions that it
+    compiles also run operation by operation, and so do the bodies of
+    `keras.ops.while_loop`, `scan`, `map` and `vectorized_map`. Weights, random
+    state and compiled functions do not change.
 
     Args:
         model: A `keras.Model`, compiled or not.
-        fn: Function that calls the model, or layers of it. It must do the same
-            in each call.
+        fn: Function that calls the model or its layers. It must do the same in
+            each call.
         *args: Arguments of the function.
         **kwargs: Keyword arguments of the function.
 
     Returns:
         List of `Verdict`, as `diagnose` returns it, about the forward pass
         only. It is empty if nothing is wrong. If the function is not a method
-        of the model, layers are judged without XLA.
+        of the model, the verdicts do not consider XLA.
 
     Raises:
         TypeError: If `model` is not a model or `fn` not a function.
-        ValueError: If `fn` calls no layer of the model, or is given an
+        ValueError: If `fn` calls no layer of the model, or an argument is an
             iterator, which can be read only once.
 
     Example:
@@ -69,10 +69,10 @@ def diagnose_call(
     check_model(model)
     _check_function(fn, args, kwargs)
     calls = RecordedCalls(model, fn, args, kwargs)
-    # The diagnosis looks for overflow, so NumPy need not warn of it.
+    # The diagnosis reports overflow, so NumPy's warnings are redundant.
     with np.errstate(all="ignore"):
         if not all(layer.built for layer in flat_layers(model)):
-            calls.tensors()  # Which builds what it calls.
+            calls.tensors()  # This call builds the layers.
         own = getattr(fn, "__self__", None) is model
         compiled = own and is_compiled(model)
         given = {"args": _tensors(args), "kwargs": _tensors(kwargs)}
@@ -95,7 +95,7 @@ def _check_function(fn, args, kwargs):
 
 
 def _tensors(structure):
-    """The float arrays of a structure, whose rows may be bad."""
+    """Returns the float arrays of a structure, to look for bad rows."""
     leaves = tree.flatten(structure)
     arrays = [x for x in leaves if ops.is_tensor(x) or _is_array(x)]
     return [ops.convert_to_tensor(x) for x in arrays if len(x.shape)]

@@ -21,8 +21,8 @@ from keras_mixprec.inference.assignment import Assignment, has_policy
 from keras_mixprec.policies.layers import every_place, walk_with_model
 from keras_mixprec.policies.names import is_16_bit, is_fixed, policy_name
 
-# Some backends have no QR decomposition in 16 bits. None is needed, because the
-# weights are copied.
+# Orthogonal initializers need a QR decomposition, which some backends lack in
+# 16 bits. Zeros work too, because the weights are copied afterwards.
 _ORTHOGONAL = ("Orthogonal", "OrthogonalInitializer")
 _ZEROS = {
     "module": "keras.initializers",
@@ -36,17 +36,17 @@ class Rebuilder:
     """Rebuilds a model, with its weights, in any dtypes.
 
     Layers get their policies when they are created, before they have variables.
-    They are identified by the order of creation, since no config mentions the
-    layers that another layer creates.
+    The order of creation identifies them, because no config mentions the layers
+    that another layer creates.
 
     Args:
         model: A built `keras.Model`. It does not change.
-        x: One batch of inputs. The new model is called on it if its config does
-            not build it.
+        x: One batch of inputs. If the config does not build the new model, the
+            model is called on this batch.
 
     Attributes:
         reference: The model in float32, with its weights.
-        entries: List of `LayerEntry`s of the reference, itself the last.
+        entries: List of the reference's `LayerEntry`s, its own entry last.
         origins: Dict from their paths to the `LayerEntry`s of the model.
 
     Raises:
@@ -68,21 +68,21 @@ class Rebuilder:
         paths = {id(entry.layer): entry.path for entry in self.entries}
         self._order = [paths.get(id(layer), "") for layer in made]
         own = {id(e.layer): e for e in walk_with_model(model)}
-        # A shared layer may have become two. Either pair will do.
+        # A shared layer may be rebuilt as two layers. Either pair is right.
         self.origins = {
             paths[id(new)]: own[id(old)]
             for old, new in self._pairs(self.reference)
         }
 
     def build(self, policies: dict[str, str]) -> keras.Model:
-        """Returns a new model with the weights of the model.
+        """Returns a new model with the original weights.
 
         Args:
             policies: Dict of layer path to policy name. All other layers are
                 float32.
 
         Raises:
-            ValueError: If the config gives another model than before.
+            ValueError: If the config now gives another model.
         """
         order = iter(self._order)
 
@@ -92,25 +92,25 @@ class Rebuilder:
         return self._made(set_planned)
 
     def reloaded(self, model: keras.Model, policy: str) -> keras.Model:
-        """Returns the model that a file would give back, without its weights.
+        """Returns the model as Keras would load it, without its weights.
 
         Args:
             model: The result of `build`.
             policy: Policy name, the global policy when the file is loaded.
 
         Raises:
-            Exception: If Keras cannot load it, of any kind.
+            Exception: If Keras cannot load the model. It may be of any kind.
         """
         config = _config_of(model)
         with _global_policy(policy):
             loaded = _deserialized(config, self._model)
         for own, new in zip(*map(every_place, (model, loaded)), strict=True):
-            if hasattr(own, "save_assets"):  # Such as a vocabulary.
+            if hasattr(own, "save_assets"):  # Assets may be vocabularies.
                 copy_state(own, new)
         return loaded
 
     def pairs_of(self, model: keras.Model, other: keras.Model) -> list[tuple]:
-        """Returns path, layer and layer of each place in two models.
+        """Returns the path and both layers of each place in two models.
 
         Args:
             model: The result of `build`.
@@ -130,7 +130,7 @@ class Rebuilder:
         return model
 
     def _pairs(self, model):
-        """The layers of the model, each with its counterpart."""
+        """Pairs each layer of the original with its counterpart."""
         places = every_place(self._model), every_place(model)
         pairs = list(itertools.zip_longest(*places))
         for own, new in pairs:
@@ -147,8 +147,9 @@ class Rebuilder:
             raise ValueError(
                 f"The model {self._model.name!r} cannot be rebuilt from its "
                 "config. `get_config` must return all that `from_config` "
-                "needs. Register your functions with Keras, and let `Lambda` "
-                f"layers import what they use. Received: {one_line(error, 400)}"
+                "needs. Register your functions with Keras, and import modules "
+                "inside the functions of `Lambda` layers. "
+                f"Received: {one_line(error, 400)}"
             ) from error
         return model
 
@@ -169,12 +170,12 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """Copies the variables and files that a layer would save.
 
     Args:
-        source: A layer. Layers inside it are left out.
+        source: A layer. Its sublayers are left out.
         target: Another layer of the same class.
     """
     store: dict[str, Any] = {}
     source.save_own_variables(store)
-    # Copied, because on JAX `fit` reuses the memory of variables.
+    # Without a copy, `fit` on JAX would later reuse the memory.
     store = {k: np.array(ops.convert_to_numpy(v)) for k, v in store.items()}
     if store:
         target.load_own_variables(store)
@@ -187,7 +188,8 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
 def with_float32_outputs(model: keras.Model) -> keras.Model:
     """Returns a model that casts its 16-bit outputs to float32.
 
-    A layer of Keras casts each output.
+    The casts are Keras layers, so a file of the model loads without this
+    package.
 
     Args:
         model: A `keras.Model`, which may be changed. It is returned as it is
@@ -220,8 +222,8 @@ def _cast(name):
 
 
 def _config_of(model):
-    """Returns the config of the model in a file, as if it was not compiled."""
-    # The optimizer, loss and metrics may have no config.
+    """Returns the config that a file of the uncompiled model would hold."""
+    # The optimizer, loss and metrics may have no config, so they are left out.
     compiled = [
         x
         for x in keras_internals.flat_layers(model)
@@ -248,13 +250,13 @@ def _fit_for_16_bits(config):
     if config.get("class_name") in _ORTHOGONAL:
         return _ZEROS
     config = {key: _fit_for_16_bits(value) for key, value in config.items()}
-    # A 16-bit input would be cast even before a layer in float32.
+    # A 16-bit `InputLayer` would round inputs even for a float32 layer.
     if config.get("class_name") == "InputLayer":
         settings = config["config"]
         if settings.get("dtype") in SIXTEEN_BITS:
             settings["dtype"] = "float32"
-    # A layer adds its LoRA weights to its kernel when it saves. The rebuilt
-    # layer must not create new LoRA weights.
+    # A layer saves its LoRA weights as part of its kernel, so the rebuilt layer
+    # must not create new LoRA weights.
     if config.get("module") == "keras.layers":
         for name in ("lora_rank", "lora_alpha"):
             config["config"].pop(name, None)
@@ -268,7 +270,7 @@ def _deserialized(config, model):
         if not hasattr(keras.layers, type(layer).__name__)
     }
     return keras.saving.deserialize_keras_object(
-        copy.deepcopy(config),  # Keras takes it apart.
+        copy.deepcopy(config),  # Keras modifies the config.
         custom_objects=known,
         safe_mode=False,
     )
@@ -293,7 +295,7 @@ def _set(layer, policy):
 
 @contextlib.contextmanager
 def _global_policy(policy):
-    """Context with a global policy, for layers that get no dtype."""
+    """Sets the global policy inside a `with` block."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -304,11 +306,11 @@ def _global_policy(policy):
 
 @contextlib.contextmanager
 def _on_creation(visit):
-    """Context that calls a function with each layer this thread creates."""
+    """Calls a function with each layer that this thread creates."""
     cls = keras.layers.Layer
     original, thread = cls.__init__, threading.get_ident()
-    # Some classes call `__init__` twice. The layers are kept, so that Python
-    # does not reuse their ids.
+    # Some classes call `__init__` twice, but each layer counts once. The dict
+    # keeps the layers, so that Python does not reuse their ids.
     seen: dict = {}
 
     @functools.wraps(original)
@@ -318,7 +320,7 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
-    # `Operation.__new__` reads this attribute, not the wrapped function.
+    # `Operation.__new__` reads the signature from this attribute.
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield
@@ -333,7 +335,7 @@ _BY_ITSELF = (
 def loadable(
     source: Rebuilder, assignment: Assignment, x: Any
 ) -> tuple[keras.Model, Assignment, list[str]]:
-    """Builds a model that a file gives back in the same dtypes, if possible.
+    """Builds a model that a file restores in the same dtypes, if possible.
 
     Args:
         source: `Rebuilder`.
@@ -341,8 +343,9 @@ def loadable(
         x: One batch of inputs, as tensors.
 
     Returns:
-        The model, the assignment that it follows, and notes on what a file
-        loses. If a part of a layer is wide, the layer is wide too.
+        The model, the assignment that it follows, and notes on the dtypes that
+        a file loses. If part of a layer needs float32, the whole layer may
+        become float32.
     """
     while True:
         model = source.build(assignment.policies)
@@ -360,9 +363,10 @@ def loadable(
 
 
 def _others(source, model, policy, x):
-    """Returns the policy of each layer that loads with a wrong one, by path.
+    """Returns the loaded policies of layers that load with a wrong policy.
 
-    `None` if the model cannot be loaded, or called.
+    The keys are layer paths. The result is `None` if Keras cannot load the
+    model, or the loaded model cannot be called.
     """
     try:
         loaded = source.reloaded(model, policy)
@@ -378,7 +382,7 @@ def _others(source, model, policy, x):
 
 
 def _adapted(assignment, others):
-    """The assignment, without layers that would load in fewer bits."""
+    """Moves the assignment towards the policies that a file restores."""
     for path, theirs in others.items():
         ours = assignment.policies.get(path, "float32")
         if not is_16_bit(theirs):
@@ -395,7 +399,7 @@ def _under(policy):
     if policy == "float32":
         return []
     return [
-        "Some layers create parts without a dtype. Call "
+        "Some layers create sublayers without a dtype. Call "
         f"`keras.config.set_dtype_policy({policy!r})` before you load a .keras "
         "file of the model."
     ]
@@ -403,12 +407,12 @@ def _under(policy):
 
 def _note(others):
     if others is None:
-        return "Keras cannot load a .keras file of it. Use `save_weights`."
+        return "Keras cannot load this model from a file. Use `save_weights`."
     shown = ", ".join([*others][:3])
     return (
-        f"A .keras file of it loads {format_count(len(others), 'layer')} in "
-        f"another dtype ({shown}). Save the plan too, by "
-        "`report.plan.save('plan.json')`. Then call "
+        f"A .keras file of this model loads "
+        f"{format_count(len(others), 'layer')} in another dtype ({shown}). "
+        "Save the plan too, with `report.plan.save('plan.json')`. Then call "
         "`keras_mixprec.apply_policy(model, "
         "keras_mixprec.PrecisionPlan.load('plan.json'))` after loading."
     )

@@ -1,4 +1,4 @@
-"""`ConversionReport`: what a conversion keeps, saves and costs."""
+"""`ConversionReport`: the gains and costs of a conversion."""
 
 import dataclasses
 import math
@@ -9,10 +9,10 @@ from keras_mixprec import _html, formats
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
 
-# Layers that a screen has room for, those with the least headroom first.
+# The text report shows this many layers, so that it fits a screen.
 _SHOWN = 20
 
-# Layers that are named with a reason that they have in common.
+# The text report names this many layers for each reason.
 _NAMED = 4
 
 _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
@@ -22,31 +22,31 @@ _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")
 class ConversionReport(_html.HtmlReport):
     """The result of `convert_for_inference`, compared with float32.
 
-    `str()` gives text of a screen, a notebook shows tables.
+    `str()` returns text that fits a screen, and a notebook shows tables.
 
     Attributes:
         policy: String. `"float16"`, `"bfloat16"` or `"plan"`.
         plan: The `PrecisionPlan` that the new model follows, with the reasons.
-        layers: List of dicts, one for each layer: `path`, `class`, `policy`,
-            `parameters` and `bytes` of its own weights, `largest`, the largest
-            magnitude in its inputs and outputs in float32, `headroom_bits`, how
-            many powers of two are left below overflow in the layer's compute
-            dtype, and `reason`. Both numbers are `None` without floating-point
-            tensors.
-        drift: List of dicts, one for each floating-point output: `output`,
-            `relative`, the norm of the difference from float32 as a share of
-            the output's norm, `largest` and `mean` of the absolute difference,
-            `scale`, the largest magnitude in float32. `nonfinite` counts
-            numbers that are finite in float32 only. `top1_agreement` is the
-            share of samples with the same top class, `None` if outputs do not
-            look like class scores.
+        layers: List of dicts, one for each layer, with `path`, `class`,
+            `policy`, `reason`, and the `parameters` and `bytes` of its own
+            weights. `largest` is the largest magnitude in its inputs and
+            outputs in float32. `headroom_bits` is the number of powers of two
+            left below overflow in its compute dtype. Both are `None` for layers
+            without floating-point tensors.
+        drift: List of dicts, one for each floating-point output. `output` is
+            its name. `relative` is the norm of the difference from float32,
+            divided by the norm in float32. `largest` and `mean` are those of
+            the absolute difference. `scale` is the largest magnitude in
+            float32. `nonfinite` counts numbers that are finite only in float32.
+            `top1_agreement` is the share of samples with the same top class,
+            `None` if outputs do not look like class scores.
         tolerance: Float. The largest relative drift that was accepted.
         size: Dict, `before` and `after`: bytes of all weights.
         latency: Dict, `before` and `after`: seconds of a batch in float32 and
-            converted, and `speedup`, their ratio. The two run in turn `pairs`
-            times, and these numbers are from the pair with the median ratio.
-        notes: List of strings: what else a caller should know, such as what a
-            `.keras` file cannot keep.
+            converted, and `speedup`, their ratio. Both models run in turns,
+            `pairs` times. `before` and `speedup` are medians.
+        notes: List of strings: further advice, such as dtypes that a `.keras`
+            file loses.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64)])
@@ -73,17 +73,17 @@ class ConversionReport(_html.HtmlReport):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything as a dict; the plan as one of path to policy."""
+        """Returns all fields as a dict, and the plan as a dict of policies."""
         fields = dataclasses.fields(self)
         content = {field.name: getattr(self, field.name) for field in fields}
         return content | {"plan": dict(self.plan)}
 
     def to_json(self) -> str:
-        """Returns `to_dict()` as JSON, inf and NaN as strings."""
+        """Returns `to_dict()` as JSON, with inf and NaN as strings."""
         return to_json(self.to_dict(), indent=1)
 
     def to_html(self) -> str:
-        """Returns one page that needs neither a network nor a server."""
+        """Returns a page that needs neither a network nor a server."""
         return _html.page("Conversion for inference", self._repr_html_())
 
     def __str__(self):
@@ -99,7 +99,7 @@ class ConversionReport(_html.HtmlReport):
 
 def _text(report):
     rows = sorted(report.layers, key=_urgency)
-    # The reasons, which may be long, are below.
+    # Reasons may be long, so they come below the table.
     table = [_HEADS[:-1], *(_cells(row)[:-1] for row in rows[:_SHOWN])]
     lines = formats.text_table(table)
     if len(rows) > _SHOWN:
@@ -152,12 +152,12 @@ def _latency(latency):
 def _drift(row, tolerance):
     if row["nonfinite"]:
         numbers = formats.format_count(row["nonfinite"], "number")
-        return f"Drift of {row['output']}: {numbers} not finite."
+        return f"Drift of {row['output']}: {numbers} became inf or NaN."
     scale, same = formats.format_digits(row["scale"]), row["top1_agreement"]
     line = (
         f"Drift of {row['output']}: {row['relative']:.2g} of float32's norm "
-        f"({tolerance:g} is accepted). The largest difference is "
-        f"{row['largest']:.2g}, the mean {row['mean']:.2g}, for numbers up to "
+        f"(tolerance {tolerance:g}). The largest difference is "
+        f"{row['largest']:.2g}, the mean {row['mean']:.2g}, for outputs up to "
         f"{scale}."
     )
     if same is None:

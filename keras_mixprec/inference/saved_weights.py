@@ -12,7 +12,8 @@ from keras_mixprec._files import check_regular
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.policies.layers import check_model
 
-# The group of the optimizer's state. Float16 cannot hold its second moments.
+# The group of the optimizer's state, which keeps its dtype. Its second moments
+# would underflow in float16.
 _OPTIMIZER = "optimizer"
 
 
@@ -22,13 +23,13 @@ def save_weights(
     """Saves the weights of a model in 16 bits, at half the size.
 
     `model.load_weights(path)` reads the file without this package, into a model
-    of any dtype. Integers and the state of an optimizer keep their dtypes. The
+    of any dtype. Integers and the optimizer's state keep their dtypes. The
     model does not change.
 
     Args:
         model: A built `keras.Model`.
-        path: String or path-like, which ends in `.weights.h5`. An existing
-            file is replaced, completely or not at all.
+        path: String or path-like, which ends in `.weights.h5`. An existing file
+            is replaced atomically.
         dtype: `"float16"` or `"bfloat16"`. Defaults to `"float16"`.
 
     Raises:
@@ -52,7 +53,7 @@ def save_weights(
             f"`path` must end in '.weights.h5'. Received: path={str(path)!r}"
         )
     check_regular(target)
-    # A rename is atomic only within one disk.
+    # The folder is next to `path`, because a rename is atomic only on one disk.
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
         wide, narrow = Path(folder, "wide.weights.h5"), Path(folder, "narrow")
         model.save_weights(wide)
@@ -61,7 +62,7 @@ def save_weights(
 
 
 def _rewrite(source, target, dtype):
-    import h5py  # Keras needs it for such a file as well.
+    import h5py  # Keras needs it for such files too.
 
     with h5py.File(source, "r") as wide, h5py.File(target, "w") as narrow:
 

@@ -1,7 +1,7 @@
-"""The layers that inference in 16 bits keeps in float32.
+"""Finds the layers that inference in 16 bits keeps in float32.
 
-The search is the one of the diagnosis: the smallest set of layers whose float32
-brings the outputs of all batches within the tolerance.
+The search of the diagnosis finds the smallest set of layers that brings the
+outputs of all batches within the tolerance if the layers compute in float32.
 """
 
 import logging
@@ -23,9 +23,10 @@ from keras_mixprec.numerics.random_numbers import same_draws
 
 _log = logging.getLogger("keras_mixprec.inference")
 
-# So many sets of layers are tried. Each set costs a run of the model, and each
-# layer that stays wide takes about two sets. With new weights, hundreds of
-# EfficientNetB7's 813 layers underflow.
+# The search tries at most this many sets of layers. Each set costs a run of the
+# model, and each layer that stays in float32 takes about two sets. With
+# untrained weights, hundreds of EfficientNetB7's 813 layers underflow, and an
+# unlimited search would take too long.
 _MOST_TRIED = 400
 
 
@@ -34,18 +35,18 @@ def wide_layers(
 ) -> tuple[list[Culprit], bool]:
     """Returns the smallest set of layers that `predict` needs in float32.
 
-    With them, its outputs agree with float32's on all batches. The model does
-    not change.
+    With these layers, its outputs are within the tolerance on all batches. The
+    model does not change.
 
     Args:
-        model: A built `keras.Model` in the dtypes of all other layers.
+        model: A built `keras.Model` that follows the policies to start from.
         batches: List of batches of inputs, the one with the largest error
             first.
-        tolerance: Float, above 0. The largest error of an output, as a share.
+        tolerance: Float, above 0. The largest relative error of an output.
 
     Returns:
-        Pair of the `Culprit`s and a boolean. It is `False` if the search ended
-        early, so that fewer layers may be enough.
+        Pair of the `Culprit`s and a boolean. The boolean is `False` if the
+        search ended early, so fewer layers may be enough.
     """
     with active.processes().single_process(model), same_draws():
         run = _Batches([Prediction(model, to_tensors(x)) for x in batches])
@@ -88,17 +89,15 @@ class _Batches(CallRun):
             output_error(own.outputs, exact.outputs)
             for own, (_, exact) in zip(runs, self._pairs, strict=True)
         ]
-        _log.info(
-            "In trial %d outputs are off by %.2g", self.tried, max(errors)
-        )
+        _log.info("The drift in trial %d is %.2g", self.tried, max(errors))
         return max(errors) <= self.tolerance
 
 
 def layers_that_raise(model: keras.Model, batch) -> list[Culprit]:
     """Returns the layers that raise in 16 bits, or that XLA cannot compile.
 
-    TensorFlow and torch refuse to add float16 to float32, and some backends
-    lack an operation in 16 bits, as JAX on CPUs attention in float16.
+    TensorFlow and torch refuse to add float16 to float32. Some backends lack
+    operations in 16 bits, such as JAX float16 attention on CPUs.
 
     Args:
         model: As for `wide_layers`.

@@ -1,4 +1,4 @@
-"""`apply_policy`, which sets the policies of a model that exists."""
+"""`apply_policy`, which sets the policies of an existing model."""
 
 from collections.abc import Iterable
 
@@ -25,10 +25,10 @@ def apply_policy(
     Keras' own `layer.dtype_policy = ...` reaches neither sublayers nor
     functions that are already compiled. `apply_policy` reaches both, also in
     composites, wrappers and nested models. The model may be built, unbuilt or
-    in the midst of `fit`. Variables keep their dtype and the optimizer its
-    state. Sublayers that an unbuilt layer makes later get their policy when it
-    makes them. If a rule keeps a part of a custom layer in float32 and the
-    layer's code cannot mix dtypes, the whole layer computes in float32.
+    in training. Variables keep their dtype, and the optimizer keeps its state.
+    A sublayer that an unbuilt layer creates later gets its policy at that time.
+    If a rule keeps part of a custom layer in float32, but the layer's code
+    cannot mix dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.
@@ -37,16 +37,16 @@ def apply_policy(
             `PrecisionPlan`, which is applied exactly as it is. `"float16"` and
             `"bfloat16"` give a built layer with float32 variables the mixed
             policy, because variables keep their dtype.
-        rules: Iterable of `PrecisionRule`. Layers that a rule matches follow
-            its policy instead. If `None`, a 16-bit policy takes the rules of
-            `set_global_policy`, by default `DEFAULT_RULES`, and another policy
-            takes none. `[]` takes none, and `[*yours, *DEFAULT_RULES]` takes
-            both. Not allowed with a plan.
+        rules: Iterable of `PrecisionRule`. A layer follows the policy of the
+            first rule that matches it. With `None`, a 16-bit policy uses the
+            rules of `set_global_policy` (by default `DEFAULT_RULES`), and other
+            policies use no rules. Pass `[]` for no rules, or `[*yours,
+            *DEFAULT_RULES]` to add yours. Not allowed with a plan.
 
     Returns:
-        The `PrecisionPlan` that the model now follows, with the reason of the
-        rule that decided about a layer. Its notes name layers that were left
-        alone: quantized layers, and layers that return integers or strings.
+        The `PrecisionPlan` that the model now follows, with the reasons of the
+        rules. Its notes name layers that kept their policy: quantized layers,
+        and layers that return integers or strings.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -57,9 +57,8 @@ def apply_policy(
         UserWarning: If a rule in `rules`, other than a default one, matches no
             layer.
 
-    A functional model's symbolic tensors (`layer.output.dtype`) keep the dtype
-    from when it was built. This changes neither the layers' results nor the
-    model's file.
+    The symbolic tensors of a functional model (`layer.output.dtype`) keep their
+    old dtype. This affects neither the layers' results nor the saved model.
 
     Example:
     >>> inputs = keras.Input((5, 8))
@@ -73,7 +72,7 @@ def apply_policy(
     if isinstance(policy_or_plan, PrecisionPlan):
         if rules is not None:
             raise ValueError(
-                "A plan is applied exactly as it is; leave out `rules`. "
+                "A plan is applied exactly as it is, so leave out `rules`. "
                 f"Received: rules={rules!r}"
             )
         return policy_or_plan.apply(model)
@@ -91,14 +90,14 @@ def apply_policy(
 def left_in_float16(model: keras.Model) -> dict[str, str]:
     """Returns layers in float16 that the default rules keep in float32.
 
-    These exist after `set_global_policy`, which cannot know which layer will be
-    the last of a model.
+    A model made under `set_global_policy` has such layers, because a new layer
+    does not know yet whether it will be the model's output.
 
     Args:
         model: A `keras.Model`.
 
     Returns:
-        Dict from their paths to the reason of the rule.
+        Dict of layer path to the rule's reason.
     """
     matcher = Matcher(DEFAULT_RULES, model)
     narrow = [e for e in walk(model) if e.layer.compute_dtype == "float16"]

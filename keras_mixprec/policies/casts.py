@@ -1,6 +1,7 @@
-"""Layers whose casts fail or cost more than 16 bits save.
+"""Finds layers whose casts fail, or cost more time than 16 bits save.
 
-`a @ b` of float16 and float32 raises on TensorFlow and torch.
+Casts can fail because TensorFlow and torch refuse to multiply float16 by
+float32.
 """
 
 import math
@@ -23,27 +24,29 @@ from keras_mixprec.policies.layers import LayerEntry, is_of_keras, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
-# A layer is worth two casts if it does this many multiply-adds for each element
-# that is cast. An A100 does 312e12 floating-point operations a second in
-# float16 and 156e12 in TF32. So a multiply-add saves 6.4e-15 s, or 1.9e-14 s
-# with the backward pass. A cast reads 4 bytes and writes 2, forward and
-# backward, at 1.6e12 bytes a second. This takes 7.5e-12 s, 390 times as long.
+# 16 bits save time if a layer does more multiply-adds than this for each
+# element that is cast. An A100 does 312e12 floating-point operations a second
+# in float16, and 156e12 in TF32. So float16 saves 6.4e-15 s for each
+# multiply-add, or 1.9e-14 s with the backward pass. A cast reads 4 bytes and
+# writes 2, forward and backward, at 1.6e12 bytes a second. It takes 7.5e-12 s,
+# as long as 390 multiply-adds save.
 WORTH_A_CAST = 400
 
-# An isolated layer does at most this share of the model's multiply-adds.
-# Without this limit, every layer of a small model would stay in float32, though
-# compilers fuse casts and so save the memory traffic that is counted above.
+# A layer between float32 layers stays in float32 only if it does at most this
+# share of the model's multiply-adds. Without this limit, all layers of a small
+# model would stay in float32. Compilers fuse many casts, so that would be too
+# cautious.
 SMALL_SHARE = 0.05
 
 
 def isolated_layers(model) -> list:
     """Returns the 16-bit layers that would be faster in float32.
 
-    Only float32 layers feed such a layer, and it feeds only float32 layers. It
-    multiplies too little to be worth the casts on both sides, and does at most
-    5% of the model's work. Normalizations, activations and sums multiply
-    nothing. Layers with unknown FLOPs or with sublayers are never returned, and
-    neither are layers of subclassed models, which have no graph.
+    Such a layer stands between float32 layers. It does too few multiply-adds to
+    pay for the casts on both sides, and at most 5% of the model's.
+    Normalizations and activations do none. The result leaves out layers with
+    unknown FLOPs, layers with sublayers, and all layers of subclassed models,
+    which have no graph.
 
     Args:
         model: A built `keras.Model`.
@@ -73,22 +76,22 @@ def _is_lone(feeders, consumers):
 
 
 def _elements(layer):
-    """How many elements a layer gets and returns for one sample."""
+    """Returns how many elements a layer takes and returns per sample."""
     call = inbound_nodes(layer)[0]
     tensors = [*call.input_tensors, *call.output_tensors]
-    # A length that varies counts as one position.
+    # A variable length counts as one position.
     return sum(math.prod(size or 1 for size in t.shape[1:]) for t in tensors)
 
 
 _SIZES = {int, type(None)}
-_REASON = "its code mixes dtypes where a rule widens a part of it"
+_REASON = "its code mixes dtypes if a rule keeps a part of it in float32"
 
 
 def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
-    """Sets layers to float32 if their code cannot mix the dtypes that it gets.
+    """Sets layers to float32 if their code cannot mix dtypes.
 
-    Such a layer gets float32 with all that is inside it. If the code of the
-    model itself is at fault, all layers get the default policy.
+    All sublayers of such a layer get float32 too. If the model's own code
+    cannot mix dtypes, all layers get the default policy.
 
     Args:
         model: A `keras.Model`, with the policies that rules chose.
@@ -115,7 +118,7 @@ def without_mixes(model, entries: list[LayerEntry], default: str) -> dict:
 
 
 def _widened(model, inputs, error, paths):
-    """The innermost layer that raised an error and does not in float32."""
+    """Sets the innermost layer that raised to float32, and returns it."""
 
     def raises_elsewhere():
         after = _error(model, inputs)
@@ -131,7 +134,7 @@ def _widened(model, inputs, error, paths):
 
 
 def _changed(layers, policy, helps):
-    """Returns whether a policy helps; if not, the layers keep their own."""
+    """Sets a policy if it helps, and returns whether it does."""
     layers = [layer for layer in layers if not is_fixed(layer)]
     before = [layer.dtype_policy for layer in layers]
     for layer in layers:
@@ -144,12 +147,12 @@ def _changed(layers, policy, helps):
 
 
 def _inputs(model):
-    """Zeros to call a built model on, `None` if its inputs are unknown."""
+    """Returns zeros as the model's inputs, or `None` if shapes are unknown."""
     functional = functional_of(model)
     if functional is not None:
         return tree.map_structure(_zeros, functional.input)
     shape = (model.get_build_config() or {}).get("input_shape")
-    # A model of several inputs has a structure of shapes.
+    # A model with several inputs has nested shapes, which count as unknown.
     is_one = isinstance(shape, tuple) and {*map(type, shape)} <= _SIZES
     return _zeros(keras.KerasTensor(shape)) if is_one and model.built else None
 
@@ -160,9 +163,9 @@ def _zeros(tensor):
 
 
 def _error(model, inputs):
-    """The error of calling the model, `None` if there is none."""
+    """Calls the model, and returns the error that it raises, or `None`."""
     try:
-        # A symbolic call would not check dtypes on torch.
+        # On torch, only a real call checks dtypes.
         with keras.StatelessScope():
             model(inputs, training=False)
     except active.replay().REFUSALS as error:
@@ -171,7 +174,7 @@ def _error(model, inputs):
 
 
 def _stack(error):
-    """The layers in whose `call` an exception was raised, innermost first."""
+    """Returns the layers whose `call` raised the error, innermost first."""
     frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
     layers = [
         frame.f_locals.get("self")

@@ -1,8 +1,8 @@
 """Layers that stay in float32 in a 16-bit model, and why.
 
-Tests show on some backend that each of them fails in float16 and is right in
-float32. Keras itself computes its other normalization layers, the mean, global
-average pooling and losses in float32, so no rule is needed for them.
+For each of these layers, a test shows that it fails in float16 on some backend,
+and works in float32. Keras already computes its other normalization layers,
+means, global average pooling and losses in float32, so they need no rule.
 """
 
 import math
@@ -18,18 +18,18 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
-# A float16 sum of more than 2**11 equal terms loses digits.
-# AveragePooling2D(32) returned 3.33 for the constant 3.0.
+# float16 holds all integers only up to 2**11, so long sums lose digits:
+# `AveragePooling2D(32)` returned 3.33 for inputs of 3.0.
 _MANY_POSITIONS = 1024
 
 
 def is_user_written_norm(layer, path) -> bool:
-    """Returns whether a user-written layer calls itself a normalization."""
+    """Returns whether a user-written layer has "norm" in its class name."""
     return not is_of_keras(layer) and "norm" in type(layer).__name__.lower()
 
 
 def has_explosive_activation(layer, path) -> bool:
-    """Returns whether the activation overflows on everyday inputs."""
+    """Returns whether the activation overflows float16 on ordinary inputs."""
     return getattr(layer, "activation", None) in (
         keras.activations.exponential,
         keras.activations.squareplus,
@@ -37,12 +37,12 @@ def has_explosive_activation(layer, path) -> bool:
 
 
 def reads_raw_features(layer, path) -> bool:
-    """Returns whether the layer brings raw features to scale."""
+    """Returns whether the layer normalizes or rescales raw features."""
     return isinstance(layer, (layers.Normalization, layers.Rescaling))
 
 
 def looks_numbers_up(layer, path) -> bool:
-    """Returns whether the layer looks up raw numbers, as bins or categories."""
+    """Returns whether the layer turns raw numbers into bins or categories."""
     return isinstance(layer, (layers.CategoryEncoding, layers.Discretization))
 
 
@@ -52,8 +52,8 @@ def is_cosine(layer, path) -> bool:
 
 
 def is_unscaled_attention(layer, path) -> bool:
-    """Returns whether the layer takes dot products without dividing them."""
-    # `AdditiveAttention` is a subclass that adds, inside a tanh.
+    """Returns whether attention scores are dot products without a scale."""
+    # The subclass `AdditiveAttention` bounds its scores by a tanh.
     return (
         isinstance(layer, layers.Attention)
         and not isinstance(layer, layers.AdditiveAttention)
@@ -62,7 +62,7 @@ def is_unscaled_attention(layer, path) -> bool:
 
 
 def has_activity_regularizer(layer, path) -> bool:
-    """Returns whether the layer adds a loss computed from its output."""
+    """Returns whether the layer adds a loss that depends on its output."""
     return getattr(layer, "activity_regularizer", None) is not None
 
 
@@ -84,14 +84,14 @@ _REASONS = {
     has_explosive_activation: "exp(12) and squareplus(256) are above 65504",
     reads_raw_features: "raw features and their statistics can lie outside "
     "float16's range",
-    looks_numbers_up: "TensorFlow's graphs cast the raw numbers that it looks "
-    "up: 2049 becomes 2048",
+    looks_numbers_up: "TensorFlow's graphs cast its raw input numbers to "
+    "float16: 2049 becomes 2048",
     layers.UnitNormalization: "its epsilon of 1e-12 is zero in float16 and "
     "x*x overflows above 255",
     is_cosine: "Dot(normalize=True) squares its inputs: above 255 the cosine "
     "is 0",
     is_unscaled_attention: "Attention does not divide by sqrt(dim): scores "
-    "above 65504 make NaN",
+    "above 65504 give NaN",
     has_activity_regularizer: "Keras computes the activity loss in the layer's "
     "compute dtype: above 65504 the loss is infinite",
     averages_many: "average pooling sums its window in float16 on some "
@@ -102,7 +102,8 @@ _REASONS = {
 
 
 def _rule(match, reason):
-    if not isinstance(match, (str, type)):  # Keras then finds it by its name.
+    # Keras can load a rule from a file only if its function is registered.
+    if not isinstance(match, (str, type)):
         keras.saving.register_keras_serializable("keras_mixprec")(match)
     # The layer that `SpectralNormalization` wraps may stay in 16 bits.
     wraps = match is layers.SpectralNormalization

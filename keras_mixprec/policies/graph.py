@@ -1,7 +1,7 @@
-"""A layer's place in the graph of its model.
+"""Finds a layer's place in the graph of its model.
 
-Whether a layer is the model's output or feeds an `exp` is a property of the
-model, which does not exist yet when the layer is made.
+A new layer does not know yet if it will be the model's output or feed an `exp`.
+Only the finished model shows this.
 """
 
 import itertools
@@ -54,7 +54,8 @@ _SENSITIVE_OPERATIONS = {
 def output_layers(model) -> set[int]:
     """Returns the ids of the layers that make the model's outputs.
 
-    A subclassed model has no graph, so its layers that end in a softmax count.
+    A subclassed model has no graph. Its layers that end in a softmax count as
+    outputs.
     """
     if isinstance(model, keras.Sequential):
         layers = model.layers[::-1]
@@ -70,7 +71,7 @@ def output_layers(model) -> set[int]:
 def feeds_sensitive_operation(model) -> set[int]:
     """Returns the ids of the layers that feed a sensitive operation.
 
-    Nested functional models are searched too.
+    The search includes nested functional models.
     """
     found = set()
     for operation in _operations(model):
@@ -81,9 +82,9 @@ def feeds_sensitive_operation(model) -> set[int]:
 
 
 def casts_input(layer) -> bool:
-    """Returns whether the layer gets another float dtype than it computes in.
+    """Returns whether the layer casts its input from another float dtype.
 
-    Always `False` in a subclassed model, which has no graph.
+    The result is `False` in a subclassed model, which has no graph.
     """
     if not layer.autocast:
         return False
@@ -95,13 +96,13 @@ def casts_input(layer) -> bool:
 
 
 def consumers(functional, tensor) -> list:
-    """Returns the operations that get a tensor of a graph.
+    """Returns the operations that compute on a tensor of a graph.
 
-    Nested models are searched. Operations that pass numbers on unchanged, or
-    that make masks, are left out.
+    The search includes nested models. It follows the tensor through operations
+    that pass numbers on unchanged, and leaves out operations that make masks.
 
     Args:
-        functional: The functional model whose graph it is.
+        functional: The functional model that holds the graph.
         tensor: `keras.KerasTensor`, such as an input.
     """
     found = []
@@ -125,8 +126,9 @@ def consumers(functional, tensor) -> list:
 def neighbours(model) -> dict[int, tuple[list, list]]:
     """Returns the layers before and the layers after each layer.
 
-    The keys are ids of layers. Operations that are no layers are skipped, and
-    inputs are left out. Empty for a subclassed model, which has no graph.
+    The keys are ids of layers. The search skips operations that are not layers,
+    and leaves out inputs. The dict is empty for a subclassed model, which has
+    no graph.
     """
     found = {}
     for layer in filter(_is_layer, _operations(model)):
@@ -138,7 +140,7 @@ def neighbours(model) -> dict[int, tuple[list, list]]:
 
 
 def _operations(model):
-    """Operations in a model's graph and in the graphs of nested models."""
+    """Yields the operations in a model's graph and in nested graphs."""
     for functional in filter(None, map(functional_of, flat_layers(model))):
         yield from functional.operations
 
@@ -150,13 +152,17 @@ def _ids(layers):
             ids |= output_layers(layer)
         elif is_of_keras(layer) or not sublayers(layer):
             # A user-written block is left out: its last part is unknown, and
-            # the whole block may be most of the model.
+            # the whole block may hold most of the model.
             ids.add(id(layer))
     return ids
 
 
 def _producers(tensors, through=_HANDS_ON):
-    """The layers that make `tensors`, behind operations and `through`."""
+    """Returns the layers that make `tensors`.
+
+    The search looks through operations, and through layers of the classes in
+    `through`, which the result includes.
+    """
     layers, seen, stack = [], set(), list(tensors)
     while stack:
         operation = producer(stack.pop())

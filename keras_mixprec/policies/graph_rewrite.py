@@ -16,40 +16,40 @@ from keras_mixprec.backend import active
 _DTYPES = ("float16", "bfloat16", "float32")
 
 _NEEDS = {
-    "float16": "it does on NVIDIA GPUs of compute capability 7.0 or higher, "
-    "and on CPUs with AMX-FP16 or AVX-NE-CONVERT",
-    "bfloat16": "it does on CPUs with AVX-512, with oneDNN "
-    "(TF_ENABLE_ONEDNN_OPTS is not 0) and without a visible GPU",
+    "float16": "an NVIDIA GPU of compute capability 7.0 or higher, or a CPU "
+    "with AMX-FP16 or AVX-NE-CONVERT",
+    "bfloat16": "a CPU with AVX-512, with oneDNN (TF_ENABLE_ONEDNN_OPTS is not "
+    "0) and without a visible GPU",
 }
 
 _WITHOUT_EFFECT = {
-    "jit_compile": "XLA compiles this model, and the graph rewrite does not "
-    "reach what XLA compiles. Compile the model with `jit_compile=False`",
-    "run_eagerly": "This model runs without a graph, so there is none to "
+    "jit_compile": "XLA compiles this model, and the graph rewrite cannot "
+    "change XLA programs. Compile the model with `jit_compile=False`",
+    "run_eagerly": "This model runs eagerly, so there is no graph to "
     "rewrite. Compile the model with `run_eagerly=False, jit_compile=False`",
 }
 
-# The rewrite is for these operations, which take most of the time.
+# These operations take most of the time, so `products` counts only them.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
-# TensorFlow reuses a function that it optimized under the same number. The
-# backend takes 1 to try the rewrite out.
+# Each rewrite has its own number, because TensorFlow reuses functions that it
+# optimized under the same number. The backend uses 1 to test for support.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-# Restores TensorFlow's options, environment variables and Keras' models.
+# Restores TensorFlow's options, environment variables and `keras.Model`.
 _undo = contextlib.ExitStack()
 
 
 class GraphRewrite(contextlib.AbstractContextManager):
     """TensorFlow's graph rewrite. It is in force until you call `off()`.
 
-    As a context manager it calls `off()` at the end of the block. `str()` of a
-    rewrite counts the conversions in one line.
+    As a context manager it calls `off()` at the end of the block. `str()`
+    sums up the conversions in one line.
 
     Attributes:
         dtype: String. `"float16"`, `"bfloat16"`, or `"float32"` for none.
         lists: Dict from `"allow"`, `"deny"` and `"infer"` to lists of the
-            operations that were given.
+            operations that you passed.
     """
 
     def __init__(self, dtype: str, lists: dict):
@@ -61,7 +61,7 @@ class GraphRewrite(contextlib.AbstractContextManager):
 
     @property
     def converted(self) -> dict:
-        """The conversions in the functions that ran while it was in force.
+        """Counts of the conversions in functions that ran under the rewrite.
 
         The numbers come from the graphs that TensorFlow runs. A function counts
         once for each shape that it was traced for. The body of a loop counts
@@ -73,7 +73,7 @@ class GraphRewrite(contextlib.AbstractContextManager):
             many still compute in float32; `"operations"`, a dict from the type
             of each converted operation to its number; `"casts"`, how many casts
             to and from the dtype were added; `"functions"`, how many functions
-            have such operations.
+            have matrix products or convolutions.
         """
         _collect()
         before, after = Counter(), Counter()
@@ -98,7 +98,7 @@ class GraphRewrite(contextlib.AbstractContextManager):
         }
 
     def on(self) -> None:
-        """Puts the rewrite in force again after `off()`.
+        """Starts the rewrite again after `off()`.
 
         TensorFlow reuses the functions that it optimized under this rewrite.
         """
@@ -108,7 +108,7 @@ class GraphRewrite(contextlib.AbstractContextManager):
             _apply()
 
     def off(self) -> None:
-        """Restores what was in force before; does nothing the second time."""
+        """Ends the rewrite, if it is on, and restores the earlier settings."""
         if self in _stack:
             _collect()
             _stack.remove(self)
@@ -138,38 +138,37 @@ def graph_rewrite(
     """Lets TensorFlow rewrite float32 graphs to 16 bits.
 
     The model stays a float32 model and needs no policies. When TensorFlow
-    optimizes a function of the model, `auto_mixed_precision` converts matrix
-    products, convolutions and operations between them, and adds casts. The
-    rewrite is in force at once, until you call `off()` or the `with` block
-    ends. Then the same model computes in float32 again. TensorFlow optimizes
-    functions again in both cases, also if they were traced before.
+    optimizes a function of the model, its `auto_mixed_precision` pass converts
+    matrix products, convolutions and operations between them, and adds casts.
+    The rewrite starts at once and ends when you call `off()` or the `with`
+    block ends. Then the model computes in float32 again. Both changes also
+    reach functions that TensorFlow has already traced.
 
-    It acts on the graphs that this thread runs. As with a float16 policy,
-    `float16` needs loss scaling: compile with `LossScaleOptimizer`. The graph
-    does not know layers, so the rewrite also converts layers that
+    The rewrite applies to graphs that this thread runs. Like a float16 policy,
+    `float16` needs loss scaling: compile with `LossScaleOptimizer`. A graph
+    does not know its layers, so the rewrite also converts layers that
     `apply_policy` or a tuner keeps in float32. Use `deny` to keep operations in
     float32.
 
     Args:
         dtype: String. `"float16"`, on GPUs and a few CPUs; `"bfloat16"`, on
             CPUs with AVX-512; or `"float32"`, no rewrite.
-        allow: Iterable of strings. Types of operations, as TensorFlow names
-            them, that are always converted, in addition to TensorFlow's own
-            list. Defaults to `()`.
-        deny: Types of operations that stay in float32, with the operations that
-            depend on them.
-        infer: Types of operations that are converted if their inputs are.
+        allow: Iterable of strings. TensorFlow's names of operations that it
+            always converts, such as `"Conv2D"`, in addition to its own list.
+            Defaults to `()`.
+        deny: Names of operations that stay in float32, along with the
+            operations that depend on them.
+        infer: Names of operations that are converted if their inputs are.
 
     Returns:
         A `GraphRewrite`. It is a context manager with `converted` and `off()`.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the backend is not TensorFlow, or TensorFlow does not
-            rewrite graphs on this device. Also if an operation is unknown or in
-            two lists. While a rewrite is in force, `fit`, `evaluate` and
-            `predict` raise it for a model that XLA compiles or that runs
-            eagerly.
+        ValueError: If the backend is not TensorFlow, TensorFlow does not
+            rewrite graphs on this device, or an operation is unknown or in two
+            lists. During a rewrite, `fit`, `evaluate` and `predict` raise this
+            error for a model that XLA compiles or that runs eagerly.
 
     Warns:
         UserWarning: Once, if a model trains in float16 without loss scaling.
@@ -186,14 +185,14 @@ def graph_rewrite(
     lists = _check_arguments(
         dtype, {"allow": allow, "deny": deny, "infer": infer}
     )
-    _collect()  # To try it out discards what TensorFlow has collected.
+    _collect()  # The test for support discards all records.
     if dtype != "float32" and not active.graph_rewrite().does(dtype):
-        _apply()  # Goes on collecting for the rewrite that is in force.
+        _apply()  # Resumes the records for the rewrite in force.
         device = ", ".join(dict.fromkeys(active.devices()["devices"]))
         raise ValueError(
             f"TensorFlow does not rewrite graphs to {dtype} on this device "
-            f"({device}): {_NEEDS[dtype]}. With a policy it computes in it "
-            f"anywhere: keras_mixprec.set_global_policy('mixed_{dtype}'). "
+            f"({device}). It needs {_NEEDS[dtype]}. A policy works on any "
+            f"device: keras_mixprec.set_global_policy('mixed_{dtype}'). "
             f"Received: dtype={dtype!r}"
         )
     return GraphRewrite(dtype, lists)
@@ -205,7 +204,7 @@ def in_force() -> GraphRewrite | None:
 
 
 def _collect():
-    """Gives the innermost rewrite the functions that were optimized since."""
+    """Adds newly optimized functions to the innermost rewrite's records."""
     if _stack:
         _stack[-1]._functions += [
             (before, after)
@@ -215,7 +214,7 @@ def _collect():
 
 
 def _apply():
-    """Puts the innermost rewrite in force, or the user's own settings."""
+    """Applies the innermost rewrite, or restores the user's own settings."""
     _undo.close()
     if _stack:
         now, backend = _stack[-1], active.graph_rewrite()
@@ -225,7 +224,7 @@ def _apply():
 
 
 def _checking(part):
-    """A method of models that raises if a rewrite does not reach the model."""
+    """Returns a model method that raises if the rewrite has no effect."""
     make = getattr(keras.Model, f"make_{part}_function")
 
     @functools.wraps(make)
@@ -247,38 +246,38 @@ def _products(counts):
 
 
 def _check_arguments(dtype, lists):
-    """Returns the lists of operations as lists."""
+    """Checks the arguments, and returns the operations as lists."""
     check_choice("dtype", check_type("dtype", dtype, str, "a string"), _DTYPES)
     what = "a list of operation names"
     lists = {n: check_list(n, given, str, what) for n, given in lists.items()}
     if (backend := keras.backend.backend()) != "tensorflow":
         sixteen = "bfloat16" if dtype == "float32" else dtype
         raise ValueError(
-            "Only TensorFlow rewrites graphs; elsewhere set a policy: "
+            "Only TensorFlow rewrites graphs. On other backends, set a policy: "
             f"keras_mixprec.set_global_policy('mixed_{sixteen}'). "
             f"Received: dtype={dtype!r} with the backend {backend!r}"
         )
     counts = Counter(x for names in lists.values() for x in set(names))
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(
-            "An operation can be in one of `allow`, `deny` and `infer` only. "
-            f"Received: {twice[0]!r} in several"
+            "An operation can be in only one of `allow`, `deny` and `infer`. "
+            f"Received: {twice[0]!r} in several lists"
         )
     if unknown := active.graph_rewrite().unknown(counts):
         raise ValueError(
-            "`allow`, `deny` and `infer` are types of operations as TensorFlow "
-            "names them, such as 'MatMul', 'Conv2D' or 'Softmax'. "
+            "`allow`, `deny` and `infer` must be TensorFlow's names of "
+            "operations, such as 'MatMul', 'Conv2D' or 'Softmax'. "
             f"Received: {unknown[0]!r}"
         )
     return lists
 
 
 def _check_model(model, dtype, trains):
-    """Raises if a rewrite does not reach a model; warns without scaling."""
+    """Raises if the rewrite has no effect, and warns without loss scaling."""
     for name, reason in _WITHOUT_EFFECT.items():
         if getattr(model, name):
             raise ValueError(
-                f"{reason}, or leave `graph_rewrite` and set a policy: "
+                f"{reason}, or set a policy instead of `graph_rewrite`: "
                 f"keras_mixprec.apply_policy(model, 'mixed_{dtype}'). "
                 f"Received: a model with {name}=True"
             )
@@ -290,10 +289,10 @@ def _check_model(model, dtype, trains):
 @functools.cache
 def _warn_unscaled():
     warnings.warn(
-        "`graph_rewrite('float16')` is in force and nothing scales the loss: "
-        "small gradients become zero. Compile the model with "
-        "`keras_mixprec.LossScaleOptimizer`, and call `scale_loss` in a "
-        "`train_step` of your own.",
+        "`graph_rewrite('float16')` is in force and nothing scales the loss, "
+        "so small gradients underflow to zero. Compile the model with "
+        "`keras_mixprec.LossScaleOptimizer`, and call `scale_loss` in your own "
+        "`train_step`.",
         UserWarning,
         stacklevel=5,
     )

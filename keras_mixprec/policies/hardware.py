@@ -1,4 +1,4 @@
-"""Which policy suits the hardware: capabilities in, recommendation out."""
+"""Recommends a policy for the hardware."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from keras_mixprec.devices.native_formats import (
 # bfloat16 first: it has float32's range and needs no loss scaling.
 _CANDIDATES = ("bfloat16", "float16")
 
-# A format has to be this many times as fast as float32. A smaller gain may be
-# noise, and is not worth the digits.
+# A 16-bit format must be this many times as fast as float32. A smaller gain may
+# be noise, and does not make up for the lost digits.
 FASTER = 1.1
 
 
@@ -25,13 +25,13 @@ class Recommendation:
     Attributes:
         policy: String. `"mixed_bfloat16"`, `"mixed_float16"` or `"float32"`.
         reason: String. One sentence.
-        device: String. The device that it is for.
+        device: String. The names of the devices.
         capabilities: Dict with `backend`, `version`, `keras`, `kind`,
             `devices`, `compute_capability`, `architecture`, `instructions` and
             `measured`. The last one is `None`, or a dict with the measurements
-            of `doctor` on this device: `speed` (of a format, as a multiple of
-            float32's), `wrong` (formats with wrong results), `date` and
-            `quick`.
+            of `doctor` on this device: `speed` (dict of format to speed, as a
+            multiple of float32's), `wrong` (formats with wrong results), `date`
+            and `quick`.
 
     Example:
     >>> recommend_policy().policy in (
@@ -58,8 +58,8 @@ def recommend_policy() -> Recommendation:
     several GPUs decides.
 
     It measures nothing and takes milliseconds. On CPUs and Apple's GPUs the
-    gain depends on the backend. There it relies on the measurements of `doctor`
-    on the same devices with the same versions, and says so. Without
+    gain depends on the backend. There it uses measurements that `doctor` made
+    on the same devices with the same versions, and the reason says so. Without
     measurements it recommends float32. It never recommends a format in which
     `doctor` found wrong results.
 
@@ -103,7 +103,8 @@ def recommend(capabilities: dict) -> Recommendation:
             f"doctor found wrong results in {found} here",
         )
     else:
-        # The reason is about the format that this kind of device had first.
+        # The reason covers float16 on CUDA GPUs, and bfloat16 on other devices,
+        # because these formats came first on them.
         is_cuda = capabilities["compute_capability"] is not None
         policy, reason = "float32", judged[_CANDIDATES[is_cuda]][1]
     device = ", ".join(dict.fromkeys(capabilities["devices"]))
@@ -111,7 +112,7 @@ def recommend(capabilities: dict) -> Recommendation:
 
 
 def slow_because(policy: str, capabilities: dict) -> str:
-    """Returns why a policy brings no speed on a device, or `""`.
+    """Returns why a policy is not faster than float32 on a device, or `""`.
 
     Args:
         policy: String. A policy name.
@@ -125,7 +126,9 @@ def slow_because(policy: str, capabilities: dict) -> str:
 
 
 def formats(capabilities: dict) -> dict[str, Support]:
-    """Returns how the device supports each format, the oldest of several.
+    """Returns how the devices support each format.
+
+    The oldest of several devices decides.
 
     Args:
         capabilities: Dict, as `recommend_policy().capabilities`.
@@ -140,7 +143,7 @@ def formats(capabilities: dict) -> dict[str, Support]:
 
 
 def _is_fast(format, capabilities):
-    """Whether a format is faster than float32, or `None`, and why."""
+    """Returns whether a format beats float32 (`None` if unknown), and why."""
     if without := _without_tensor_cores(capabilities):
         return False, f"{without} has no tensor cores"
     support = formats(capabilities)[format]
@@ -156,7 +159,7 @@ def _is_fast(format, capabilities):
             f"speed here on {measured['date']}"
         )
     if support.status == "unknown":
-        # A CPU reports its instructions, so this one has none for the format.
+        # A CPU that does not report its instructions is assumed to be slow.
         return None if capabilities["kind"] != "cpu" else False, (
             "the device does not report its 16-bit formats; run "
             "`keras-mixprec doctor` to measure them"
@@ -164,13 +167,13 @@ def _is_fast(format, capabilities):
     if capabilities["compute_capability"] is not None:
         return False, f"the device has {support.note}"
     return None, (
-        f"it has {support.note}, but how fast that is differs by backend: "
-        "`keras-mixprec doctor` measures it"
+        f"it has {support.note}, but the gain depends on the backend; run "
+        "`keras-mixprec doctor` to measure it"
     )
 
 
 def _without_tensor_cores(capabilities):
-    """The first device without them, `""` if none is known to be one."""
+    """Returns the first device known to lack tensor cores, or `""`."""
     if capabilities["compute_capability"] is None:
         return ""
     names = capabilities["devices"]

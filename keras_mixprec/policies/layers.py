@@ -1,4 +1,4 @@
-"""Walking a model's layers and giving each one stable path."""
+"""Walks a model's layers and gives each one a stable path."""
 
 import difflib
 import functools
@@ -24,7 +24,8 @@ class LayerEntry(NamedTuple):
     Attributes:
         path: String. Names from the model down, joined by `/`.
         layer: The `keras.layers.Layer`.
-        parent: The `LayerEntry` that holds it, or `None` in the model itself.
+        parent: The `LayerEntry` of the layer that holds it, or `None` if the
+            model itself holds it.
     """
 
     path: str
@@ -32,7 +33,7 @@ class LayerEntry(NamedTuple):
     parent: "LayerEntry | None"
 
     def lineage(self) -> Iterator["LayerEntry"]:
-        """Yields this entry, the one that holds it, and so on up."""
+        """Yields this entry, its parent, and so on up to the top."""
         entry: LayerEntry | None = self
         while entry is not None:
             yield entry
@@ -40,13 +41,13 @@ class LayerEntry(NamedTuple):
 
 
 def walk(model) -> list[LayerEntry]:
-    """Returns every layer below a model, composites before their parts.
+    """Returns every layer of a model, composites before their parts.
 
-    Order and paths depend only on the code that built the model. A path has
-    Keras' own names. But the counter in an automatic name, which depends on
-    what else the process has built, starts again in each parent: `dense_17` and
-    `dense_18` become `dense` and `dense_1`, as in the first model of a process.
-    Names that the code gave stay. The model's own name is no part of a path.
+    Order and paths depend only on the code that built the model. Paths use
+    Keras' names, but number automatic names from the start in each parent:
+    `dense_17` and `dense_18` become `dense` and `dense_1`. Keras' own counters
+    would depend on other models of the process. Names from the user's code
+    stay. The model's name is not part of a path.
 
     Args:
         model: A `keras.Model`, built or not.
@@ -59,15 +60,15 @@ def walk(model) -> list[LayerEntry]:
 
 
 def unnumbered(path: str) -> str:
-    """Returns a path without the numbers that its names end in."""
+    """Returns a path without the numbers at the ends of its names."""
     return re.sub(r"_\d+(?=/|$)", "", path)
 
 
 def every_place(layer, around: tuple = ()) -> Iterator:
-    """Yields a layer and all its sublayers, once for each of their places.
+    """Yields a layer and all its sublayers, once for each place in the model.
 
-    The order depends on the code alone. If a model and a nested one share a
-    layer, Keras may load two layers, and the order is the same.
+    Keras may load a shared layer as two layers. The order is the same in both
+    models, because each place counts.
     """
     yield layer
     for child in _children(layer):
@@ -76,16 +77,16 @@ def every_place(layer, around: tuple = ()) -> Iterator:
 
 
 def walk_with_model(model) -> list[LayerEntry]:
-    """Returns the entries of a model's layers and, as the last, of the model.
+    """Returns the entries of a model's layers, then the model's own entry.
 
-    A subclassed model casts its inputs as a layer does, and its own code may
-    compute something.
+    A subclassed model acts as a layer: it casts its inputs, and its own code
+    may compute.
     """
     return [*walk(model), LayerEntry(MODEL_PATH, model, None)]
 
 
 def check_model(model):
-    """Returns `model` if it is a Keras model, or raises saying so."""
+    """Returns `model` if it is a Keras model, or raises an error."""
     return check_type("model", model, keras.Model, "a `keras.Model`")
 
 
@@ -95,7 +96,7 @@ def is_of_keras(layer) -> bool:
 
 
 def has_own_step(model) -> bool:
-    """Returns whether the user has written the `train_step` of a model.
+    """Returns whether a model has a user-written `train_step`.
 
     The step may be a method of the class or an attribute of the model.
     """
@@ -111,12 +112,12 @@ STAND_IN = "_keras_mixprec_step"
 
 
 def has_own_loss(model) -> bool:
-    """Returns whether the user has written the `compute_loss` of a model."""
+    """Returns whether a model has a user-written `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 
 def may_grow(layer) -> bool:
-    """Returns whether a layer is unbuilt and its `build` may make sublayers."""
+    """Returns whether a layer is unbuilt and its `build` may add sublayers."""
     plain = (keras.layers.Layer, keras.Model, keras.Sequential)
     return not layer.built and all(
         type(layer).build is not cls.build for cls in plain
@@ -124,7 +125,7 @@ def may_grow(layer) -> bool:
 
 
 def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
-    """Returns a guess which layer was meant by a path that no layer has.
+    """Returns a hint at the layer that the user may mean by an unknown path.
 
     Args:
         path: String, such as the name that `model.summary()` shows.
@@ -137,7 +138,7 @@ def what_was_meant(path: str, entries: Collection[LayerEntry]) -> str:
     ]
     if path in shown:
         found = paths[shown.index(path)]
-        return f"Keras calls it so in this process; its path is {found!r}"
+        return f"Keras uses this name here, but the layer's path is {found!r}"
     ends = [p for p in paths if p.endswith(f"/{path}")]
     if len(ends) > 1:
         return f"ambiguous, it could be {' or '.join(map(repr, ends))}"
@@ -149,7 +150,7 @@ def _below(holder, parent, seen):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
     for layer, name in zip(children, _stable_names(children), strict=True):
-        # An earlier sibling may also hold this layer.
+        # An earlier sibling may hold this layer too, and each gets one path.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
@@ -166,13 +167,14 @@ def _children(holder):
 
 
 def _stable_names(layers):
-    """A unique name for each sibling that depends on no counter of Keras.
+    """Returns a unique name for each sibling, independent of Keras' counters.
 
-    Names that the code gave stay. A loaded model does not say which names the
-    code gave, so their numbers count as counters.
+    Names from the user's code stay. A loaded model does not record their
+    origin, so a number at the end of a name counts as automatic.
 
     Args:
-        layers: The sublayers of one parent, in the order Keras tracks them.
+        layers: The sublayers of one parent, in the order in which Keras tracks
+            them.
     """
     stems = [
         (layer.name, None) if _is_given(layer) else _split_name(layer)
@@ -180,7 +182,8 @@ def _stable_names(layers):
     ]
     given = {stem for stem, count in stems if count is None}
     names: dict = {}
-    # Keras numbers automatic names in the order of creation.
+    # Keras numbers automatic names in the order of creation, so this is the
+    # order of the user's code.
     for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
         stem, count = stems[index]
         others = given - {stem} if count is None else given
@@ -194,9 +197,9 @@ def _stable_names(layers):
 
 
 def _split_name(layer):
-    """The stem and counter of an automatic name, or the name and None."""
+    """Returns stem and counter of an automatic name, or the name and None."""
     stem = to_snake_case(type(layer).__name__)
-    # `Bidirectional` adds these prefixes to the name of its layer.
+    # `Bidirectional` adds these prefixes to the names of its layers.
     match = re.fullmatch(
         rf"((?:forward_|backward_)?{re.escape(stem)})(?:_([1-9]\d*))?",
         layer.name,
@@ -206,19 +209,20 @@ def _split_name(layer):
     return match[1], int(match[2] or 0)
 
 
-# Keras does not record which names of layers the code gave and which are
-# automatic. So this module watches, from its import on, how layers are made.
+# Keras does not record which layer names come from the user's code and which
+# are automatic. So this file records it for each layer that is created after
+# its import.
 
-# The key is the `id` of a name. The values are the name and whether the code
-# gave it. A copy that is made from a layer's config has the same string. The
-# dict holds the string so that no other string gets its `id`.
+# Maps the `id` of a name to the name and to whether the user's code gave it. A
+# copy from a layer's config is found too, because it has the same string
+# object. The dict holds each string, so that Python does not reuse its `id`.
 _SEEN: dict[int, tuple[str, bool]] = {}
 
 
 def _is_given(layer) -> bool:
-    """Whether the code named a layer, or the original of a copy.
+    """Returns whether the user's code named a layer, or the layer it copies.
 
-    This is unknown for a loaded layer, and `False`.
+    For a loaded layer this is unknown, and the result is `False`.
     """
     return _SEEN.get(id(layer.name), ("", False))[1]
 
@@ -237,7 +241,7 @@ def _watch_names():
 
 
 def _from_config(layer):
-    """Whether a layer that is being made comes from a config."""
+    """Returns whether a `from_config` is creating the layer."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_constructing(frame, layer):
         frame = frame.f_back
@@ -246,8 +250,9 @@ def _from_config(layer):
 
 def _is_constructing(frame, layer):
     first = next(iter(frame.f_locals.values()), None)
-    # Keras wraps some constructors in functions that take any arguments. The
-    # tuple may hold arrays, which `in` would compare by value.
+    # Keras wraps some constructors in functions whose first local variable is
+    # the tuple `args`. The test is not `layer in args`, because that would
+    # compare arrays by value.
     return first is layer or (
         isinstance(first, tuple) and bool(first) and first[0] is layer
     )

@@ -9,12 +9,12 @@ from typing import NamedTuple, overload
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
-# Of the 24 significant bits of a float32 number these keep 24, 16, 11 and 8.
-# "default" is the backend's own choice.
+# A float32 number has 24 significant bits. The precisions after "default",
+# which is the backend's choice, keep 24, 16, 11 and 8 of them.
 NAMES = ("default", "float32", "bfloat16_3x", "tf32", "bfloat16")
 
-# The precisions of each backend and device besides float32. TensorFlow's switch
-# for TensorFloat-32 means bfloat16 on a TPU.
+# The precisions that a backend offers on a device, besides float32. On a TPU,
+# TensorFlow's switch for TF32 selects bfloat16.
 _HAS = {
     ("tensorflow", "cuda"): ("tf32",),
     ("tensorflow", "tpu"): ("bfloat16",),
@@ -24,7 +24,7 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# The precisions of products and convolutions by default, if not float32.
+# The defaults of products and convolutions, where they are not float32.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
@@ -44,8 +44,8 @@ class MatmulPrecision(NamedTuple):
         products: String. The precision of matrix products, or the backend's own
             name for a setting that has no name here.
         convolutions: String. The precision of convolutions.
-        is_default: Boolean, whether the backend chose them.
-        available: Tuple of the precisions that the device has.
+        is_default: Boolean, whether both are the backend's defaults.
+        available: Tuple of the precisions that the device supports.
         where: String. The backend and the device.
     """
 
@@ -68,9 +68,9 @@ class MatmulPrecision(NamedTuple):
 def set_matmul_precision(name: str) -> str:
     """Sets the precision of float32 matrix products.
 
-    A unit for lower precision is several times as fast as a float32 unit.
-    Tensors stay float32. Only the inputs of each product are rounded, and sums
-    are added up in float32. Layers in 16 bits do not change. The setting also
+    Units for lower precision are several times as fast as float32 units.
+    Tensors stay float32. The device rounds only the inputs of each product, and
+    adds up in float32. Layers in 16 bits do not change. The setting also
     applies to convolutions, except for `"bfloat16_3x"` and `"bfloat16"` with
     JAX on a GPU.
 
@@ -140,14 +140,14 @@ def matmul_precision(
     """
     if name is None:
         return in_force().products
-    # Checked here, not on entry, so that this call raises the error.
+    # Checked before the `with` block starts, so that errors point to this call.
     capabilities = active.devices()
     _check(name, capabilities)
     return _scope(name, capabilities["kind"])
 
 
 def in_force() -> MatmulPrecision:
-    """Returns the precision of float32 products here."""
+    """Returns the precision of float32 products on this device."""
     capabilities = active.devices()
     read = active.precision().read(capabilities["kind"])
     return resolve(read, capabilities)
@@ -167,7 +167,7 @@ def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
         default if name == "default" else name
         for name, default in zip(read, defaults, strict=True)
     ]
-    # A precision that the device lacks changes nothing.
+    # Backends ignore a precision that the device lacks, and use float32.
     products, convolutions = (
         "float32" if name in NAMES and name not in has else name
         for name in named
@@ -178,7 +178,7 @@ def resolve(read: tuple[str, str], capabilities: dict) -> MatmulPrecision:
 
 
 def _available(capabilities):
-    """The precisions of a backend on a device, `"float32"` first."""
+    """Returns the precisions that the device supports, `"float32"` first."""
     place = capabilities["backend"], capabilities["kind"]
     has = _HAS.get(place, ())
     if place[1] == "cpu":
@@ -188,16 +188,16 @@ def _available(capabilities):
         if capability is None or tuple(capability) < _TF32_FROM:
             has = ()
         elif os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-            # NVIDIA's libraries obey this variable, whatever a program sets.
+            # This variable overrides all settings in NVIDIA's libraries.
             has = tuple(name for name in has if name != "tf32")
     return ("float32", *has)
 
 
 def computed_in(name: str) -> AbstractContextManager:
-    """Returns a context that sets the precision of the code within it.
+    """Sets the precision inside a `with` block, for new computations only.
 
-    It is for float32 references and measurements. It checks nothing, and does
-    not change models that are already compiled.
+    Float32 references and measurements use this scope. It does not check the
+    name, and does not reach models that are already compiled.
 
     Args:
         name: String, `"float32"` or `"tf32"`.

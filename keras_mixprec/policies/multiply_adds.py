@@ -1,8 +1,8 @@
 """Estimates a layer's FLOPs, as multiply-adds for one sample.
 
-It counts matrix products, convolutions, attention and recurrence, by the shapes
-that layers were built with. These take nearly all the time of a model, and
-16-bit units speed them up. Elementwise operations are not counted.
+The estimate uses the shapes that layers were built with. It counts matrix
+products, convolutions, attention and recurrence, which take most of a model's
+time and which 16-bit units speed up. It does not count elementwise operations.
 """
 
 import math
@@ -22,7 +22,7 @@ def multiply_adds(entry: LayerEntry) -> int | None:
 
     Returns:
         An int, 0 for a layer that multiplies nothing. `None` if the work is
-        unknown, as for unbuilt layers, sizes that vary, and user-written layers
+        unknown, as for unbuilt layers, variable sizes, and user-written layers
         with weights.
     """
     layer = entry.layer
@@ -35,7 +35,7 @@ def multiply_adds(entry: LayerEntry) -> int | None:
 
 
 class _Unknown(Exception):
-    """A size that the estimate needs is not known."""
+    """Raised if the estimate needs a size that is unknown."""
 
 
 def _own(entry):
@@ -54,7 +54,8 @@ def _einsum_dense(entry):
     layer = entry.layer
     inputs, kernel = layer.equation.partition("->")[0].split(",")
     sizes = zip(kernel, layer.kernel.shape, strict=True)
-    # Each input is multiplied once for each place along these axes.
+    # Each input element is multiplied once for each position along the kernel
+    # axes that the input lacks.
     added = [size for label, size in sizes if label not in inputs]
     return _size(_einsum_input_shape(entry)[1:]) * _size(added)
 
@@ -72,9 +73,10 @@ def _einsum_input_shape(entry):
 
 
 def _kernels(layer):
-    """Multiply-adds of a layer that applies kernels at every position."""
+    """Returns the work of a layer that applies kernels at every position."""
     shape = _input_shape(layer)
-    # A transposed convolution applies its kernel to each input.
+    # A transposed convolution applies its kernel at each input position, other
+    # layers at each output position.
     if not type(layer).__name__.endswith("Transpose"):
         shape = layer.compute_output_shape(shape)
     first = getattr(layer, "data_format", "") == "channels_first"
@@ -85,7 +87,7 @@ def _kernels(layer):
 
 
 def _scores(layer, per_pair):
-    """Multiply-adds of queries with keys and of scores with values."""
+    """Returns the work to multiply queries by keys, and scores by values."""
     shapes = _build_shapes(layer)
     pairs = (*shapes["query_shape"][1:-1], *shapes["value_shape"][1:-1])
     return per_pair * _size(pairs)
@@ -141,7 +143,7 @@ _ESTIMATES = (
 
 
 def _steps(entry):
-    """How often the layers around a layer run it for one sample."""
+    """Returns how often the surrounding layers run a layer per sample."""
     steps = 1
     for holder in list(entry.lineage())[1:]:
         if isinstance(holder.layer, (layers.RNN, layers.TimeDistributed)):

@@ -1,4 +1,4 @@
-"""Names of dtype policies: which exist, and which one a layer follows."""
+"""The names of dtype policies, and the policy that each layer follows."""
 
 import keras
 
@@ -19,13 +19,12 @@ from keras_mixprec.policies.rescaled import (
     rescaling_of,
 )
 
-# Policies with 16-bit computation and float32 variables, and plain dtypes.
 _MIXED = {dtype: f"mixed_{dtype}" for dtype in SIXTEEN_BITS}
 POLICY_NAMES = ("float32", *_MIXED.values(), *SIXTEEN_BITS, "float64")
 
 
 def check_policy(name, policy) -> str:
-    """Returns the policy's name, or raises listing the valid ones.
+    """Returns the policy's name, or raises an error with the valid names.
 
     Args:
         name: String. The argument's name as the caller typed it.
@@ -44,7 +43,7 @@ def check_policy(name, policy) -> str:
         raise ValueError(
             f"`{name}` must be one of "
             f"{', '.join(map(repr, POLICY_NAMES))}. "
-            f"{'Load a plan by `PrecisionPlan.load(path)`. ' * is_file}"
+            f"{'Load a plan with `PrecisionPlan.load(path)`. ' * is_file}"
             f"Received: {name}={policy!r}"
         )
     return policy
@@ -59,8 +58,9 @@ def can_be_set(policy: str) -> bool:
 def policy_name(layer) -> str:
     """Returns the name of the policy that a layer follows.
 
-    The name of a `DTypePolicyMap` says nothing about one layer. So the name is
-    made from the dtypes, unless the layer is quantized or rescaled.
+    Layers may share a `DTypePolicyMap`, whose name does not describe one layer.
+    So the name comes from the layer's dtypes, unless the layer is quantized or
+    rescaled.
     """
     policy = own_policy(layer)
     quantized = policy.quantization_mode is not None
@@ -75,16 +75,16 @@ def policy_name(layer) -> str:
 
 
 def source_name(layer) -> str:
-    """Returns the policy that a layer follows, or that was rescaled for it."""
+    """Returns the name of a layer's policy, without its rescaling."""
     rescaled = rescaling_of(layer)
     return policy_name(layer) if rescaled is None else rescaled.source_name
 
 
 def is_fixed(layer) -> bool:
-    """Returns whether float policies must leave the layer alone.
+    """Returns whether the layer must keep its policy.
 
-    Only its own policy can read the variables of a quantized layer. The policy
-    of a lookup layer is the dtype of its results, an integer or a string.
+    Only a quantized layer's own policy can read its variables. The policy of a
+    lookup layer is the dtype of its results, which are integers or strings.
     """
     return (
         layer.quantization_mode is not None
@@ -93,7 +93,7 @@ def is_fixed(layer) -> bool:
 
 
 def is_16_bit(policy: str) -> bool:
-    """Returns whether the named policy computes in float16 or bfloat16."""
+    """Returns whether a policy computes in float16 or bfloat16."""
     return policy.endswith("float16")
 
 
@@ -108,10 +108,10 @@ def fitting_policy(layer, policy: str) -> str:
 
 
 def set_policy(layer, policy: str):
-    """Gives a layer a policy object of its own.
+    """Gives a layer its own policy object.
 
-    In Keras, layers share policy objects. Its setter writes into a shared map,
-    and saving a map rewrites its policies.
+    In Keras, layers may share a policy map. Its setter changes the map for all
+    of them, and saving the map rewrites its policies.
     """
     own = RescaledPolicy.from_name(policy)
     if own is None:
@@ -129,9 +129,9 @@ def set_policy(layer, policy: str):
 def narrow_inputs(layer) -> list:
     """Returns the 16-bit `InputLayer`s that feed a layer.
 
-    A `Sequential` without a `keras.Input` makes one when it is built, in the
-    dtype of its first layer. It casts inputs to that dtype, even if the layer
-    gets another dtype later.
+    A `Sequential` without a `keras.Input` creates one when it is built, in the
+    dtype of its first layer. This input keeps its dtype, even if the layer gets
+    another one later.
     """
     entrance = keras.layers.InputLayer
     tensors = [t for node in inbound_nodes(layer) for t in node.input_tensors]

@@ -1,4 +1,4 @@
-"""`PrecisionPlan`, which policy each layer of a model follows, and why."""
+"""`PrecisionPlan`: the policy of each layer of a model, and the reason."""
 
 import os
 from collections import Counter
@@ -29,7 +29,7 @@ class Change(NamedTuple):
     Attributes:
         path: String. The layer's path; `"<model>"` for the model itself.
         before: The policy in the first plan, `None` if it has no such layer.
-        after: The policy in the second plan, `None` likewise.
+        after: The policy in the second plan, `None` if it has no such layer.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 def _problems(plan, model):
-    """One line for each reason why a plan does not fit a model."""
+    """Returns one line for each reason why a plan does not fit a model."""
     entries = {entry.path: entry for entry in walk(model)}
     unknown = [
         f"unknown path {path!r}: {what_was_meant(path, entries.values())}"
@@ -50,7 +50,7 @@ def _problems(plan, model):
         if path not in entries and not _may_appear(path, entries, model)
     ]
     missing = [
-        f"missing layer {path!r}: the plan does not say what it follows"
+        f"missing layer {path!r}: the plan gives it no policy"
         for path, entry in entries.items()
         if not any(holder.path in plan for holder in entry.lineage())
     ]
@@ -65,7 +65,7 @@ def _problems(plan, model):
 
 
 def _may_appear(path, entries, model):
-    """Whether a layer above a path is unbuilt and may make this layer."""
+    """Returns whether an unbuilt layer may still create the layer of a path."""
     while "/" in path:
         path = path.rpartition("/")[0]
         if path in entries:
@@ -97,32 +97,31 @@ def _check_known(path, policy):
 class PrecisionPlan(Mapping):
     """Says which dtype policy each layer of a model follows, and why.
 
-    A mapping from layer path to policy name, in the model's order. It applies
-    to any model built by the same code, in this process or another, and to a
-    loaded copy. Its paths do not depend on other models of the process.
+    A plan maps layer paths to policy names, in the model's order. It fits any
+    model built by the same code, in this process or another, and loaded copies
+    of the model. Its paths do not depend on other models of the process.
 
-    Keras' own files lose the policies of sublayers that their parent makes
-    itself, as a user-written block does. `plan.apply(loaded)` brings these
-    policies back. `plan.diff(PrecisionPlan.from_model(loaded))` shows the
-    layers whose policy was lost.
+    Keras' own files lose the policies of sublayers that a user-written layer
+    creates. `plan.apply(loaded)` restores these policies.
+    `plan.diff(PrecisionPlan.from_model(loaded))` shows the layers that lost
+    their policy.
 
     Args:
         policies: Dict of layer path to policy name.
-        default: Policy name of the model itself. A subclassed model casts
-            inputs of its `call` to the dtype of this policy, and layers that
-            the model makes later follow it. Defaults to `"float32"`.
+        default: Policy name of the model itself. A subclassed model casts its
+            inputs to the dtype of this policy, and layers that the model
+            creates later follow it. Defaults to `"float32"`.
         reasons: Dict of layer path to string: why the layer has its policy.
-        notes: Dict of layer path to string: why the layer was left alone.
+        notes: Dict of layer path to string: why the layer kept its policy.
 
     Attributes:
-        trade_off: FLOPs in 16 bits and errors of the trials of
-            `minimize_float32`; `None` for a plan from elsewhere. It is not
-            saved.
+        trade_off: The trials of `minimize_float32`, with their FLOPs in 16 bits
+            and their errors. `None` for any other plan. `save` leaves it out.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If there is no such policy, or a reason belongs to no
-            entry.
+        ValueError: If there is no such policy, or a reason or note has no entry
+            in `policies`.
 
     Example:
     >>> model = keras.Sequential(
@@ -150,7 +149,7 @@ class PrecisionPlan(Mapping):
         strangers = (self.reasons | self.notes).keys() - self._policies.keys()
         if strangers:
             raise ValueError(
-                "`reasons` and `notes` must be about paths in `policies`. "
+                "The paths of `reasons` and `notes` must be in `policies`. "
                 f"Received: {sorted(strangers)}"
             )
         self.trade_off: Any = None
@@ -162,12 +161,11 @@ class PrecisionPlan(Mapping):
         reasons: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> "PrecisionPlan":
-        """Returns the plan that a model follows at the moment.
+        """Returns the plan that a model follows now.
 
         Args:
-            model: A `keras.Model`. The plan of an unbuilt model lacks the
-                layers that are made later; they follow the layer that makes
-                them.
+            model: A `keras.Model`. The plan of an unbuilt model lacks layers
+                that are created later. They follow the layer that creates them.
             reasons: Dict of layer path to string, kept in the plan.
             notes: Dict of layer path to string, kept in the plan.
 
@@ -181,7 +179,7 @@ class PrecisionPlan(Mapping):
         return cls(policies, policy_name(model), reasons, notes)
 
     def apply(self, model: keras.Model) -> "PrecisionPlan":
-        """Makes a model follow the plan; see `apply_policy`.
+        """Makes a model follow the plan, as `apply_policy` does.
 
         Args:
             model: A `keras.Model`, made by the same code as the model of the
@@ -201,27 +199,26 @@ class PrecisionPlan(Mapping):
     def validate(self, model: keras.Model) -> None:
         """Raises `ValueError` if the plan does not fit the model.
 
-        The error names each path of the plan that the model lacks, with the
-        nearest path of the model, and each layer that the plan lacks. A layer
-        inside another one that the plan names needs no entry: it follows the
-        other one.
+        The error lists each path that the model lacks, with the model's nearest
+        path, and each layer that the plan lacks. A layer needs no entry if the
+        plan names a layer that contains it.
         """
         if found := _problems(self, check_model(model)):
             listing = "\n".join(f"- {line}" for line in found)
             raise ValueError(
                 f"The plan does not fit model {model.name!r}:\n{listing}\n"
-                "A plan fits models made by the same code; "
-                "`PrecisionPlan.from_model(model)` starts a new one."
+                "A plan fits only models made by the same code. "
+                "`PrecisionPlan.from_model(model)` makes a new plan."
             )
 
     def fitted_to(self, model: keras.Model) -> "PrecisionPlan":
-        """Returns this plan, with the model's numbers in its paths.
+        """Returns this plan, with paths renumbered to fit the model.
 
-        A loaded copy may number its layers in another way, because a file does
-        not say that the code gave a name like `dense_1`.
+        A loaded copy may number its layers differently, because a file does not
+        record whether a name such as `dense_1` is automatic.
 
         Args:
-            model: As for `validate`, which raises if neither fits.
+            model: A `keras.Model`. If the plan does not fit, `validate` raises.
         """
         plan, paths = self, [entry.path for entry in walk(model)]
         alike = [*map(unnumbered, self)] == [*map(unnumbered, paths)]
@@ -236,7 +233,7 @@ class PrecisionPlan(Mapping):
         return plan
 
     def diff(self, other: "PrecisionPlan") -> list[Change]:
-        """Returns what changes from this plan to the other.
+        """Returns the changes from this plan to another.
 
         Args:
             other: A `PrecisionPlan`.
@@ -261,8 +258,8 @@ class PrecisionPlan(Mapping):
         """Returns a layer's policy and the reason for it.
 
         Args:
-            entry: A `LayerEntry`. A layer that the plan does not name follows
-                the nearest layer above it that the plan names.
+            entry: A `LayerEntry`. If the plan does not name the layer, the
+                nearest named layer that contains it decides.
         """
         for holder in entry.lineage():
             if holder.path in self._policies:
@@ -271,7 +268,7 @@ class PrecisionPlan(Mapping):
         return self.default, ""
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan as JSON, replacing the file at once or not at all.
+        """Writes the plan as JSON, and replaces an old file atomically.
 
         Args:
             path: String or path object.

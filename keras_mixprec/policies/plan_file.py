@@ -1,4 +1,4 @@
-"""Reads and writes the file of a plan: JSON with a version."""
+"""Reads and writes plan files, which are JSON with a version."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ VERSION = 1
 
 
 def write(path, plan, tuner: dict | None = None):
-    """Writes a plan. A reader sees the old file or the new one.
+    """Writes a plan file atomically.
 
     Args:
         path: String or path object.
         plan: A `PrecisionPlan`.
         tuner: Dict that JSON can hold: the state of the tuner that made the
-            plan. Defaults to `None`, if no tuner made it.
+            plan. Defaults to `None` for a plan without a tuner.
 
     Raises:
-        OSError: If it cannot be written; the old file is left as it was.
+        OSError: If the file cannot be written. The old file does not change.
     """
     content = {
         "format": FORMAT,
@@ -36,20 +36,20 @@ def read(path) -> tuple[dict, dict]:
     """Returns the plan in a file and the state of its tuner.
 
     Returns:
-        The arguments of `PrecisionPlan`, and the dict that `write` got, empty
-        if no tuner made the plan.
+        The arguments of `PrecisionPlan`, and the state of the tuner, empty if
+        no tuner made the plan.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a plan, or a newer one.
+        ValueError: If the file is not a plan, or its version is newer.
     """
     content = _json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _no_plan(path, f"`format` must be {FORMAT!r}")
     if content.get("version") != VERSION:
         raise ValueError(
-            f"This keras_mixprec reads plans of version {VERSION} only. A "
-            "newer one wrote this file. Received: "
+            f"This keras_mixprec reads only plans of version {VERSION}. A "
+            "newer keras_mixprec wrote this file. Received: "
             f"version={content.get('version')} in {str(path)!r}"
         )
     layers, tuner = content.get("layers"), content.get("tuner", {})
@@ -63,7 +63,7 @@ def read(path) -> tuple[dict, dict]:
         raise _no_plan(
             path,
             "`default` must be a string, `tuner` an object, and `layers` a "
-            "list of objects with `path` and `policy`, which hold only strings",
+            "list of objects of strings, each with `path` and `policy`",
         )
     policies = {entry["path"]: entry["policy"] for entry in layers}
     if len(policies) < len(layers):
@@ -81,13 +81,13 @@ def _json(path):
     try:
         check_regular(path)
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        # Half of a surrogate pair is JSON, but cannot be printed.
+        # JSON allows half of a surrogate pair, but printing it would fail.
         json.dumps(content, ensure_ascii=False).encode()
     except FileExistsError as error:
         raise _no_plan(path, str(error)) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            "The file is not JSON; it is damaged or was cut short. Delete it "
+            "The file is not JSON. It is damaged or was cut short. Delete it "
             f"to start from a new plan. Received: path={str(path)!r} ({error})"
         ) from error
     return content

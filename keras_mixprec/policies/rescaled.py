@@ -1,14 +1,15 @@
 """`RescaledPolicy`, for a layer that computes on rescaled inputs.
 
-The numbers inside a float16 layer may be too large or too small. Many layers
-can compute on inputs that are multiplied by `2**-k`: this multiplies their
+The numbers inside a float16 layer may overflow or underflow. Many layers can
+compute on inputs that are multiplied by `2**-k` instead. This multiplies their
 result by `2**(-k * d)`, where `d` is 0 for a normalization, 1 for a product or
-a sum, and 2 for a sum of squares. A factor of `2**(k * d)` restores the result.
+a sum, and 2 for a sum of squares. A factor of `2**(k * d)` then restores the
+result.
 
 This is exact. A power of two changes only the exponent of a number, unless the
-result overflows or falls below the smallest normal number. The gradients are
-multiplied by the same powers on their way back, so they are exact too.
-`tuning/rescaling.py` finds `k` and `d`, and checks for a layer that both hold.
+result overflows or underflows. The backward pass multiplies gradients by the
+same powers, so they are exact too. `tuning/rescaling.py` finds `k` and `d` for
+a layer, and checks them.
 """
 
 import functools
@@ -26,8 +27,8 @@ from keras_mixprec.keras_internals import (
     set_keras_mask,
 )
 
-# float16 has about 15 powers of two above 1 and as many below. Two of its
-# numbers are multiplied to a power of up to 30.
+# float16 reaches from about 2**-15 to 2**15, so a product of two numbers
+# reaches 2**30.
 MOST_BITS = 30
 
 _NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
@@ -35,20 +36,20 @@ _NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
-    """Lets a layer compute on its inputs times a power of two.
+    """Lets a layer compute on inputs that are multiplied by a power of two.
 
     The layer's floating-point inputs, and its own variable `bias`, are
     multiplied by `2**input_bits` before they are cast to the compute dtype. Its
     outputs are multiplied by `2**output_bits`. If `f(2**-k * x) == 2**(-k * d)
     * f(x)` for a layer `f`, and `output_bits` is `-d * input_bits`, the layer
-    returns the same numbers as before, but fewer overflow or underflow. Powers
-    of two are exact in floating point, forward and backward.
+    returns the same numbers as before, with less overflow or underflow inside.
+    Powers of two are exact in floating point, forward and backward.
     `PrecisionTuner(rungs=("rescale", "bfloat16", "float32"))` finds these
     numbers and checks that the equation holds.
 
-    The policy is for layers without sublayers. A `.keras` file holds it, and
-    Keras loads the file after `import keras_mixprec`. Keras saves only the name
-    of a plain policy, so this policy is a map with a single policy.
+    The policy is for layers without sublayers. A `.keras` file stores it, and
+    Keras loads the file after `import keras_mixprec`. This class is a policy
+    map with one entry, because Keras saves only the name of a plain policy.
 
     Args:
         input_bits: Int from -30 to 30, the power of two for the inputs.
@@ -100,10 +101,10 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @classmethod
     def from_name(cls, name: str) -> "RescaledPolicy | None":
-        """Returns the policy with a name, `None` for the name of another one.
+        """Returns the rescaled policy with a name, `None` for any other name.
 
         Args:
-            name: String, as the property `name` returns it.
+            name: String, such as the property `name` returns.
         """
         match = _NAME.fullmatch(name)
         if match is None:
@@ -127,12 +128,12 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
         return "float32" if self.wide_outputs else self.compute_dtype
 
     def convert_input(self, x: Any, autocast: bool, dtype: str) -> Any:
-        """Casts only symbolic tensors; others are cast when they are scaled."""
+        """Casts symbolic tensors only; scaling casts all other tensors."""
         autocast = autocast and isinstance(x, keras.KerasTensor)
         return super().convert_input(x, autocast, dtype)
 
     def get_config(self) -> dict:
-        """Returns the arguments."""
+        """Returns the constructor arguments."""
         return {
             "input_bits": self.input_bits,
             "output_bits": self.output_bits,
@@ -154,7 +155,7 @@ class RescaledPolicy(keras.dtype_policies.DTypePolicyMap):
 
 
 def own_policy(layer) -> keras.DTypePolicy:
-    """Returns the policy that a layer itself follows.
+    """Returns a layer's own policy, also from a shared policy map.
 
     Args:
         layer: A `keras.layers.Layer`, which may share a `DTypePolicyMap` with
@@ -175,9 +176,9 @@ def rescaling_of(layer) -> RescaledPolicy | None:
 
 
 def _times(bits, dtype, structure):
-    """Multiplies float tensors by a power of two, and casts them after that."""
-    # Each half fits float16, and the product by the first half only overflows
-    # if the whole product does.
+    """Multiplies float tensors by a power of two, then casts them."""
+    # 2**bits may overflow float16, but two factors of half the bits do not. The
+    # first product overflows only if the whole product does.
     halves = [b for b in (bits // 2, bits - bits // 2) if b]
 
     def scaled(tensor):
@@ -219,11 +220,11 @@ class _ScaledBiases(AutocastScope):
 
 
 def _install():
-    """Replaces the call of all layers by one that asks for their policy.
+    """Replaces `Operation.__call__` by one that applies rescaled policies.
 
-    This happens once, when the first rescaled policy is made. Keras itself asks
-    a policy only for casts, and not even then if a single tensor already has
-    the layer's dtype.
+    This happens once, when the first rescaled policy is created. Keras itself
+    uses a policy only to cast inputs, and skips the cast of a single tensor
+    that already has the layer's dtype.
     """
     original = keras.Operation.__call__
     if hasattr(original, "_keras_mixprec_rescales"):

@@ -1,4 +1,4 @@
-"""Rules that say which layers keep a policy of their own."""
+"""Rules that give some layers another policy than the model's."""
 
 import fnmatch
 import inspect
@@ -21,7 +21,7 @@ from keras_mixprec.policies.layers import (
 )
 from keras_mixprec.policies.names import check_policy
 
-# Patterns that match by the model's graph instead of the layer's path.
+# Patterns that match a layer's place in the model's graph, not its path.
 OUTPUT = "<output>"
 FEEDS_OPERATION = "<feeds exp, log, pow or sum>"
 
@@ -31,7 +31,7 @@ class Matcher:
 
     Args:
         rules: Iterable of `PrecisionRule`.
-        model: The `keras.Model`, whose graph some rules ask about.
+        model: The `keras.Model`. Some rules depend on its graph.
     """
 
     def __init__(self, rules, model):
@@ -46,7 +46,7 @@ class Matcher:
         return next((r for r in self._rules if self.matches(r, entry)), None)
 
     def matches(self, rule, entry: LayerEntry) -> bool:
-        """Returns whether the rule matches the layer, or one that holds it."""
+        """Returns whether the rule matches the layer or a layer around it."""
         candidates = entry.lineage() if rule.sublayers else [entry]
         return any(self._matches_itself(rule.match, e) for e in candidates)
 
@@ -65,11 +65,11 @@ class PrecisionRule:
     """Gives matching layers a policy of their own.
 
     Args:
-        match: A layer class, which also matches its subclasses. Or a string, a
-            glob for the whole layer path as in `fnmatch` (`"*/attention"`,
-            `"head"`; `*` crosses `/`). Or a function `match(layer, path)` that
-            returns a bool. The string `"<output>"` matches the layers that make
-            the model's outputs.
+        match: A layer class, a string or a function. A class also matches its
+            subclasses. A string is a glob for the whole layer path, as in
+            `fnmatch` (`"head"`, `"*/attention"`; `*` also matches `/`).
+            `"<output>"` matches the layers that make the model's outputs. A
+            function `match(layer, path)` returns a bool.
         policy: String or `keras.DTypePolicy` that the layers follow. Defaults
             to `"float32"`.
         reason: String. The plan keeps this reason with each layer. Defaults to
@@ -104,7 +104,7 @@ class PrecisionRule:
         self.sublayers = check_type("sublayers", sublayers, bool, "a boolean")
 
     def get_config(self) -> dict:
-        """Returns the arguments; a function has to be registered in Keras."""
+        """Returns the arguments; a function must be registered with Keras."""
         match = self.match
         if not isinstance(match, str):
             name = keras.saving.get_registered_name(match)
@@ -119,7 +119,7 @@ class PrecisionRule:
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
-        """Creates the rule from what `get_config` returned."""
+        """Returns the rule that `get_config` describes."""
         config = dict(config)
         if isinstance(config["match"], dict):
             config["match"] = _find(config["match"]["name"])
@@ -131,7 +131,7 @@ class PrecisionRule:
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class PrecisionRules(Sequence):
-    """Rules in order; the first that matches a layer decides.
+    """An ordered list of rules. The first that matches a layer decides.
 
     Args:
         rules: Iterable of `PrecisionRule`.
@@ -160,7 +160,7 @@ class PrecisionRules(Sequence):
         ]
 
     def warn_unmatched(self, model: keras.Model) -> None:
-        """Warns of each rule that matches no layer of the model."""
+        """Warns about each rule that matches no layer of the model."""
         entries = walk(model)
         for rule in self.unmatched(model):
             meant = ""
@@ -179,7 +179,7 @@ class PrecisionRules(Sequence):
 
     @classmethod
     def from_config(cls, config: dict) -> Self:
-        """Creates the rules from what `get_config` returned."""
+        """Returns the rules that `get_config` describes."""
         return cls(PrecisionRule.from_config(c) for c in config["rules"])
 
     def __getitem__(self, index):
@@ -211,13 +211,13 @@ def _describe(match):
 
 
 def _find(name, expected=None):
-    """The layer class or registered function of a name."""
+    """Returns the layer class or registered function with a name."""
     found = keras.saving.get_registered_object(name)
     found = found or getattr(keras.layers, name, None)
     if found is None or found is not (expected or found):
         raise ValueError(
             "To save a rule, register its `match` with "
-            "`keras.saving.register_keras_serializable`, unless it is a layer "
-            f"of Keras. Received: match={expected or name!r}"
+            "`keras.saving.register_keras_serializable`, unless it is a Keras "
+            f"layer class. Received: match={expected or name!r}"
         )
     return found

@@ -19,10 +19,10 @@ from keras_mixprec.policies.hardware import (
 from keras_mixprec.policies.names import check_policy, is_16_bit
 from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 
-# Per thread, as Keras' own global policy is.
+# Keras keeps its global policy per thread, so the rules are per thread too.
 _rules = threading.local()
 
-# The policy that `set_global_policy` has set last, in any thread.
+# The last policy that was set in any thread, to notice a thread without it.
 _last_set: list[str] = []
 
 
@@ -31,20 +31,20 @@ def set_global_policy(
     *,
     rules: Iterable[PrecisionRule] | None = None,
 ) -> keras.DTypePolicy:
-    """Sets the policy of layers that are made from now on.
+    """Sets the policy of layers that are created from now on.
 
-    Keras keeps the global policy per thread. A new thread has float32 and must
-    call this function itself. `keras.backend.clear_session()` resets the
-    policy.
+    Keras keeps the global policy per thread. A new thread starts with float32
+    and must call this function itself. `keras.backend.clear_session()` resets
+    the policy.
 
     Args:
         policy: Policy name or `keras.DTypePolicy`. Defaults to `"auto"`, the
             policy that `recommend_policy` returns; one printed line says why.
         rules: Iterable of `PrecisionRule` that `apply_policy` uses if it gets
-            no rules. Defaults to `DEFAULT_RULES`. A rule cannot act on a layer
-            that is being made, because the layer's place in the model is not
-            known yet. Once the model exists, `apply_policy(model,
-            global_policy())` applies the rules.
+            no rules. Defaults to `DEFAULT_RULES`. Rules do not affect new
+            layers, because their place in the model is not known yet. To apply
+            the rules, call `apply_policy(model, global_policy())` on the
+            finished model.
 
     Returns:
         The `keras.DTypePolicy` now in force.
@@ -121,15 +121,16 @@ def policy_scope(
     >>> scaling.compute_dtype
     'float32'
     """
-    # Checked here, not on entry, so that this call raises the error.
+    # Checked before the `with` block starts, so that errors point to this call.
     resolve("policy", policy)
     return _scope(policy, _check_rules(rules))
 
 
 def lost_policy() -> str | None:
-    """Returns the 16-bit policy that was set and is no longer in force.
+    """Returns a 16-bit policy that was set but is not in force here, if any.
 
-    `keras.backend.clear_session()` resets it, and other threads do not have it.
+    `keras.backend.clear_session()` resets the policy, and other threads never
+    had it.
     """
     now = keras.config.dtype_policy()
     lost = [name for name in _last_set if is_16_bit(name) and name != now.name]
@@ -142,7 +143,7 @@ def current_rules() -> PrecisionRules:
 
 
 def resolve(name: str, policy) -> str:
-    """Returns a policy's name, `"auto"` resolved, or raises.
+    """Returns a policy's name, and resolves `"auto"`.
 
     Args:
         name: String. The argument's name as the caller typed it.
@@ -174,7 +175,7 @@ def _check_rules(rules):
 
 @functools.cache
 def _warn_if_slow(policy):
-    # Not for other policies, because JAX initializes its devices here.
+    # Other policies skip `find_capabilities`, because it initializes JAX.
     is_narrow = is_16_bit(policy)
     if is_narrow and (reason := slow_because(policy, find_capabilities())):
         warnings.warn(

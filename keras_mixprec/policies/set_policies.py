@@ -17,31 +17,31 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# The attribute of a model that holds why its layers follow their policies.
+# The model's attribute with the reasons for its layers' policies.
 _REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 
 
 def set_policies(
     model: keras.Model, default: str, decide: Callable, exactly: bool = True
 ) -> tuple[dict, dict]:
-    """Sets the policy of every layer, also of layers that are made later.
+    """Sets the policy of every layer, even of layers that are created later.
 
     Call it from a public function: a warning points to that function's caller.
 
     Args:
         model: A `keras.Model`.
-        default: Policy name, of the model itself.
-        decide: Function of a `LayerEntry` that returns its policy's name and
-            the reason for it.
-        exactly: Boolean. If `False`, layers whose own code mixes dtypes compute
-            as a whole in float32. Defaults to `True`.
+        default: String. The name of the model's own policy.
+        decide: Function that takes a `LayerEntry` and returns a policy name and
+            the reason.
+        exactly: Boolean. If `False`, a layer whose own code cannot mix dtypes
+            computes entirely in float32. Defaults to `True`.
 
     Returns:
         Two dicts of layer path to string: reasons, and notes on layers that
-        were left alone.
+        kept their policy.
     """
     entries = walk(model)
-    # All decisions come first, so that a rule that raises changes no layer.
+    # All decisions come first: if a rule raises, no layer has changed.
     decisions = [decide(entry) for entry in entries]
     reasons, notes, kept = {}, {}, {}
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
@@ -64,7 +64,7 @@ def set_policies(
 
 
 def reasons_of(model: keras.Model) -> dict:
-    """Returns why layers follow their policies, as `set_policies` last decided.
+    """Returns the reasons from the last call of `set_policies`.
 
     Args:
         model: A `keras.Model`.
@@ -87,17 +87,17 @@ def add_reasons(model: keras.Model, reasons: dict):
 
 
 def has_set(model: keras.Model) -> bool:
-    """Returns whether `set_policies` has decided on the policies of a model."""
+    """Returns whether `set_policies` has set the policies of a model."""
     return _REASONS_ATTRIBUTE in vars(model)
 
 
 def rebuild_functions(model: keras.Model):
-    """Makes the existing train, test and predict functions again.
+    """Rebuilds the existing train, test and predict functions.
 
-    A compiled function keeps the dtypes that it was traced with.
+    A compiled function would keep the dtypes that it was traced with.
 
     Args:
-        model: A `keras.Model`; also the functions of nested models.
+        model: A `keras.Model`. Functions of nested models are rebuilt too.
     """
     for layer in flat_layers(model):
         for kind in ("train", "test", "predict"):
@@ -108,8 +108,8 @@ def rebuild_functions(model: keras.Model):
 
 def _wrap_replaced_step(model, name):
     # JAX caches traces by function object. A bound method is a new object at
-    # each access, but a `train_step` in an attribute is not. Without a wrapper
-    # JAX would use the old trace again.
+    # each access, but a `train_step` in an attribute stays the same. Without a
+    # new wrapper, JAX would reuse the old trace.
     step = vars(model).get(name)
     if step is None:
         return
@@ -127,7 +127,7 @@ _KEPT_DTYPE_NOTE = "its variables keep their dtype"
 
 
 def _set_layer_policy(layer, policy):
-    """Sets a layer's policy, and returns a note if it gets another one."""
+    """Sets a layer's policy, and returns a note if another policy is used."""
     if is_fixed(layer):
         kept = policy_name(layer)
         return "" if kept == policy else f"left alone: it follows {kept}"
@@ -142,16 +142,16 @@ def _warn_kept_variables(notes):
     ]
     if kept:
         warnings.warn(
-            f"{len(kept)} built layer(s), {kept[0]!r} first, have float32 "
-            "variables, and variables keep their dtype: these layers follow "
-            "the mixed policy, which computes the same.",
+            f"{len(kept)} built layer(s), such as {kept[0]!r}, have float32 "
+            "variables, which keep their dtype. These layers follow the mixed "
+            "policy instead, which computes the same.",
             UserWarning,
             stacklevel=4,
         )
 
 
 def _after_build(model, entries, set_late):
-    """Calls `set_late` for each layer that another layer makes when built.
+    """Calls `set_late` for each layer that the `build` of a layer creates.
 
     Args:
         model: The `keras.Model`.
@@ -175,7 +175,7 @@ def _after_build(model, entries, set_late):
 
 
 def _hook(layer, adopt):
-    """Lets a layer call `adopt` once, after it is built."""
+    """Makes a layer call `adopt` once, if its `build` adds sublayers."""
     original = getattr(layer.build, "_mixprec_original", layer.build)
     if not may_grow(layer):
         return

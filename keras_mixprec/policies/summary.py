@@ -24,14 +24,14 @@ from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 
 _COLUMNS = ("path", "class", "compute", "variable", "params", "FLOPs", "notes")
-# Together 100 columns, with two spaces between.
+# A row has 100 characters, with two spaces between columns.
 _WIDTHS = (30, 15, 8, 8, 7, 5, 15)
 
 
 class PrecisionSummary:
     """A table with one row per layer, and a line on float32 products.
 
-    `str()` returns text of at most 100 columns, a notebook shows HTML, and
+    `str()` returns lines of at most 100 characters, a notebook shows HTML, and
     `to_list()` returns every row in full.
     """
 
@@ -43,10 +43,10 @@ class PrecisionSummary:
         """Returns one dict per layer.
 
         Keys: `path`; `class`; `compute_dtype`; `variable_dtype`, the actual
-        dtype of the layer's variables; `parameters`, without those of
-        sublayers, `None` if unbuilt; `share_of_flops`, the layer's share of the
-        model's multiply-adds, 0 to 1, `None` if unknown; `rescaled`, whether
-        the layer follows a `RescaledPolicy`; `notes`.
+        dtype of the layer's variables; `parameters`, the number of the layer's
+        own parameters, `None` if unbuilt; `share_of_flops`, the layer's share
+        of the model's multiply-adds, 0 to 1, `None` if unknown; `rescaled`,
+        whether the layer follows a `RescaledPolicy`; `notes`.
         """
         return [dict(row) for row in self._rows]
 
@@ -73,8 +73,9 @@ def precision_summary(
 
     The share of FLOPs is an estimate from the shapes that layers were built
     with. It counts multiply-adds of matrix products, convolutions, attention
-    and recurrence, but no elementwise operations. It is unknown for varying
-    sizes and for user-written layers, and the other shares do not count these.
+    and recurrence, but no elementwise operations. It is unknown for variable
+    sizes and for user-written layers with weights. The total leaves out such
+    layers.
 
     The last line shows the precision of float32 products, which
     `set_matmul_precision` or the backend's default sets.
@@ -85,7 +86,7 @@ def precision_summary(
             The notes show its reasons. Defaults to `None`.
 
     Returns:
-        A `PrecisionSummary`: `str()` of it, `.to_html()`, `.to_list()`.
+        A `PrecisionSummary`, with `str()`, `.to_html()` and `.to_list()`.
 
     Raises:
         TypeError: If `model` is not a model or `plan` not a plan.
@@ -114,10 +115,10 @@ def precision_summary(
 
 
 def _own_variables(entries):
-    """Each layer's own variables, with every variable in one list only.
+    """Returns each layer's own variables, each variable in one list only.
 
-    If several layers hold a variable, it counts for the innermost one. A
-    wrapper that rewrites the kernel of its layer holds this kernel too.
+    A wrapper that rewrites the kernel of its layer also holds this kernel. Such
+    a variable belongs to the innermost layer.
     """
     seen, lists = set(), []
     for entry in reversed(entries):
@@ -151,7 +152,7 @@ def _notes(entry, plan):
     if is_fixed(layer) or rescaling_of(layer) is not None:
         yield f"follows {policy_name(layer)}"
     if not layer.autocast:
-        yield "autocast=False: takes its input as it comes"
+        yield "autocast=False: does not cast its input"
     elif casts_input(layer):
         yield f"casts its input to {layer.compute_dtype}"
     if plan is not None and entry.path in plan.reasons:
