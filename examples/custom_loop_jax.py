@@ -40,7 +40,7 @@ optimizer.build(model.trainable_variables)
 def scaled_loss(weights, others, optimizer_values, x, y):
     predicted, others = model.stateless_call(weights, others, x, training=True)
     loss = loss_function(y, predicted)
-    # `scale_loss` would be a constant of the compiled function.
+    # `scale_loss` would compile the current scale as a constant.
     scaled = optimizer.stateless_scale_loss(optimizer_values, loss)
     return scaled, (loss, others)
 

@@ -1,7 +1,7 @@
 """Train one model in two processes with DistributedDataParallel on PyTorch.
 
-It prints the report of the run: worker 1 finds a layer that overflows, and both
-processes move it to float32.
+Worker 1 finds a layer that overflows, and both processes move the layer to
+float32. The script prints the report of the run.
 Run it with `python examples/data_parallel_torch.py`.
 """
 
@@ -22,10 +22,10 @@ WORKERS = 2
 
 
 class DataParallel(keras.Model):
-    """Trains by its own `DistributedDataParallel`, which averages gradients."""
+    """A model that `DistributedDataParallel` wraps to average gradients."""
 
     def wrap(self):
-        # In a list: Keras would make the wrapper a part of the model.
+        # Without the list, Keras would make the wrapper part of the model.
         self.replica = [DistributedDataParallel(self)]
 
     def train_step(self, data):
@@ -43,12 +43,12 @@ class DataParallel(keras.Model):
 
 def train(rank, folder):
     torch.distributed.init_process_group(
-        "gloo",  # "nccl" on GPUs.
+        "gloo",  # Use "nccl" on GPUs.
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=WORKERS,
     )
-    keras.utils.set_random_seed(0)  # The same weights in each process.
+    keras.utils.set_random_seed(0)  # All processes need equal weights.
     inputs = keras.Input((4,))
     x = keras.layers.Rescaling(1e4, name="up")(inputs)
     x = keras.layers.Rescaling(1e-4, name="down")(x)
@@ -57,7 +57,7 @@ def train(rank, folder):
     model.compile(kmp.LossScaleOptimizer("adam"), loss="mse")
     model.wrap()
 
-    # The rows of the second process alone overflow float16.
+    # Only the rows of the second process overflow float16.
     x = np.full((64, 4), [1.0, 10.0][rank], "float32")
     # Every process needs the same callbacks.
     monitor = kmp.MixPrecMonitor(os.path.join(folder, "logs"), verbose=0)
@@ -66,7 +66,7 @@ def train(rank, folder):
     model.fit(
         x, y, batch_size=8, epochs=2, verbose=0, callbacks=[monitor, tuner]
     )
-    # Both have the log of the first; it says who found what.
+    # Each process can print the report, so one of them does.
     if rank == WORKERS - 1:
         print(monitor.report)
     torch.distributed.destroy_process_group()

@@ -1,8 +1,8 @@
 """Repair a transformer that overflows float16, while it trains.
 
-The feed-forward output of block 2 exceeds 65504, as in T5. It prints what the
-tuner changed, then the accuracy in float32, in float16, and in float16 with
-the tuner. A second run starts from the plan that the first one left.
+The feed-forward output of block 2 exceeds 65504, as in T5. The script prints
+the changes that the tuner makes, then the accuracy in float32, in float16, and
+in float16 with the tuner. If you run it again, it starts from the saved plan.
 Run it with `python examples/repair_in_training.py`.
 """
 
@@ -20,7 +20,7 @@ def build():
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(WORDS, WIDTH, name="words")(inputs)
     for block in range(3):
-        # T5 reaches weights this large in normal training.
+        # Large weights make block 2 overflow, as in T5.
         spread = 60.0 if block == 2 else 0.1
         y = layers.LayerNormalization(name=f"norm_{block}")(x)
         y = dense(128, spread, f"in_{block}", "relu")(y)
@@ -52,7 +52,7 @@ def train(policy, *callbacks):
         optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        # XLA on a CPU keeps more digits than float16 has.
+        # XLA on a CPU may compute in more bits, which hides the fault.
         jit_compile=keras.backend.backend() == "jax",
     )
     history = model.fit(
