@@ -228,7 +228,7 @@ class StepClock:
     @property
     def measured(self) -> bool:
         """Returns whether anything was measured since the last `take`."""
-        # Tests may use a clock that stands still.
+        # The clock may be too coarse to show any time.
         return self._steps > 0 and self._seconds > 0
 
     def take(self) -> tuple[int, float, list[float]]:

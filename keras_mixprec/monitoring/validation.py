@@ -56,7 +56,7 @@ class ValidationWatch:
             logs: Mapping from metric name, without `"val_"`, to a number.
             divergence: Function without arguments that returns a `Verdict` if
                 training has diverged, and `None` if not. A divergence replaces
-                all other findings. By default, none is looked for.
+                all other findings. By default, training has not diverged.
 
         Returns:
             List of `Finding`, list of further events for the log, and the batch
