@@ -76,9 +76,9 @@ class PrecisionTuner(CopiedCallback):
     the tolerance, the tuner demotes the fewest layers that bring it there. The
     metric is evaluated once before the first step, so an error in it ends `fit`
     at once. If the metric fails later, or is not finite in float32, no layer
-    returns, and a warning says so. A run may take 50 evaluations, and one more
-    for each 100 steps. Evaluations change no weights, metrics, layer state or
-    random numbers.
+    returns, and a warning says so. Returns and the search at the end may take
+    50 evaluations, and one more for each 100 steps. Evaluations change no
+    weights, metrics, layer state or random numbers.
 
     Under `tf.distribute` or `torch.distributed` every worker needs the tuner.
     Each worker diagnoses its own batches. The workers share their findings and
@@ -277,7 +277,7 @@ class PrecisionTuner(CopiedCallback):
 
     def _wrap_optimizer(self, model):
         # A custom `train_step` may not call `optimizer.scale_loss`, so wrapping
-        # its optimizer could make it divide unscaled gradients.
+        # its optimizer would not scale the loss.
         if self.dry_run or has_own_step(model):
             return
         if lacks_loss_scaling(model):

@@ -34,8 +34,8 @@ class Watch:
     """Watches one model during one `fit`, for all callbacks.
 
     All work except training is a `Task`. Before a step, the tasks that are due
-    run in the order of the list. If the next due step has not come yet, a step
-    costs a single comparison.
+    run in the order of the list. The watch remembers the next due step, so most
+    steps check no task.
 
     Args:
         session: The `Session`.
