@@ -38,7 +38,8 @@ def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
     error = reason if isinstance(reason, BaseException) else None
     _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
     warnings.warn(
-        f"{who} cannot {what}; training continues: {one_line(reason)}",
+        f"{who} cannot {what}, so training goes on without it: "
+        f"{one_line(reason)}",
         UserWarning,
         stacklevel=3,
     )

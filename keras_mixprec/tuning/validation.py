@@ -247,8 +247,8 @@ class Validation:
             value = self._timed(
                 lambda: self._evaluation.with_policies(assignment)
             )
-        # Some backends reject mixed dtypes within a layer. Such a plan counts
-        # as worse than any other.
+        # Some backends reject mixed dtypes within a layer. Such a plan is not
+        # within the tolerance.
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
@@ -272,7 +272,7 @@ class Validation:
 
     def _compared(self, trials, value):
         name = self._held_back.name
-        return f"{name} is {value:.6g} ({trials.reference:.6g} in float32)"
+        return f"{name} is {value:.6g}, in float32 {trials.reference:.6g}"
 
     def _numbers(self, reference, value):
         return {
