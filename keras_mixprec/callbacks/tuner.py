@@ -371,7 +371,8 @@ class PrecisionTuner(CopiedCallback):
         if not self._writes_plan:
             return
         try:
-            # The folder may have been removed during training.
+            # The folder may have been removed during training, so create it
+            # again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
             self._disk.update(self._repairs)
         except OSError as error:
@@ -400,6 +401,7 @@ def _check_rungs(rungs):
     if tuple(rungs) != some or "float32" not in some:
         raise ValueError(
             f"`rungs` must be some of {RUNGS}, in this order, and include "
-            f"'float32'. Received: rungs={rungs!r}"
+            "'float32', which always repairs a layer. Received: "
+            f"rungs={rungs!r}"
         )
     return some

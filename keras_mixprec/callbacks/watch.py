@@ -73,7 +73,7 @@ class Watch:
         self.verdicts = session.verdicts
         self.failing_batches = session.failing_batches
         model, log, settings = self.model, self.log, self.settings
-        # `train_on_batch` would create the function only after this.
+        # `train_on_batch` would create the train function too late to guard it.
         model.make_train_function()
         self.log_dir = settings.log_dir
         monitor, tuner = "MixPrecMonitor", "PrecisionTuner"

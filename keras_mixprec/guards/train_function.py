@@ -188,7 +188,7 @@ class TrainFunction:
                 work(batch)
 
         def train(*args):
-            # The work may have replaced the train function.
+            # The work may have replaced the train function, so read it again.
             return self._model.train_function(*args)
 
         def raised(error):
@@ -256,7 +256,7 @@ class TrainFunction:
             except Exception as error:
                 if not (self._on_error and self._on_error(error, data[0])):
                     raise
-            # `on_error` may have replaced the train function.
+            # `on_error` may have replaced the train function, so read it again.
             return self.own(data)
 
         return guarded

@@ -121,8 +121,8 @@ def _watch(model):
     }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
-        # Variables can only be assigned here if there is one optimizer. With
-        # several, the `train_step` decides.
+        # Build a single optimizer. If there are several, only the `train_step`
+        # knows which variables each of them trains.
         if name == "optimizer" and not optimizer.built and _knows_all(model):
             optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)

@@ -106,7 +106,7 @@ class Diagnoses:
         watch, examiner = self._watch, self._examiner
         log = watch.counter_log
         is_stuck = log.seen.in_a_row >= TRIGGER_STEPS or log.seen.mean_is_lost
-        # A tuner diagnoses the run itself, except for the last steps.
+        # A tuner makes its own diagnoses, except of the last steps in a run.
         if watch.tuning:
             found = {"skipped steps": is_stuck and not examiner.has_found}
         else:

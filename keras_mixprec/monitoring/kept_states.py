@@ -111,7 +111,7 @@ class KeptStates:
             batch: As `train_step` takes it, or `None`.
         """
         if batch is None or not all(x.built for x in flat_layers(model)):
-            return  # The first step builds the model.
+            return  # Without variables there is no state to keep yet.
         if any(gate.read().in_a_row for gate in gates_of(model)):
             return
         state = State.of(model)

@@ -9,7 +9,7 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.range_reading import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
-# Columns in `PROBED` are named after a part of a layer and one of these.
+# Columns in `PROBED` are named after a part of a layer and a measure.
 _MEASURES = {
     "headroom_bits": lambda s, limits: s.headroom_bits(limits),
     "nonfinite": lambda s, limits: s.nonfinite,

@@ -322,7 +322,7 @@ class SpeedLog:
             steps * samples or math.nan,
             _percentile(durations, 0.5),
             _percentile(durations, 0.95),
-            # A peak from before this `fit` says nothing about this `fit`.
+            # Peak memory from before this `fit` says nothing about this `fit`.
             peak if peak > self._peak_before else math.nan,
             self._saved_in_outputs(),
             watch.budget.share,

@@ -90,7 +90,7 @@ class ValidationWatch:
             numbers[f"rows_of_{self._where}"] = rows[:SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
-        # These rows count within one batch, unlike the rows above.
+        # Drop row numbers within the batch: users need those within the data.
         numbers.pop("batch_rows", None)
         verdict = dataclasses.replace(verdict, numbers=numbers)
         return finding._replace(verdict=verdict)

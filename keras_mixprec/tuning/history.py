@@ -4,7 +4,7 @@ from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
 from keras_mixprec.policies.hardware import recommend_policy
 
-# Only the worker that found the growth knows the numbers.
+# With several workers, only the one that found the growth knows the numbers.
 _ELSEWHERE = "loss of another worker's batch grew"
 
 # Advice for when the tuner gives up.

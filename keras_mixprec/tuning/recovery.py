@@ -189,7 +189,7 @@ def _size(model, batch):
     return math.hypot(*norms) / step.scale
 
 
-# These numbers say that the state was the cause, and not the settings.
+# Used if the weights were the cause, and no setting has to change.
 _GOOD = {"cause": "state"}
 
 _CHANGES = {
