@@ -223,7 +223,7 @@ class Session:
     def finish(self):
         """Reads the counters a last time."""
         if not self._has_finished:
-            self._start()  # There may have been no epoch.
+            self._start()  # Without any epoch it has not started yet.
             self._has_finished = True
             self.watch.finish()
 
@@ -249,8 +249,8 @@ class CopiedCallback(keras.callbacks.Callback):
         """Starts watching the model if necessary, and begins an epoch."""
         self._session.begin_epoch(self, epoch)
 
-    # `on_train_batch_end` would make Keras fetch the logs of every step from
-    # the device before it starts the next one.
+    # Do not add `on_train_batch_end`: Keras would fetch the logs of every step
+    # from the device before it starts the next step.
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:

@@ -305,7 +305,7 @@ class PrecisionTuner(CopiedCallback):
         # training starts.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
-        # The plan may have set layers to float16.
+        # The plan may have set layers to float16, which need loss scaling.
         self._wrap_optimizer(model)
         if self._wraps:
             text = "the loss is scaled from now on"

@@ -42,7 +42,8 @@ class StepCount:
         if self._batch is not None and batch <= self._batch:
             self.begin_epoch()
         if self._is_new:
-            # Earlier batches built the model before monitoring started.
+            # Earlier batches built the model before monitoring started, so the
+            # first counted step comes after them.
             self._first, self._is_new = self._first + batch, False
         self._batch = batch
         self.step = self._epoch_start + batch
@@ -164,8 +165,8 @@ class TrainFunction:
         if not self._is_tapped:
             self._remove_tap()
             self._below = self._model.train_function
-            # Each tap is a new object, so that `_is_tapped` can tell them
-            # apart.
+            # Each tap must be a new object, because `_is_tapped` compares by
+            # identity.
             self._tap = functools.partial(self._called)
             self._model.train_function = self._tap
 

@@ -31,7 +31,6 @@ from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
 
-# The name of the task in warnings, and the event kind if a diagnosis fails.
 _DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
 # Columns in `AUDITED` are named after the direction plus this suffix.
@@ -101,8 +100,8 @@ class Examiner:
     def note_first_loss(self):
         """Records the loss of the first step."""
         self.first_loss_due = math.inf
-        # A custom `train_step` may report a different loss from the one it
-        # minimizes.
+        # A custom `train_step` may not report the loss that it minimizes, so
+        # ignore its loss.
         if not has_own_step(self._watch.model):
             sums = self._watch.counter_log.read_loss()
             self.states.note(sums)
@@ -178,7 +177,7 @@ class Examiner:
         watch, started = self._watch, _clock.now()
         try:
             yield
-        except NotBuiltError as error:  # The first step builds the model.
+        except NotBuiltError as error:  # Not final: a step builds the model.
             if NotBuiltError not in self._reported:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"

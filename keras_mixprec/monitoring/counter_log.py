@@ -386,7 +386,7 @@ class CounterLog:
                 self._low_scales.read(name, reading.points, bad, *growth)
         curves[self.step] |= counted
         for step in sorted(curves):
-            # An earlier `fit` may have logged its last step here already.
+            # An earlier `fit` may have logged this step already, so skip it.
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 

@@ -10,7 +10,7 @@ from keras_mixprec.monitoring.task import Task
 from keras_mixprec.numerics.held_optimizer import is_scaling
 
 # A diagnosis is assumed to cost as much as this many steps. A run without any
-# sign of a fault is first diagnosed once `max_overhead` pays for that cost.
+# sign of a fault is first diagnosed once this cost is below `max_overhead`.
 _COST = 20
 
 

@@ -35,7 +35,7 @@ def settings_of(model: keras.Model) -> dict:
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # A user's subclass of Keras' optimizer has no rule.
+        # A user's subclass of Keras' optimizer has no rule, so log its class.
         rule = getattr(optimizer, "rule", optimizer)
         settings["loss_scale"] = type(rule).__name__
         scale = optimizer.initial_scale

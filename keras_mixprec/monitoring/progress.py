@@ -75,7 +75,8 @@ class Progress:
         examiner, start = watch.examiner, watch.examiner.schedule.start
         if examiner.has_reported("divergence"):
             return True
-        # A custom `train_step` may not report the loss that it minimizes.
+        # A custom `train_step` may not report the loss that it minimizes, so
+        # ignore its loss.
         own = has_own_step(watch.model)
         if own or not (start and points and points[-1][1] >= start.loss):
             return False

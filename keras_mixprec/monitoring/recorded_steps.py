@@ -324,7 +324,8 @@ class StepReader:
             past = max(number - before.attempted, 0)
             return start + -(-past * (step - start) // max(attempted, 1))
 
-        if min(attempted, skipped, changed) < 0:  # A checkpoint was loaded.
+        # Counters only fall if a checkpoint was loaded.
+        if min(attempted, skipped, changed) < 0:
             self._skipped_earlier -= skipped
             self._gaps.append((start, step))
         elif changed or self._counts.scale != before.scale:

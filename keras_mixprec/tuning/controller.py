@@ -63,7 +63,8 @@ class Tuning:
         self._triggered = False
         self._changed_at: int | None = None
         self._evidence: deque = deque(maxlen=_EVIDENCE)
-        # After a demotion, the loss of this batch shows a divergence.
+        # After a demotion, the loss of this batch is compared to detect
+        # divergence.
         self._sample = None
         self._probation: Probation | None = None
         # With several workers an error must end training, because the other
@@ -296,7 +297,7 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted | self._repairs.left_alone(wanted, step))
-            # An advised scale is already in use here.
+            # An advised scale is already set, so do not raise it.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._watch.counters.raise_scales(agreed.scale_bits, step)
 

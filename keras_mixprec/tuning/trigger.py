@@ -32,7 +32,8 @@ class Trigger:
             steps, `None` before.
     """
 
-    # A healthy dynamic loss scale skips about one step in 2000.
+    # A healthy dynamic loss scale skips about one step in 2000, so rarely two
+    # in this span.
     span = 500
 
     def __init__(self, watch):

@@ -194,7 +194,7 @@ class Validation:
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # All layers in float32 are the reference, so nothing to evaluate.
+            # All layers in float32 give the reference without an evaluation.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
