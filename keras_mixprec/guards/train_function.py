@@ -205,7 +205,7 @@ class TrainFunction:
     def fits(self) -> bool:
         """Returns whether the model still has a train function known here.
 
-        It does not after a new `compile`, for example.
+        After a new `compile`, for example, the model has a different one.
         """
         own = self.own
         return own is not None and own in (self._unguarded(), self._guarded)

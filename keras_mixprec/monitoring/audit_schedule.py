@@ -38,7 +38,8 @@ class AuditSchedule:
 
     Attributes:
         steps: Int. Steps taken in earlier `fit`s with this schedule.
-        start: `Course` of the model before its first step, `None` before.
+        start: `Course` of the model before its first step, or `None` if it is
+            not known yet.
         errors: Dict, as in `Examination`, of the last diagnosis.
         all_repaired: Boolean, whether every fault of the last diagnosis is
             repaired. If not, the next `fit` starts a new schedule.

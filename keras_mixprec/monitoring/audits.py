@@ -257,7 +257,7 @@ class Examiner:
         """Reports the faults of a validation and lets the tuner repair them.
 
         Args:
-            logs: Dict, as Keras hands it to `on_epoch_end`.
+            logs: Dict, as Keras passes it to `on_epoch_end`.
         """
         if not (values := validated(logs)):
             return

@@ -34,7 +34,7 @@ class BadData:
         self._fallen: dict[str, float] = {}
 
     def begin_epoch(self, step: int, epoch: int):
-        """Records the begin of an epoch.
+        """Records the start of an epoch.
 
         Args:
             step: Int. Steps taken before the epoch.

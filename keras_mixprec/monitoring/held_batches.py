@@ -72,7 +72,7 @@ class HeldBatches:
             steps: The number of steps to wait. Defaults to infinity.
 
         Returns:
-            True if waiting is possible. It is not if one call of the train
+            True if waiting is possible. `False` if one call of the train
             function takes several steps, because any of them may have failed.
         """
         watch = self._watch

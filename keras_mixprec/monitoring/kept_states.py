@@ -76,7 +76,7 @@ class KeptStates:
 
     @property
     def has_grown(self) -> bool:
-        """Returns whether the loss has grown so far that it may diverge."""
+        """Returns whether the growth of the loss suggests a divergence."""
         return not self.growth < DIVERGED
 
     def back_to(self, step: int | None) -> KeptState:

@@ -108,7 +108,7 @@ class LossCurve:
 
         Args:
             step: Int. The last step of the epoch.
-            logs: Mapping, as `fit` gives it to `on_epoch_end`.
+            logs: Mapping, as `fit` passes it to `on_epoch_end`.
         """
         loss = (logs or {}).get("loss")
         if loss is None or step == self._from:

@@ -53,7 +53,7 @@ def settings_of(model: keras.Model) -> dict:
 
 
 def log_begin(watch, before_training: Sequence):
-    """Logs the begin of a `fit`, with its settings.
+    """Logs the start of a `fit`, with its settings.
 
     Args:
         watch: The `Watch`.

@@ -78,7 +78,7 @@ def _columns(readings, part, limits):
 def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
     """Returns a mask of the layers that compute in 16 bits.
 
-    A layer with an unknown dtype counts as one of them.
+    A layer with an unknown dtype counts as a 16-bit layer.
 
     Args:
         readings: List of `LayerReading`.

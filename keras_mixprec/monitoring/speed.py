@@ -135,8 +135,8 @@ class StepClock:
     the time to enqueue a step. A stretch therefore ends when the host reads the
     counters, because it then waits for all steps. The step time is the time of
     the stretch divided by its number of steps. A long wait at the end shows
-    that the device was behind by more than a step. If it was not, each call is
-    timed on its own, and the stretch may end at any call.
+    that the device was behind by more than a step. If the device was not
+    behind, each call is timed on its own, and the stretch may end at any call.
 
     A stretch leaves out the last call of an epoch, validation, calls with
     compilation, a reading of ranges or a diagnosis, and the call after these.

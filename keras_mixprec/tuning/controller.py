@@ -400,7 +400,7 @@ class Tuning:
     # Returning to the last good state.
 
     def _looks_at_spikes(self, step):
-        """Reports new spikes; returns whether to test the weights for them."""
+        """Reports new spikes; returns whether the weights may cause them."""
         count, times, stuck = self._recovery.read_spikes()
         if count:
             self.records.spikes(step, count, times)

@@ -35,7 +35,7 @@ class Repairs:
     """The demotions of one model, over all calls of `fit`.
 
     Args:
-        model: A built `keras.Model`. It is not kept alive.
+        model: A built `keras.Model`, held by a weak reference.
 
     Attributes:
         demotions: Dict from layer path to `Demotion`.

@@ -61,7 +61,7 @@ class TunerHistory:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
-        """Reports new policies of layers, or in a dry run, proposed ones.
+        """Reports new policies of layers, or proposed policies in a dry run.
 
         Args:
             kind: As for `report`.
@@ -107,7 +107,7 @@ class TunerHistory:
         }
 
     def scale(self, step: int, verb: str, before: float, after: float):
-        """Reports a change of the loss scale, or advises one once.
+        """Reports a new loss scale, or advises a value once.
 
         Args:
             step: As for `report`.

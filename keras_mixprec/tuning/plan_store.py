@@ -110,7 +110,7 @@ def left_aside(
 
     The user's code wins over the plan: if the code sets a new policy since the
     plan was written, the plan's entry is not used. A model that was saved with
-    its repairs already has the plan's policies, which is no difference.
+    its repairs already has the plan's policies, so it does not differ.
 
     Args:
         plan: Dict from path to policy, including the model itself.

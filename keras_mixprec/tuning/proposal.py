@@ -159,7 +159,7 @@ class WorkerProposal(NamedTuple):
             `None` if it is not known.
         too_low: Boolean, whether gradients underflow at the current loss scale.
         advised_bits: Float. log2 of the value that a fixed loss scale, or one
-            at its floor, must be set to. `None` if it may stay.
+            at its floor, must be set to. `None` if no scale must be set.
     """
 
     layers: dict
