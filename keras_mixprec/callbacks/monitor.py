@@ -105,7 +105,7 @@ class MixPrecMonitor(CopiedCallback):
 
     With loss scaling, batches with a non-finite loss do not count in the
     running loss and metrics. Callbacks such as `EarlyStopping` and
-    `ModelCheckpoint` therefore see the loss of the applied steps only. Until
+    `ModelCheckpoint` therefore see the loss of the good batches only. Until
     its first good batch, an epoch shows metrics without data. An epoch without
     any good batch reports an infinite loss and the worst value of each metric,
     or NaN if Keras does not know whether larger is better. After such an epoch,

@@ -136,7 +136,7 @@ class PrecisionTuner(CopiedCallback):
             `EarlyStopping`. Defaults to `"val_loss"`.
         mode: String. `"min"` if smaller values of the metric are better,
             `"max"` if larger values are better. With `"auto"`, Keras decides.
-            If Keras does not know the metric, or for a function, any difference
+            For a function, or a metric that Keras does not know, any difference
             counts. Defaults to `"auto"`.
         tolerance: Float. How much worse than in float32 the metric may be, in
             the metric's own unit. For an accuracy, 0.002 is 0.2 percentage
