@@ -76,7 +76,7 @@ class PrecisionTuner(CopiedCallback):
     the tolerance, the tuner demotes the fewest layers that bring it there. The
     metric is evaluated once before the first step, so an error in it ends `fit`
     at once. If the metric fails later, or is not finite in float32, no layer
-    returns, and a warning says so. Returns and the search at the end may take
+    returns, and you get a warning. Returns and the search at the end may take
     50 evaluations, and one more for each 100 steps. Evaluations change no
     weights, metrics, layer state or random numbers.
 
@@ -98,7 +98,7 @@ class PrecisionTuner(CopiedCallback):
     Args:
         plan: String or path-like. A JSON file. If the file exists, training
             starts from its plan. The tuner writes the file after every change
-            and at the end. If writing fails during training, a warning says so
+            and at the end. If writing fails during training, you get a warning
             and training continues. If your code has changed since the plan was
             written, your code wins: a warning names the layers that have a new
             policy, or that only the model or only the plan has, and leaves them
@@ -115,7 +115,7 @@ class PrecisionTuner(CopiedCallback):
             be demoted. Defaults to `1.0`.
         max_rebuilds: Int. How often the model may be recompiled. Defaults to
             `10`.
-        on_limit: String. What to do if a limit prevents a repair, or if no
+        on_limit: String. The action if a limit prevents a repair, or if no
             repair is known. `"continue"` keeps training. `"stop"` ends training
             as `model.stop_training` does. `"raise"` raises a
             `FloatingPointError`, so that `keras.callbacks.BackupAndRestore`

@@ -80,8 +80,9 @@ _ATTRIBUTE = "_keras_mixprec_train_function"
 class TrainFunction:
     """Owns the train function of a model and the work before its next call.
 
-    Nothing else sets `model.train_function` during a `fit`. The guarded train
-    function is compiled with replaced methods, and is kept for the next `fit`.
+    Only this class sets `model.train_function` during a `fit`. The guarded
+    train function is compiled with replaced methods, and is kept for the next
+    `fit`.
 
     Args:
         model: A compiled `keras.Model`.

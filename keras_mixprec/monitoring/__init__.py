@@ -6,7 +6,7 @@ variables. A reading of ranges measures every tensor in a step. An audit
 compares every layer with float32, as a diagnosis does after skipped steps. The
 overhead budget limits how often the first two happen.
 
-If a measurement fails, a warning says so, and training continues without the
+If a measurement fails, a warning names it, and training continues without the
 measurement. The traceback goes to the logger and to `events.jsonl`.
 
 Files:

@@ -18,7 +18,7 @@ from keras_mixprec.monitoring.forecasts import AuditForecast
 _AUDITS = 16, 48
 _AUDITS_GROW = 4
 
-# At most this many audits are moved forward. Each one halves the steps to a
+# The number of audits that may move forward. Each one halves the steps to a
 # predicted overflow, so eight get within 1/256 of the distance.
 _HURRIES = 8
 

@@ -238,7 +238,7 @@ class Examiner:
             self.look_at_task(few)
         if self.states.has_grown and self._last_kinds.isdisjoint(LOST):
             self.states.accept()
-        # Skips while the loss scale settles are normal, so nobody is warned.
+        # Skips while the loss scale settles are normal, so do not report them.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
         self.report(faults)
@@ -484,8 +484,8 @@ class Examiner:
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
     """Prints a message before a diagnosis that is expected to take long.
 
-    Returns a function of the verdicts that prints the result. Nothing is
-    printed if `who` is empty.
+    Returns a function of the verdicts that prints the result. An empty `who`
+    suppresses both messages.
     """
     layers = len(walk_with_model(model)) - 1  # Without the model itself.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE

@@ -18,8 +18,8 @@ class Diagnoses:
     """Diagnoses the next batch when there is a reason.
 
     One reason is several skipped steps in a row. A loss that has grown and
-    gradients that stay exactly zero are reasons too, each once per run. To find
-    faults that skip no step, a batch is also diagnosed after a number of steps
+    gradients that stay exactly zero are reasons too, each once per run. Some
+    faults skip no step, so a batch is also diagnosed after a number of steps
     and whenever the step count has doubled.
 
     Args:

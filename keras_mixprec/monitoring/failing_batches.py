@@ -121,7 +121,7 @@ class BadData:
     def _add(self, readings):
         """Adds the bad batches in the readings of all optimizers."""
         self._all_known &= not any(reading.others for reading in readings)
-        # Several optimizers may have recorded the same batch.
+        # Count a batch once, even if several optimizers have recorded it.
         bad = {
             skipped.step: skipped
             for reading in readings

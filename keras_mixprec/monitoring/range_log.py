@@ -240,9 +240,9 @@ def _interval(every, model):
 def _count_samples(batch):
     """Returns the number of samples in a batch, 0 if it is not known.
 
-    This is the number of rows if all inputs have the same number. Otherwise
-    it is the number of rows of the targets: the inputs of a graph network, for
-    example, have a row for each node and each edge.
+    Inputs with equal numbers of rows have one row per sample. If the numbers
+    differ, the rows of the targets count: a graph network, for example, has
+    inputs with a row for each node and each edge.
     """
     for part in batch if isinstance(batch, (list, tuple)) else (batch,):
         shapes = (getattr(x, "shape", ()) for x in tree.flatten(part))

@@ -114,7 +114,7 @@ class ZeroGradients:
         for path, share in zip(paths, shares, strict=True):
             if share == 1:
                 self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # Not NaN, as for a layer without weights.
+            elif share < 1:  # False for NaN, which means no weights.
                 self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:

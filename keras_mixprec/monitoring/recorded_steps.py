@@ -27,8 +27,8 @@ TRIGGER_STEPS = 5
 # error below 1e-4, and DeepSpeed, Megatron and jmp keep the scale at 1 or more.
 _LEAST_USEFUL = 2.0**-14
 
-# At most this many changes of the scale are logged, at 0.1 kB each. A schedule
-# may change the scale in every step of a long run.
+# The log keeps this many changes of the scale, at 0.1 kB each. A schedule may
+# change the scale in every step of a long run.
 _CHANGES = 20_000
 
 

@@ -56,7 +56,7 @@ class ValidationWatch:
             logs: Mapping from metric name, without `"val_"`, to a number.
             divergence: Function without arguments that returns a `Verdict` if
                 training has diverged, and `None` if not. A divergence replaces
-                all other findings. By default, training has not diverged.
+                all other findings. Defaults to a function that returns `None`.
 
         Returns:
             List of `Finding`, list of further events for the log, and the batch
@@ -135,7 +135,7 @@ def watch_evaluation(
 ) -> list[Verdict]:
     """Reports the faults of a finished `model.evaluate`.
 
-    Nothing is logged if there are none.
+    An evaluation without faults is not logged.
 
     Args:
         model: As for `ValidationWatch.read`.

@@ -41,7 +41,7 @@ from keras_mixprec.policies.names import source_name
 from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# To measure the degree, inputs are multiplied by 2 to this power.
+# Inputs are multiplied by 2 to this power to measure the degree.
 _PROBED_BITS = -4
 
 # The exponents to try. A step of 2 is fine enough, because even squares change
