@@ -1,25 +1,27 @@
-"""The callbacks: monitoring a run, and repairing it.
+"""The callbacks that monitor and repair a run.
 
-Both callbacks of a `fit` join one session, so that together they read the
-counters once and diagnose once:
+The monitor and the tuner of a `fit` share one session, so each counter is read
+once and each batch is diagnosed once:
 
-- `on_train_begin`: each callback joins the session. A monitor's settings win
-  over a tuner's.
-- `on_epoch_begin`: once the model is built, a `Watch` is made. It exchanges the
-  optimizers for ones that record their steps, and guards the metrics.
-- `on_train_batch_begin`: nothing before most steps. Before others the tasks run
-  whose step has come: they read the counters, read ranges, diagnose, tune.
-- `on_epoch_end`: the counters are read, and dtypes are logged.
-- `on_train_end`: the last reading and the summary. The model is left as it was,
-  except for the dtypes that a tuner has changed.
+- `on_train_begin`: each callback joins the session. The monitor's settings
+  override the tuner's.
+- `on_epoch_begin`: the session creates a `Watch` once the model is built. The
+  watch replaces the optimizers by ones that record their steps, and guards the
+  metrics.
+- `on_train_batch_begin`: runs the tasks that are due at this step, such as
+  reading the counters, reading ranges, diagnosing and tuning. Before most steps
+  no task is due.
+- `on_epoch_end`: reads the counters and logs dtypes.
+- `on_train_end`: reads the counters a last time and writes the summary. The
+  model is restored, except for the dtypes that the tuner has changed.
 
 There is no `on_train_batch_end`, because Keras would fetch the logs of every
-step from the device for it.
+step from the device for this hook.
 
 Files:
 
 - `monitor.py`: `MixPrecMonitor`.
 - `tuner.py`: `PrecisionTuner`.
-- `session.py`: which callbacks are in a `fit`, their hooks, and how it ends.
-- `watch.py`: the tasks of a `fit`, and everything that they share.
+- `session.py`: the callbacks of one `fit`, their hooks, and the end of `fit`.
+- `watch.py`: the tasks of one `fit`, and the objects that they share.
 """

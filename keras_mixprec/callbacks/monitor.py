@@ -27,125 +27,129 @@ class MixPrecMonitor(CopiedCallback):
 
     Writes to `<log_dir>/mixprec`, for TensorBoard and as `events.jsonl`:
 
-    | tag | what | when |
+    | tag | value | when |
     |---|---|---|
     | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U, S |
-    | `mixprec/skipped_steps` | skipped so far in this log | U |
-    | `mixprec/nonfinite_losses/<kind>` | batches so far with such a loss | U |
-    | `mixprec/nonfinite_gradients/<kind>` | steps so far with such | U |
+    | `mixprec/skipped_steps` | steps skipped so far in this log | U |
+    | `mixprec/nonfinite_losses/<kind>` | batches with such a loss | U |
+    | `mixprec/nonfinite_gradients/<kind>` | steps with such a gradient | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
-    | `mixprec_gradient_norm_by_variable/<path>` | of each gradient | U |
+    | `mixprec_gradient_norm_by_variable/<path>` | norm of one gradient | U |
     | `mixprec_overflow_count/<path>` | steps in which it overflowed | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
-    | `mixprec/skipped_step` (text) | what overflowed at which scale | U |
-    | `mixprec_ranges/<part>_headroom_bits` | least one | R |
+    | `mixprec/skipped_step` (text) | skipped steps, scales, gradients | U |
+    | `mixprec_ranges/<part>_headroom_bits` | smallest headroom | R |
     | `mixprec_ranges/gradient_subnormal` | largest share in one layer | R |
-    | `mixprec_ranges/weight_gradient_below` | below all of float16 | R |
-    | `mixprec_ranges/lost_updates` | of weights that a step leaves alone | R |
-    | `mixprec_ranges/attention_logits_largest` | of any layer | R |
-    | `mixprec_ranges/nonfinite_layers` | with infinities or NaNs | R |
-    | `mixprec_performance/<name>` | step time, samples a second ... | U |
-    | `mixprec/heat/<n>` | all of these by layer, for the plugin | R |
+    | `mixprec_ranges/weight_gradient_below` | largest underflow share | R |
+    | `mixprec_ranges/lost_updates` | weights that an update cannot change | R |
+    | `mixprec_ranges/attention_logits_largest` | largest of all layers | R |
+    | `mixprec_ranges/nonfinite_layers` | layers with infinities or NaNs | R |
+    | `mixprec_performance/<name>` | step time, samples per second ... | U |
+    | `mixprec/heat/<n>` | all ranges by layer, for the plugin | R |
     | `mixprec_<part>_exponent/<path>` | histograms | some R |
 
     Parts are `activation`, `gradient` and `weight`; weights have no histogram.
     Kinds are `inf`, `-inf` and `nan`. Each curve begins when its kind is first
     seen.
 
-    U: every `update_freq` steps, at the end of an epoch (of short epochs only
-    some), and whenever a step was skipped or a loss was not finite. S: at each
-    step that changed it. R: when ranges were read. The x axis counts batches,
-    skipped ones included, and continues over several calls of `fit`.
-    The compiled step itself records what happens between two readings, so no
-    skipped step is lost.
+    U: every `update_freq` steps, at the end of an epoch (not of every short
+    epoch), and whenever a step was skipped or a loss was not finite. S: at each
+    step that changed the scale. R: when ranges are read. The x axis counts
+    batches, including skipped ones, and continues over several calls of `fit`.
+    The compiled step records its own skipped steps, so none between two
+    readings is lost.
 
     A value at step `s` was read after `s` steps; step 0 is before training.
-    The scale logged at step `s` is used by step `s + 1`, and a fault found in
-    that step is logged at `s`. A `skipped_step` event has the number of the
-    skipped step itself as `at_step`, and the scale that it ran with.
-    Epochs, batches of an epoch, rows and samples are counted from 0, as in
-    callbacks and arrays. If you set a scale between two readings, the log shows
-    it from the second one on, and `events.jsonl` has a `loss_scale_not_known`.
+    Step `s + 1` runs with the scale logged at step `s`, and a fault found in
+    step `s + 1` is logged at `s`. A `skipped_step` event has the number of the
+    skipped step itself as `at_step`, and the scale of that step. Epochs,
+    batches, rows and samples are counted from 0, as in callbacks and arrays. If
+    you set a scale between two readings, the log shows the new scale from the
+    second reading on, and `events.jsonl` has a `loss_scale_not_known`.
 
-    A full disk or a removed folder does not end training: one warning reports
-    it, and lost data are logged when that is possible again. While another run
-    is logged to the same `log_dir`, in any process, this one writes to
-    `<log_dir>/mixprec_2` and so on.
+    A full disk or a removed folder does not end training. One warning reports
+    the problem, and the missing data are logged once the folder is writable
+    again. If another run, in any process, is writing to the same `log_dir`,
+    this run writes to `<log_dir>/mixprec_2` and so on.
 
-    The first of several workers writes the log, with the findings of all. All
-    need the monitor, with the same arguments: they stop together.
+    With several workers, the first worker writes the log, with the findings of
+    all workers. Every worker needs the monitor with the same arguments, because
+    all stop together.
 
     The monitor replaces Keras' own `LossScaleOptimizer` by
     `keras_mixprec.LossScaleOptimizer`, with the same state and rule. Training
     stays the same, unless a `train_step` forgets to scale the loss. Keras' own
-    optimizer divides such gradients by the loss scale all the same. The new one
-    applies them undivided and warns. If a model has several optimizers as
-    attributes, they are logged by attribute name.
+    optimizer divides unscaled gradients by the loss scale too. The new
+    optimizer applies them undivided and warns. If a model has several
+    optimizers as attributes, they are logged by attribute name.
 
-    To read ranges, the monitor runs the `train_step` once on the next batch
-    without an update, measures every activation, gradient and weight, and then
-    undoes all changes. Only JAX compiles this. Ranges are always read after the
-    first step, after the last, and whenever eight times as many steps were
-    taken. These readings do not count as overhead. Between them ranges are read
-    every `probe_every` steps, after the scale grew and after a skipped step, as
-    far as `max_overhead` allows. Histograms are logged whenever twice as many
-    steps were taken. The summary and `events.jsonl` show how long the readings
-    took.
+    To read ranges, the monitor runs the `train_step` on the next batch without
+    an update, and measures every activation, gradient and weight. Then it
+    undoes all changes. Only JAX compiles this extra step. Ranges are always
+    read after the first step, after the last step, and whenever the step count
+    has grown by a factor of 8. These readings do not count as overhead. Further
+    readings follow every `probe_every` steps, after the scale grew and after a
+    skipped step, if `max_overhead` allows them. Histograms are logged whenever
+    the step count has doubled. The summary and `events.jsonl` show the time of
+    the readings.
 
-    When five steps in a row are skipped, the monitor diagnoses the next batch
-    as `keras_mixprec.diagnose` does. It prints the faults of layers and writes
-    them to `events.jsonl`. It looks for faults that skip no step after
-    `20 / max_overhead` steps (1,000 by default), and whenever twice as many
-    were taken, unless a `PrecisionTuner` does so. None of this depends on the
-    speed of the machine.
+    After five skipped steps in a row, the monitor diagnoses the next batch as
+    `keras_mixprec.diagnose` does. It prints the faults of layers and writes
+    them to `events.jsonl`. To find faults that skip no step, it also diagnoses
+    a batch after `20 / max_overhead` steps (1,000 by default), and whenever the
+    step count has doubled. A `PrecisionTuner` replaces these checks by its own.
+    The schedule does not depend on the speed of the machine.
 
-    If a part of the monitor fails, a warning names it, and training goes on
-    without it.
+    If a part of the monitor fails, a warning names it, and training continues
+    without this part.
 
-    While an optimizer skips steps, batches with a non-finite loss do not count
-    in the running loss and metrics. So callbacks that stop, or save the best,
-    see the loss of the steps that were taken. Until its first good batch, an
-    epoch shows the values of metrics that have seen no batch. An epoch without
+    With loss scaling, batches with a non-finite loss do not count in the
+    running loss and metrics. Callbacks such as `EarlyStopping` and
+    `ModelCheckpoint` therefore see the loss of the good batches only. Until
+    its first good batch, an epoch shows metrics without data. An epoch without
     any good batch reports an infinite loss and the worst value of each metric,
-    or NaN if Keras does not know which end is worse. After such an epoch, and
-    once weights are lost, batches show NaN, so that `TerminateOnNaN` ends the
-    run. The state of layers, such as the moving mean of a `BatchNormalization`,
-    stays finite too. After `fit` the model and its metrics are as before.
+    or NaN if Keras does not know whether larger is better. After such an epoch,
+    and once weights are not finite, batches show NaN, so that `TerminateOnNaN`
+    ends the run. The state of layers, such as the moving mean of a
+    `BatchNormalization`, stays finite too. After `fit` the model and its
+    metrics behave as before.
 
-    A loop written by hand calls the methods of the callback as `fit` does, for
+    A custom training loop calls the methods of the callback as `fit` does, for
     example in a `keras.callbacks.CallbackList`. The epoch methods are optional.
     A copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     Args:
-        log_dir: String or path-like. Defaults to `"logs"`.
-        update_freq: Int, batches. Defaults to `50`.
-        probe_every: Int, steps between two readings of ranges. `0` turns them
+        log_dir: String or path-like. The folder of the log. Defaults to
+            `"logs"`.
+        update_freq: Int. Batches between two readings of the counters. Defaults
+            to `50`.
+        probe_every: Int. Steps between two readings of ranges. `0` turns them
             off. Defaults to `100`.
-        max_overhead: Float, share of the training time. Readings of the
-            counters without news, and readings of ranges in between, are
-            made less often to stay below it. Work that happens once and
-            diagnoses are not limited. Up to half of it, at most 1.25 percentage
-            points, is reserved for overhead that cannot be timed. Each kind of
-            reading takes at most half of the rest. `1` lifts the limit, and `0`
-            reads no ranges. Defaults to `0.02`.
-        keep_failing_batches: Int. How many batches of skipped steps to keep,
-            beginning with the first, with everything that made them fail. Until
-            that many are kept, the monitor holds every batch until its step has
-            succeeded, so every step waits for the device. Defaults to `0`.
+        max_overhead: Float. The overhead that is allowed, as a share of the
+            training time. To stay below this limit, the monitor reads unchanged
+            counters and further ranges less often. Diagnoses and work that
+            happens once are not limited. Up to half of the limit, at most 1.25
+            percentage points, is reserved for overhead that cannot be timed.
+            Each kind of reading takes at most half of the rest. `1` lifts the
+            limit, and `0` reads no ranges. Defaults to `0.02`.
+        keep_failing_batches: Int. The number of batches of skipped steps to
+            keep, with all state needed to repeat their steps. Until this many
+            are kept, the monitor checks every step, so every step waits for the
+            device. Defaults to `0`.
         stop_after: Int. Training stops after this many skipped steps in a row,
             at any loss scale; one more step may be taken. The counters are
-            then read that often. Defaults to `None`, never.
+            read at least this often. Defaults to `None`, which never stops.
         verbose: `0` or `1`, whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
-            `"raise"` to end it with a `FloatingPointError`. Then a job fails,
-            and `keras.callbacks.BackupAndRestore` keeps its backup, which it
-            deletes when `fit` returns. Both close the log and leave a
+            `"raise"` to end it with a `FloatingPointError`. With `"raise"` a
+            job fails, and `keras.callbacks.BackupAndRestore` keeps the backup
+            that it deletes when `fit` returns. Both close the log and leave a
             `summary`. Defaults to `"stop"`.
         lint: The result of `keras_mixprec.lint(model, ...)`. Its findings of
-            high and medium severity are logged as found before training. The
-            report and the tab show them with the verdicts. Defaults to `None`:
-            the model is not checked, since that takes seconds.
+            high and medium severity are logged. The report and the tab show
+            them with the verdicts. Defaults to `None`, because checking the
+            model takes seconds.
         doctor: The result of `keras_mixprec.doctor()`. Its findings are logged
             and shown in the same way. Defaults to `None`.
         loggers: List of loggers that also get curves, events and the report:
@@ -154,22 +158,21 @@ class MixPrecMonitor(CopiedCallback):
 
     Attributes:
         summary: The `TrainingSummary` of the last `fit`, `None` before.
-        verdicts: List of the `Verdict`s of the last `fit`, each fault once.
+        verdicts: List of the `Verdict`s of the last `fit`, one for each fault.
         failing_batches: List of the `FailingBatch`es of the last `fit`. Each
-            has `save(path)` and `replay(model)`, and is loaded by
+            has `save(path)` and `replay(model)`. To load one, call
             `keras_mixprec.diagnosis.failing_batch.FailingBatch.load(path)`.
-
         report: The `MixPrecReport` of all runs in `log_dir`, `None` before the
-            first `fit`. If there are several workers, it is the first worker's.
-            A notebook shows the report as the page of the tab. Its
-            `save_html(path)` saves that page.
+            first `fit`. With several workers, it is the first worker's report.
+            A notebook shows the report like the TensorBoard tab, and
+            `report.save_html(path)` saves it.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a number is outside its range; when training starts, if
-            another `MixPrecMonitor` is among the callbacks of the same `fit`.
-        OSError: When training starts, if `log_dir` cannot be written to.
-        FloatingPointError: In training, as `on_stop` says.
+        ValueError: If a number is outside its range, or, when training starts,
+            if the same `fit` has another `MixPrecMonitor`.
+        OSError: When training starts, if `log_dir` is not writable.
+        FloatingPointError: During training, with `on_stop="raise"`.
 
     Example:
     >>> import tempfile
@@ -224,7 +227,7 @@ class MixPrecMonitor(CopiedCallback):
     @property
     def report(self) -> Any:
         """The report of the log."""
-        # Training does not need it.
+        # Imported here because training does not need the report.
         from keras_mixprec.reporting.report import load_report
 
         if not self._has_logged:
@@ -235,8 +238,8 @@ class MixPrecMonitor(CopiedCallback):
             if self._is_chief:
                 raise
             raise FileNotFoundError(
-                "The first worker writes the log, in a folder that this "
-                "worker does not have: ask for `monitor.report` there. "
+                "The first worker has written the log to a folder that this "
+                "worker cannot read. Use `monitor.report` on the first worker. "
                 f"Received: log_dir={self._report_dir!r}"
             ) from error
 
@@ -260,7 +263,7 @@ class MixPrecMonitor(CopiedCallback):
             watch.log.event(watch.step, event)
 
     def abandoned(self) -> None:
-        """Sums up a `fit` that an exception has ended."""
+        """Summarizes a `fit` that an exception has ended."""
         self._is_chief = self._session.log.writes
         with contextlib.suppress(Exception):
             self._sum_up()

@@ -16,7 +16,7 @@ from keras_mixprec.reporting.run_log import NoLog
 
 
 class Settings:
-    """The options of a session without a `MixPrecMonitor`, which has them too.
+    """The options of a session without a `MixPrecMonitor`.
 
     Args:
         verbose: `0` or `1`.
@@ -34,15 +34,16 @@ class Settings:
 class Session:
     """The callbacks of one `fit`, which share readings and diagnoses.
 
-    The first callback that joined passes the events of `fit` on.
+    The first callback of the session forwards the hooks of `fit`.
 
     Attributes:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
-        settings: The `MixPrecMonitor`, or else the `Settings` of the tuner.
+        settings: The `MixPrecMonitor`, or the `Settings` of the tuner if there
+            is no monitor.
         before_training: Sequence of dicts, events logged as training starts.
         log: The `RunLog`.
-        verdicts: List of the `Verdict`s of this `fit`, each fault once.
+        verdicts: List of the `Verdict`s of this `fit`, one for each fault.
         failing_batches: List of the `FailingBatch`es of this `fit`.
         make_tuning: Function from the `Watch` to the `Tuning`, `None` without a
             tuner.
@@ -59,7 +60,8 @@ class Session:
         self.make_tuning: Callable | None = None
         self.watch: Any = None
         self._members: list = []
-        # Keras gives all callbacks of one `fit` the same dict.
+        # Keras passes the same dict to all callbacks of one `fit`, so it
+        # identifies the `fit`.
         self._params = params
         self._has_waited = self._has_finished = False
 
@@ -76,19 +78,20 @@ class Session:
         Args:
             callback: A `CopiedCallback`, in its `on_train_begin`.
             settings: `Settings`, or a `MixPrecMonitor`.
-            open_log: Function that returns the `RunLog` of a monitor. Defaults
-                to `None`, for a tuner, whose settings give way to a monitor's.
-            before_training: As the attribute.
+            open_log: Function that returns the `RunLog` of a monitor, or `None`
+                for a tuner. A monitor's settings override a tuner's. Defaults
+                to `None`.
+            before_training: As for the attribute.
         """
         model, params = callback.model, callback.params
         session = vars(model).get(SESSION_ATTRIBUTE)
         is_own = session is not None and session._params is params
         if is_own and callback in session._members:
             raise ValueError(
-                "`callbacks` must not have one callback twice. Received: the "
-                f"same {type(callback).__name__} again: {callback!r}"
+                "`callbacks` must not have the same callback twice. Received: "
+                f"a second {type(callback).__name__}: {callback!r}"
             )
-        # An exception may have ended the `fit` of another session.
+        # A session is left over if an exception ended an earlier `fit`.
         if not is_own or session.watch:
             if session:
                 session.log.close()
@@ -100,7 +103,7 @@ class Session:
     def _add(self, callback, settings, open_log, before_training):
         if open_log and self.has_monitor:
             raise ValueError(
-                "A `fit` can have one `MixPrecMonitor` only. Received: two, "
+                "A `fit` can have only one `MixPrecMonitor`. Received: two, "
                 f"with log_dir={self.settings.log_dir!r} and "
                 f"log_dir={settings.log_dir!r}"
             )
@@ -124,25 +127,26 @@ class Session:
         """
         if self.make_tuning:
             raise ValueError(
-                "A `fit` can have one `PrecisionTuner` only. Received: two in "
+                "A `fit` can have only one `PrecisionTuner`. Received: two in "
                 "`callbacks`"
             )
         self.make_tuning = make_tuning
 
     def leave(self, callback):
-        """The last callback to leave closes the log."""
+        """Removes a callback; the last one closes the log."""
         self._members.remove(callback)
         if not self._members:
             guard_of(self.model).stop()
             self.log.close()
             if self.watch.several_workers:
-                # The others' reports read a log that the chief has closed.
+                # Wait until the first worker has closed the log, because the
+                # reports of the other workers read it.
                 any_worker(self.model, [True])
             if vars(self.model).get(SESSION_ATTRIBUTE) is self:
                 del vars(self.model)[SESSION_ATTRIBUTE]
 
     def abandon(self, error: BaseException):
-        """Leaves the model as it was: an exception has ended `fit`."""
+        """Restores the model after an exception has ended `fit`."""
         model = self.model
         with contextlib.ExitStack() as stack:
             stack.callback(vars(model).pop, SESSION_ATTRIBUTE, None)
@@ -158,33 +162,34 @@ class Session:
 
     def synchronized_model(self):
         """Returns the model, with the variables of the last step."""
-        # On JAX, `callback.model` brings them up to date.
+        # On JAX, reading `callback.model` updates the variables.
         return self._members[0].model
 
     # The hooks of `fit`.
 
     def begin_epoch(self, callback, epoch: int):
-        """Begins to watch, or to count the batches of another epoch."""
+        """Starts the watch if necessary, and begins an epoch."""
         if callback is self._members[0] and self._try_to_start():
             self.watch.begin_epoch(epoch)
 
     def begin_batch(self, callback, batch: int):
-        """Runs the tasks whose step has come."""
+        """Runs the tasks that are due."""
         if callback is not self._members[0]:
             return
         if not self.watch and not self._try_to_start():
             self._has_waited = True
             return
-        # After the first batch, Keras may show a progress bar.
+        # After the first batch, a message must not break Keras' progress bar.
         verbose = self._params and self._params.get("verbose")
         self.watch.begin_batch(batch, batch > 0 and verbose in (1, "auto"))
         if self.watch.failure:
             self.raise_if_failed()
 
     def _try_to_start(self):
-        """Starts, unless the first batch of a loop by hand has to build it."""
+        """Starts the watch, unless the first batch has to build the model."""
         model = self.model
-        # `fit` makes the train function before it begins.
+        # In `fit` the train function exists by now. Only a custom loop may
+        # still have to build the model.
         if model.built or model.train_function is not None or self._has_waited:
             self._start()
         return self.watch is not None
@@ -195,12 +200,12 @@ class Session:
             self.watch.start()
 
     def begin_validation(self, callback):
-        """A validation begins within an epoch."""
+        """Pauses the clock during a validation."""
         if self.watch and self._members[:1] == [callback]:
             self.watch.begin_validation(self._steps is not None)
 
     def end_validation(self):
-        """Training goes on."""
+        """Ends the pause of a validation."""
         if self.watch:
             self.watch.budget.go_on()
 
@@ -212,21 +217,21 @@ class Session:
 
     @property
     def _steps(self):
-        """Steps of an epoch, `None` if that is not known."""
+        """The number of steps of an epoch, `None` if it is not known."""
         return (self._params or {}).get("steps")
 
     def finish(self):
-        """Reads the counters once more; `fit` has ended."""
+        """Reads the counters a last time."""
         if not self._has_finished:
-            self._start()  # There may have been no epoch.
+            self._start()  # Without any epoch it has not started yet.
             self._has_finished = True
             self.watch.finish()
 
     def raise_if_failed(self):
-        """Ends `fit` with an exception if the monitor or the tuner wants that.
+        """Ends `fit` with an exception if the monitor or the tuner asked.
 
-        Only our own callbacks end before. If all callbacks ended,
-        `BackupAndRestore` would delete its backup.
+        Only the callbacks of this session end before. If `fit` ended
+        normally, `BackupAndRestore` would delete its backup.
         """
         if reason := self.watch.take_failure():
             for callback in [*self._members]:
@@ -235,33 +240,30 @@ class Session:
 
 
 class CopiedCallback(keras.callbacks.Callback):
-    """A callback that is copied without the model and the `fit` it is in.
-
-    Its arguments and the results of a `fit` are copied.
-    """
+    """A callback whose copies have its arguments and results, but no model."""
 
     _session: Any = None
     _OF_ONE_FIT = ("_model", "_session", "_repairs")
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Begins to watch the model, or to count the batches of an epoch."""
+        """Starts watching the model if necessary, and begins an epoch."""
         self._session.begin_epoch(self, epoch)
 
-    # `on_train_batch_end` would make Keras fetch the logs of every step from
-    # the device before it starts the next one.
+    # Do not add `on_train_batch_end`: Keras would fetch the logs of every step
+    # from the device before it starts the next step.
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:
-        """Runs the tasks whose step has come."""
+        """Runs the tasks that are due."""
         self._session.begin_batch(self, batch)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Keeps the loss of the epoch, and stops the clock of training."""
+        """Keeps the loss of the epoch, and pauses the clock of training."""
         if self._session:
             self._session.begin_validation(self)
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Training goes on."""
+        """Continues the clock of training."""
         if self._session:
             self._session.end_validation()
 
@@ -270,13 +272,13 @@ class CopiedCallback(keras.callbacks.Callback):
         self._session.end_epoch(self, logs)
 
     def abandoned(self) -> None:
-        """An exception has ended `fit`."""
+        """Leaves the session after an exception has ended `fit`."""
         self._session = None
 
     def leave_out(self, seconds: float) -> None:
-        """Leaves a pause in `fit` out of the time of training.
+        """Does not count a pause as training time.
 
-        The overhead budget is a share of that time.
+        The overhead budget is a share of the training time.
         """
         self._session.watch.budget.add(READINGS, seconds, is_overhead=False)
 

@@ -37,149 +37,155 @@ class PrecisionTuner(CopiedCallback):
     """Demotes numerically unstable layers to a wider dtype during training.
 
     The tuner diagnoses one batch, as `keras_mixprec.diagnose` does, before the
-    first step, after 16 steps and 48, and then after four times as many as the
-    time before. It also does so when steps are skipped or losses are not finite
-    more often than a search for the loss scale explains. Steps count over all
-    `fit` calls until the model is compiled again or its dtypes or weights are
-    set. A long diagnosis is announced.
+    first step, at steps 16 and 48, and then each time the step count has grown
+    by a factor of 4. It also diagnoses a batch if more steps are skipped, or
+    have a non-finite loss, than a search for the loss scale explains. Steps
+    count over all `fit` calls until you compile the model again or set its
+    dtypes or weights. A message announces a long diagnosis.
 
-    The tuner demotes the smallest set of layers that repairs the faults. They
-    compute in bfloat16 if they overflow or underflow and the device is fast in
-    bfloat16, or else in float32. Weights, optimizer state, metrics and counters
-    stay. The compiled functions are recompiled once for each set. If gradients
-    vanish because the loss scale is too low, the tuner raises it. It sets a
-    fixed scale to a value that suits all layers. If a scale cannot be set, the
-    history says once what it should be. The tuner demotes nothing because of
-    bad data, divergence, or a loss scale that is still falling. It restores a
-    loss scale that only bad data lowered, unless several workers train
-    together.
+    The tuner demotes the smallest set of layers that repairs the faults. Layers
+    that overflow or underflow compute in bfloat16 if the device is fast in
+    bfloat16. All other demoted layers compute in float32. Weights, optimizer
+    state, metrics and counters are kept. Each set of demotions recompiles the
+    model once.
 
-    A demotion is undone if training diverges within 500 steps after it, as a
-    diagnosis judges that: the float32 loss of one batch is a thousand times as
-    large, or twice as large while the largest weight grows a hundredfold.
-    Weights, optimizer state and loss scale then return to their values before
-    the demotion. With several workers no demotion is undone. The loss is
-    compared after `cooldown` steps, and after twice as many each time.
+    If gradients vanish because the loss scale is too low, the tuner raises the
+    scale. It sets a fixed scale to a value that suits all layers. If it cannot
+    set the scale, the history advises a value once. The tuner demotes no layer
+    because of bad data, divergence, or a loss scale that is still falling. If
+    only bad data lowered the loss scale, the tuner restores it, unless several
+    workers train together.
 
-    After `cooldown` quiet steps, layers that turn out not to need their
-    demotion return to 16 bits. After `promote_after` steps, so do all demoted
-    layers that a diagnosis in their former dtype finds sound. A layer that
-    fails again waits twice as long.
+    The tuner undoes a demotion if training diverges within the next 500 steps.
+    Training has diverged if the float32 loss of one batch is 1000x larger, or
+    if it is 2x larger and the largest weight has grown 100x. Weights, optimizer
+    state and loss scale then return to their values before the demotion. The
+    loss is compared after `cooldown` steps, and then after twice as many each
+    time. With several workers no demotion is undone.
 
-    With `validate`, a metric on held-back data decides too. The same weights
-    are evaluated in float32 and under a plan, in inference. A layer returns to
-    16 bits only if the metric stays within `tolerance` of float32's; if not,
-    `plan.reasons` has the reason. When training ends the plan is signed off in
-    the same way: if the metric is not within the tolerance, the fewest layers
-    that bring it there are demoted. The metric is evaluated once before the
-    first step, so that a mistake in it ends `fit` at once. If it fails later,
-    or is not finite in float32, no layer returns, and a warning reports it.
-    Returns, and the search for layers at the end, may take 50 evaluations, and
-    one more for each 100 steps. They change no weights, metrics, layer state or
-    random numbers.
+    After `cooldown` steps without trouble, layers that do not need their
+    demotion return to 16 bits. After `promote_after` steps, the tuner diagnoses
+    all demoted layers in their former dtypes, and sound ones return to 16 bits.
+    A layer that fails again waits twice as long.
 
-    Under `tf.distribute` or `torch.distributed` every worker trains with the
-    tuner. Each diagnoses its own batches, the findings of all count, and all
+    With `validate`, a metric on held-back data must also allow a return. The
+    same weights are evaluated in float32 and under the plan, in inference. A
+    layer returns to 16 bits only if the metric stays within `tolerance` of its
+    float32 value. If not, `plan.reasons` has the reason. When training ends,
+    the tuner signs off the plan in the same way: if the metric is not within
+    the tolerance, the tuner demotes the fewest layers that bring it there. The
+    metric is evaluated once before the first step, so an error in it ends `fit`
+    at once. If the metric fails later, or is not finite in float32, no layer
+    returns, and you get a warning. Returns and the search at the end may take
+    50 evaluations, and one more for each 100 steps. Evaluations change no
+    weights, metrics, layer state or random numbers.
+
+    Under `tf.distribute` or `torch.distributed` every worker needs the tuner.
+    Each worker diagnoses its own batches. The workers share their findings and
     change the same layers at the same step. All start from the plan of the
-    first worker, which writes it.
+    first worker, which writes the plan.
 
-    Use it alone or with `MixPrecMonitor`, which then logs what it does: both
-    share the readings and the diagnoses.
+    Use the tuner alone or with `MixPrecMonitor`. The monitor then logs the
+    tuner's changes, and both share readings and diagnoses.
 
-    A loop written by hand calls the methods of the callback as `fit` does and
-    trains with `train_on_batch`; the model must be built when it starts from a
-    plan. A copy (`copy.deepcopy`, `pickle`) has the results, not the model.
+    A custom training loop calls the methods of the callback as `fit` does and
+    trains with `train_on_batch`. To start from a plan, the model must be built.
+    A copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     A compiled model that computes in float16 without loss scaling gets a
-    `LossScaleOptimizer` if it trains by Keras' own `train_step`.
+    `LossScaleOptimizer` if it uses Keras' own `train_step`.
 
     Args:
-        plan: String or path-like, a JSON file. If it is there, training
-            starts from it; it is written on every change and at the end. If
-            that fails in training, a warning reports it and training
-            continues. Your code wins if it has changed since the plan was
-            written: layers with another policy, and layers that only the model
-            or only the plan has, are named and left alone. The old file is
-            kept next to the new one. Defaults to `None`.
-        dry_run: Boolean, whether to report changes without making them; the
-            plan is neither read nor written. Defaults to
-            `False`.
-        promote_after: Int. Quiet steps after which a demoted layer is tried as
-            built. `0` means never. Defaults to `2000`.
-        cooldown: Int. Steps between two changes; a change before the first
-            step does not count. Defaults to `10`.
-        max_demoted_fraction: Float, share of the FLOPs in 16 bits that may be
-            demoted. Defaults to `1.0`.
-        max_rebuilds: Int. How often the compiled functions may be rebuilt.
-            Defaults to `10`.
-        on_limit: String, what to do when a limit does not allow a repair, or
-            none is known: `"continue"` as it is, `"stop"` training as
-            `model.stop_training` does, `"raise"` a `FloatingPointError`, which
-            lets `keras.callbacks.BackupAndRestore` keep its backup, or
-            `"float32"` for all layers. Defaults to `"continue"`.
+        plan: String or path-like. A JSON file. If the file exists, training
+            starts from its plan. The tuner writes the file after every change
+            and at the end. If writing fails during training, you get a warning
+            and training continues. If your code has changed since the plan was
+            written, your code wins: a warning names the layers that have a new
+            policy, or that only the model or only the plan has, and leaves them
+            as they are. The old file is kept next to the new one. Defaults to
+            `None`.
+        dry_run: Boolean, whether to report changes without making them. The
+            plan is neither read nor written. Defaults to `False`.
+        promote_after: Int. After this many steps without trouble, a demoted
+            layer is tried in its original dtype. `0` means never. Defaults to
+            `2000`.
+        cooldown: Int. Steps between two changes. A change before the first
+            step needs no cooldown. Defaults to `10`.
+        max_demoted_fraction: Float. The share of the FLOPs in 16 bits that may
+            be demoted. Defaults to `1.0`.
+        max_rebuilds: Int. How often the model may be recompiled. Defaults to
+            `10`.
+        on_limit: String. The action if a limit prevents a repair, or if no
+            repair is known. `"continue"` keeps training. `"stop"` ends training
+            as `model.stop_training` does. `"raise"` raises a
+            `FloatingPointError`, so that `keras.callbacks.BackupAndRestore`
+            keeps its backup. `"float32"` demotes all layers to float32.
+            Defaults to `"continue"`.
         bfloat16: Boolean, whether the device is fast in bfloat16. `"auto"` is
             true if `recommend_policy` recommends `"mixed_bfloat16"`, which on
             a CPU depends on the measurements of `doctor`. Defaults to `"auto"`.
-        update_freq: Int, batches between two readings of the counters; at
-            first there are more of them. Defaults to `50`.
-        verbose: `0` or `1`, whether to print what is changed. Defaults to `1`.
+        update_freq: Int. Batches between two readings of the counters. Early
+            on, readings are more frequent. Defaults to `50`.
+        verbose: `0` or `1`, whether to print changes. Defaults to `1`.
         validate: Tuple `(x_val, y_val)` or `(x_val, y_val, sample_weight)`, a
-            dataset that can be read again and again, or a function of the model
-            that returns a number. The function must not call compiled
-            functions of its own, because these keep the dtypes they were
-            traced with. Defaults to `None`.
-        monitor: String. Which metric of held-back data counts, as
-            `EarlyStopping` names it. Defaults to `"val_loss"`.
-        mode: String. `"min"` if less of the metric is better, `"max"` if more
-            is. `"auto"` uses Keras' knowledge of the metric; for any other
-            metric, or a function, a difference to either side counts. Defaults
-            to `"auto"`.
-        tolerance: Float, in the metric's own unit: 0.002 of an accuracy is 0.2
-            percentage points. How much worse than in float32 it may be.
-            Defaults to `0.002`.
-        rungs: Sequence of strings, the repairs to try in this order for a
-            layer that overflows or underflows. `"rescale"` keeps it in float16
-            if it computes the same on inputs times a power of two (see
-            `RescaledPolicy`). `"bfloat16"` is left out if `bfloat16` is false.
-            `"float32"` is the last. Defaults to `("bfloat16", "float32")`.
-        recover: Boolean, whether to return to the last good state when training
-            has diverged or weights are lost. Training goes on with a learning
-            rate that holds, with clipped gradients, or with the same settings
-            if it does not fail again from there. If there is another cause, it
-            stops in that state. Steps that are not finite are
-            skipped, also if nothing scales the loss, and so are steps whose
-            gradients are ten times as large as the largest since `fit` began.
-            If the weights are to blame for three of these in a row, it returns
-            to the last good state. If several workers train together it skips
-            steps and never returns. Defaults to `False`.
-        max_returns: Int. How often to return; then training stops in the last
-            good state. Defaults to `3`.
+            dataset that can be iterated repeatedly, or a function of the model
+            that returns a number. The function must not call its own compiled
+            functions, because these keep the dtypes of their first trace.
+            Defaults to `None`.
+        monitor: String. The metric on held-back data, named as for
+            `EarlyStopping`. Defaults to `"val_loss"`.
+        mode: String. `"min"` if smaller values of the metric are better,
+            `"max"` if larger values are better. With `"auto"`, Keras decides.
+            For a function, or a metric that Keras does not know, any difference
+            counts. Defaults to `"auto"`.
+        tolerance: Float. How much worse than in float32 the metric may be, in
+            the metric's own unit. For an accuracy, 0.002 is 0.2 percentage
+            points. Defaults to `0.002`.
+        rungs: Sequence of strings. The repairs to try, in this order, for a
+            layer that overflows or underflows. `"rescale"` keeps the layer in
+            float16 and multiplies its inputs by a power of two, if the layer
+            allows it (see `RescaledPolicy`). `"bfloat16"` is left out if the
+            argument `bfloat16` is false. `"float32"` comes last. Defaults to
+            `("bfloat16", "float32")`.
+        recover: Boolean, whether to return to the last good state if training
+            has diverged or weights are not finite. The tuner repeats the steps
+            from there to find the cause. Training then continues with a lower
+            learning rate, with clipped gradients, or, if it does not fail
+            again, with the same settings. With any other cause, training stops
+            in the good state. Steps with non-finite gradients are skipped, even
+            without loss scaling. So are steps with gradient spikes: gradients
+            ten times larger than any since `fit` began. After three spikes in a
+            row, the tuner returns to the last good state if the weights are the
+            cause. With several workers the tuner skips steps, but never
+            returns. Defaults to `False`.
+        max_returns: Int. How often to return. After that, training stops in the
+            last good state. Defaults to `3`.
 
     Attributes:
         plan: The `PrecisionPlan` that the model follows, with the verdict for
             each demoted layer; `None` before the first `fit`.
-        history: List of dicts, all that was changed or would have been changed
-            since the callback was given this model. Each has a `step` and a
-            `kind`: `"start"`, `"demote"`, `"shrink"`, `"promote"`, `"keep"`,
-            `"loss_scaling"`, `"raise_scale"`, `"lower_scale"`,
+        history: List of dicts, one for each change of this model. In a dry run
+            these are the changes that the tuner would make. Each dict has a
+            `step` and a `kind`: `"start"`, `"demote"`, `"shrink"`, `"promote"`,
+            `"keep"`, `"loss_scaling"`, `"raise_scale"`, `"lower_scale"`,
             `"advise_scale"` (the loss scale that you should set), `"undo"`,
             `"return"` (to the state of step `to`), `"spikes"` (`count` steps
             were skipped), `"give_up"` or `"sign_off"`. Changes have `layers`, a
             dict from path to the policies `before` and `after`, and the
-            `seconds` of the rebuild and the step after it. If a metric has
-            decided, the entry has its name as `metric`, its value in `float32`
+            `seconds` of the recompilation and the next step. Changes that
+            depend on a metric have its name as `metric`, its value in `float32`
             and under the `plan`, and the `tolerance`. `"sign_off"` has
-            `within`, and in `to_blame` the layers that keep the metric from
-            being within the tolerance.
+            `within`, whether the metric is within the tolerance, and in
+            `to_blame` the layers that are the cause if it is not.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or `monitor` or `mode` is
-            given without `validate`. When training starts, if there is another
-            tuner in the same `fit`, the plan is damaged, `monitor` is not a
-            metric of the model, or the metric is not finite in float32.
+            given without `validate`. When training starts, if the same `fit`
+            has another tuner, the plan is damaged, `monitor` is not a metric of
+            the model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
-        FloatingPointError: In training, as `on_limit` says.
+        FloatingPointError: During training, with `on_limit="raise"`.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -248,21 +254,21 @@ class PrecisionTuner(CopiedCallback):
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
             raise ValueError(
-                "`promote_after` must be 0 or at least `cooldown`, before "
-                "which nothing is changed. Received: "
+                "`promote_after` must be 0 or at least `cooldown`, because "
+                "no layer changes earlier. Received: "
                 f"promote_after={self.promote_after}, cooldown={self.cooldown}"
             )
         if self.on_limit == "float32" and not self.max_rebuilds:
             raise ValueError(
-                '`on_limit="float32"` takes a rebuild, which `max_rebuilds=0` '
-                "does not allow. Received: max_rebuilds=0, on_limit='float32'"
+                '`on_limit="float32"` needs one rebuild, but `max_rebuilds=0` '
+                "allows none. Received: max_rebuilds=0, on_limit='float32'"
             )
 
     def set_model(self, model: Any) -> None:
         """Wraps the optimizer.
 
-        Keras calls this before `on_train_begin` of any callback, where
-        `BackupAndRestore` restores the optimizer that it finds.
+        The optimizer must be wrapped before `BackupAndRestore` restores its
+        state in `on_train_begin`.
         """
         super().set_model(model)
         self._wraps = False
@@ -270,7 +276,8 @@ class PrecisionTuner(CopiedCallback):
             self._wrap_optimizer(model)
 
     def _wrap_optimizer(self, model):
-        # A `train_step` of the user's own may not call `optimizer.scale_loss`.
+        # A custom `train_step` may not call `optimizer.scale_loss`, so wrapping
+        # its optimizer would not scale the loss.
         if self.dry_run or has_own_step(model):
             return
         if lacks_loss_scaling(model):
@@ -294,10 +301,11 @@ class PrecisionTuner(CopiedCallback):
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
-        # An error in writing it is raised now.
+        # Write the plan now, so that a bad path raises an error before the
+        # training starts.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
-        # The plan may have set layers to float16.
+        # The plan may have set layers to float16, which need loss scaling.
         self._wrap_optimizer(model)
         if self._wraps:
             text = "the loss is scaled from now on"
@@ -309,7 +317,7 @@ class PrecisionTuner(CopiedCallback):
         session.finish()
         self.has_validated = True
         self.save_plan()
-        # The monitor's summary begins with the same sentence.
+        # Do not print this sentence if the monitor's summary has it.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
         news = wide or session.watch.tuning.records.has_news
@@ -325,7 +333,7 @@ class PrecisionTuner(CopiedCallback):
         session.raise_if_failed()
 
     def _start_from(self, plan, state):
-        """Follows the plan; names and returns the layers that do not fit it."""
+        """Applies the plan, and returns the layers that do not fit it."""
         repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)
@@ -347,8 +355,8 @@ class PrecisionTuner(CopiedCallback):
 
     @property
     def _writes_plan(self):
-        # Reading `self.model` while a step is under way on JAX would bring back
-        # the state of the last step.
+        # On JAX, reading `self.model` during a step would restore the state of
+        # the last step.
         chief = active.processes().rank(self._session.model) == 0
         return chief and not (self._is_dry or self._keeps_file)
 
@@ -358,12 +366,13 @@ class PrecisionTuner(CopiedCallback):
         return "" if self._is_dry else str(self._disk.path)
 
     def save_plan(self) -> None:
-        """Keeps the plan, also in its file if this is the chief's."""
+        """Updates `plan`, and on the first worker its file."""
         self.plan = self._repairs.plan()
         if not self._writes_plan:
             return
         try:
-            # A folder that was removed meanwhile is made again.
+            # The folder may have been removed during training, so create it
+            # again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
             self._disk.update(self._repairs)
         except OSError as error:
@@ -376,7 +385,7 @@ class PrecisionTuner(CopiedCallback):
                 warnings.warn(
                     f"PrecisionTuner cannot write the plan to "
                     f"{str(self._disk.path)!r} ({error.strerror}). Training "
-                    "goes on; `tuner.plan` has it.",
+                    "continues, and `tuner.plan` has the plan.",
                     UserWarning,
                     stacklevel=2,
                 )
@@ -391,7 +400,8 @@ def _check_rungs(rungs):
     some = tuple(rung for rung in RUNGS if rung in rungs)
     if tuple(rungs) != some or "float32" not in some:
         raise ValueError(
-            f"`rungs` must be some of {RUNGS} in this order, with 'float32', "
-            f"which always repairs a layer. Received: rungs={rungs!r}"
+            f"`rungs` must be some of {RUNGS}, in this order, and include "
+            "'float32', which always repairs a layer. Received: "
+            f"rungs={rungs!r}"
         )
     return some

@@ -1,4 +1,4 @@
-"""The list of tasks that run between the steps of one `fit`."""
+"""Runs the tasks between the steps of one `fit`."""
 
 import math
 from collections.abc import Callable
@@ -31,10 +31,11 @@ from keras_mixprec.monitoring.task import Task
 
 
 class Watch:
-    """Watches one model during one `fit`, for every callback in it.
+    """Watches one model during one `fit`, for all callbacks.
 
     All work except training is a `Task`. Before a step, the tasks that are due
-    run in the order of the list. Until the next task is due, no task is asked.
+    run in the order of the list. The watch remembers the next due step, so most
+    steps check no task.
 
     Args:
         session: The `Session`.
@@ -43,8 +44,8 @@ class Watch:
         model: The `keras.Model`, with variables that may be out of date on
             JAX.
         settings, log, verdicts, failing_batches: As in the session.
-        who: String. The callback that messages name.
-        first_step: Int. The step that this `fit` begins with.
+        who: String. The name of the callback in messages.
+        first_step: Int. The number of steps taken before this `fit`.
         several_workers: Boolean, whether several workers train the model
             together.
         budget: `OverheadBudget` of all tasks.
@@ -54,16 +55,15 @@ class Watch:
         bad_data: `BadData`.
         layers: `LayerLog`.
         counters: `Counters` of the model.
-        counter_log: `CounterLog` of them.
+        counter_log: `CounterLog`, which reads and logs the counters.
         performance: `SpeedLog`.
-        progress: `Progress`, whether the model learns.
+        progress: `Progress`, which checks that the model learns.
         tuning: The tuner's `Tuning`, `None` without a tuner.
-        log_dir: String. The folder that the first worker logs to, as far as
-            known.
-        first_batch: The first batch, once it was seen.
-        is_before_step: Boolean, whether a step has begun, and work runs before
-            its update. On JAX the variables hold no values then.
-        failure: String, the reason to end `fit` with an exception, or `None`.
+        log_dir: String. The first worker's log folder, if it is known.
+        first_batch: The first batch, `None` before.
+        is_before_step: Boolean, whether work runs between the start of a step
+            and its update. On JAX, the variables hold no values then.
+        failure: String. The reason to end `fit` with an exception, or `None`.
     """
 
     def __init__(self, session):
@@ -73,11 +73,12 @@ class Watch:
         self.verdicts = session.verdicts
         self.failing_batches = session.failing_batches
         model, log, settings = self.model, self.log, self.settings
-        model.make_train_function()  # `train_on_batch` does it too late.
+        # `train_on_batch` would create the train function too late to guard it.
+        model.make_train_function()
         self.log_dir = settings.log_dir
         monitor, tuner = "MixPrecMonitor", "PrecisionTuner"
         self.who = monitor if session.has_monitor else tuner
-        # The last thing that an earlier `fit` logged is after this step.
+        # Step numbers continue from the last step of an earlier `fit`.
         first_step = self.first_step = max(log.next_step - 1, 0)
         self.several_workers = active.processes().workers(model) > 1
         self.first_batch: Any = None
@@ -126,7 +127,7 @@ class Watch:
             Task("note the first loss", examiner.note_first_loss, first_loss),
             Task("read the counters", self._read_if_due, at(self.counter_log)),
             Task("", self._agree, at(self, "_next_agreement")),
-            # Before a diagnosis, which may change dtypes.
+            # Ranges come before diagnoses, which may change dtypes.
             Task("measure layers", ranges.read, at(ranges)),
             Task("keep good states", examiner.keep_state, at(examiner.states)),
             Task("look whether the loss falls", progress.look, at(progress)),
@@ -152,12 +153,12 @@ class Watch:
 
     @property
     def step(self) -> int:
-        """Batches trained on, those that earlier `fit`s logged included."""
+        """The number of steps taken, including those of earlier `fit`s."""
         return self._count.step
 
     @property
     def taken(self) -> int:
-        """Steps taken in this `fit`."""
+        """The number of steps taken in this `fit`."""
         return self._count.step - self.first_step
 
     def synchronized_model(self):
@@ -167,7 +168,7 @@ class Watch:
     # Hooks.
 
     def begin_epoch(self, epoch: int):
-        """Begins to count the batches of an epoch."""
+        """Begins an epoch."""
         self._begin_epoch()
         self.counter_log.loss.begin_epoch(self.step)
         self.bad_data.begin_epoch(self.step, epoch)
@@ -177,7 +178,7 @@ class Watch:
         self._count.begin_epoch()
 
     def begin_batch(self, batch: int, shows_progress: bool):
-        """Runs the tasks whose step has come."""
+        """Runs the tasks that are due."""
         self._guard.keep()
         if shows_progress:
             in_progress_bar(True)
@@ -190,7 +191,7 @@ class Watch:
             self._count.cancel_batch()
 
     def _act(self, step):
-        """Runs the tasks whose step has come, and notes the next step."""
+        """Runs the tasks that are due, and finds the next due step."""
         if step > self.first_step:
             self.budget.begin()
         for task in self._tasks:
@@ -205,16 +206,17 @@ class Watch:
     def attempt(
         self, task: str, work: Callable, *arguments, who: str = ""
     ) -> Any:
-        """Does a part of the work; if it fails, training goes on without it.
+        """Runs a function; if it fails, its task is disabled.
 
         Args:
-            task: As `Task.purpose`. A purpose that failed once is skipped.
+            task: As `Task.purpose`. Work with a disabled purpose is skipped.
             work: Function.
-            *arguments: What it is given.
-            who: String. The callback that does it, if it is another one.
+            *arguments: The arguments of the function.
+            who: String. The callback to name if the function fails. Defaults to
+                the watch's.
 
         Returns:
-            The result of `work`, `None` if it fails or has failed.
+            The result of `work`, or `None` if it fails or is disabled.
         """
         if not task:
             return work(*arguments)
@@ -228,20 +230,20 @@ class Watch:
         return None
 
     def disable(self, task: str, error, who: str, kind: str = "task_failed"):
-        """Leaves a part of the work out from now on, with one warning.
+        """Disables a task from now on, with one warning.
 
         Args:
             task: As for `attempt`.
-            error: Exception, the reason.
+            error: The exception of the task.
             who: As for `attempt`.
-            kind: String, the kind of the event.
+            kind: String. The kind of the event.
         """
         self._disabled.add(task)
         self.log.event(self.step, failure_event(kind, error, task=task))
         warn_disabled(task, error, who or self.who)
 
     def is_disabled(self, task: str) -> bool:
-        """Returns whether a part of the work has failed."""
+        """Returns whether a task has failed."""
         return task in self._disabled
 
     def on_next_batch(self, work: Callable) -> Callable:
@@ -251,7 +253,7 @@ class Watch:
         the train function.
 
         Returns:
-            The argument of `waits_for`.
+            An object to pass to `waits_for`.
         """
         visit = partial(self._visit, work)
         self._function.before_next(visit)
@@ -262,17 +264,17 @@ class Watch:
             self.first_batch = batch
         self._idle_until = 0  # Tasks may be due earlier now.
         self.is_before_step = True
-        # The time is counted by the work itself.
+        # Do not count the time twice: the work counts its own.
         with self.examiner.examining(is_overhead=None):
             work(batch)
         self.is_before_step = False
 
     def waits_for(self, visit: Callable | None) -> bool:
-        """Returns whether a visit of `on_next_batch` is still to come."""
+        """Returns whether the work of `on_next_batch` is still waiting."""
         return self._function.waits(visit)
 
     def begin_validation(self, knows_steps: bool):
-        """Keeps the loss of the epoch, whose metric the validation resets."""
+        """Keeps the loss of the epoch before a validation resets it."""
         self.performance.clock.end_epoch(knows_steps)
         self.attempt("log the loss", self.counter_log.hold_loss)
         self.budget.pause()
@@ -281,19 +283,20 @@ class Watch:
         """Reads the counters and the logs at the end of an epoch.
 
         Args:
-            steps: Int. Steps of the epoch, `None` if that is not known.
-            logs: Dict, as Keras hands it to `on_epoch_end`.
+            steps: Int. The number of steps of the epoch, or `None` if it is not
+                known.
+            logs: Dict, as Keras passes it to `on_epoch_end`.
         """
         attempt, examiner = self.attempt, self.examiner
         attempted = None if steps else self.counters.attempted()
         self.performance.clock.end_epoch(bool(steps))
         self._count.end_epoch(steps, attempted)
         step = self.step
-        # The sums of the next epoch begin at 0.
+        # Record the first loss before the next epoch resets the sums.
         if examiner.first_loss_due <= step:
             attempt("note the first loss", examiner.note_first_loss)
         attempt("look at metrics", self._metrics.read, self.model, step, logs)
-        # Epochs of few steps are read at fewer and fewer of their ends.
+        # In a run of short epochs, skip more and more of these readings.
         gap = min(self.taken // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
         attempt("look at the validation", examiner.look_at_validation, logs)
@@ -306,7 +309,7 @@ class Watch:
         self._idle_until = min(self._idle_until, step + gap)
 
     def finish(self):
-        """Reads the counters once more; `fit` has ended."""
+        """Finishes all tasks at the end of `fit`."""
         self._begin_epoch()
         attempt, step = self.attempt, self.step
         self.synchronized_model()
@@ -315,7 +318,7 @@ class Watch:
         self._function.cancel()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
-        # The ranges may give a reason for a diagnosis.
+        # Read ranges first, because they may be a reason for a diagnosis.
         attempt("measure layers", self.ranges.finish)
         attempt("look whether the loss falls", self.progress.finish)
         attempt("diagnose", self._diagnoses.finish)
@@ -335,19 +338,20 @@ class Watch:
     # The work of tasks.
 
     def repair(self, examination, batch, step: int, raised: bool = False):
-        """Lets the tuner, if there is one, repair the findings of a diagnosis.
+        """Lets the tuner, if there is one, repair the faults of a diagnosis.
 
         Args:
             examination: `Examination`.
             batch: The examined batch, as `train_step` takes it.
             step: Int.
-            raised: Boolean, whether its step has raised. Defaults to `False`.
+            raised: Boolean, whether the step has raised an error. Defaults to
+                `False`.
         """
         if self.tuning:
             self.tuning.repair(examination, batch, step, raised)
 
     def log_layers(self):
-        """Logs the dtypes of the layers, if these have changed."""
+        """Logs the dtypes of the layers if they have changed."""
         self.layers.write(self.step)
 
     def _read_counters(self):
@@ -399,7 +403,7 @@ class Watch:
     # Ending early.
 
     def _stop(self, reason):
-        """Stops training, once, or lets it end with an exception."""
+        """Stops training, or lets it end with an exception."""
         if self._has_stopped:
             return
         self._has_stopped = True
@@ -408,7 +412,7 @@ class Watch:
             where = self.log.folder or "the log of the first worker"
             self.fail(
                 f"MixPrecMonitor stops at step {self.step}: {reason}. See "
-                f"{where} for what is wrong, or pass `on_stop='stop'`."
+                f"{where} for the cause, or pass `on_stop='stop'`."
             )
             return
         self.end_training()
@@ -416,18 +420,18 @@ class Watch:
             print_message(f"MixPrecMonitor stops here: {reason}.")
 
     def end_training(self):
-        """Lets `fit` end after this step, as other callbacks do."""
+        """Lets `fit` end after this step."""
         self.model.stop_training = True
 
     def fail(self, reason: str):
-        """Lets `fit` end with an exception as soon as it can.
+        """Lets `fit` end with an exception as soon as possible.
 
         Args:
-            reason: String. Its message.
+            reason: String. The message of the exception.
         """
         self.failure = reason
 
     def take_failure(self) -> str | None:
-        """Returns why `fit` is to end with an exception, once."""
+        """Returns and clears the reason to end `fit` with an exception."""
         reason, self.failure = self.failure, None
         return reason

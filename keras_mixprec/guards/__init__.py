@@ -1,10 +1,10 @@
-"""Keeping metrics and layer state finite when a step is skipped.
+"""Keeps metrics and layer state finite when a step is skipped.
 
-The optimizer decides whether a step is skipped (`loss_scaling/`).
+The optimizer decides which steps are skipped (`loss_scaling/`).
 
 Files:
 
-- `metric_guard.py`: metrics and layer state that a skipped step leaves as they
-  were, and the values of an epoch without a good step.
-- `train_function.py`: numbers a model's steps, and hands over the next batch.
+- `metric_guard.py`: restores metrics and layer state after a failed batch, and
+  sets the metrics of an epoch without a good batch.
+- `train_function.py`: numbers a model's steps, and passes on the next batch.
 """

@@ -1,9 +1,9 @@
-"""Metrics and layer state that a failed batch leaves as they were.
+"""Protects metrics and layer state from failed batches.
 
-One batch whose forward pass overflows makes Keras' running means NaN for the
-rest of the epoch, although the optimizer skipped the step. `EarlyStopping`,
+If the forward pass of one batch overflows, Keras' running means are NaN for the
+rest of the epoch, even though the optimizer skips the step. `EarlyStopping`,
 `ReduceLROnPlateau`, `ModelCheckpoint(save_best_only=True)` and
-`TerminateOnNaN` then act on a fault that is over.
+`TerminateOnNaN` would then react to a fault that is over.
 """
 
 import contextvars
@@ -35,47 +35,45 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import gates_of, optimizers_in_step
 from keras_mixprec.policies.layers import has_own_step
 
-# The worst value, by the better end of a metric.
+# The worst value of a metric, by the direction in which it improves.
 _WORST = {"min": math.inf, "max": -math.inf, "auto": math.nan}
 
-# States of an epoch: no batch has counted yet, nor in the epoch before; one
-# has; the weights are lost.
+# States of an epoch: no batch has counted yet; none has counted yet, nor in the
+# epoch before; at least one has counted; the weights are not finite.
 _BEGUN, _BEGUN_AFTER_NONE, _COUNTED, _LOST = range(4)
 
-# The counts of an optimizer that the step has built.
+# The counts before a step that builds the optimizer.
 _NONE = 0, 0
 
-# The losses that the `train_step` under way has given to Keras' tracker.
+# The losses that the current `train_step` has passed to Keras' loss tracker.
 _LOSSES: contextvars.ContextVar = contextvars.ContextVar("losses")
 
 
 class MetricGuard:
-    """Keeps batches out of training metrics and layer state if they fail.
+    """Keeps failed batches out of training metrics and layer state.
 
-    A batch fails if its loss is not finite, or its gradients are a spike. All
-    metrics, and what layers write themselves, are then as before. For a custom
-    `train_step`, the loss is each value that it returns, or gives to a metric,
-    under a name that ends in `"loss"`. Without such a name, every metric
-    counts.
+    A batch fails if its loss is not finite, or if its gradients are a spike.
+    The guard then restores all metrics and the state of all layers. For a
+    custom `train_step`, a loss is each returned value or metric whose name ends
+    in `"loss"`. Without such a name, every metric counts as a loss.
 
-    Until a batch of an epoch counts, batches show the values of metrics that
-    have seen no data, and NaN if no batch of the epoch before has counted. An
-    epoch without such a batch reports the worst value of each metric, infinity
-    for a loss. The next epoch is then better, which callbacks could not see
-    after NaN. Once weights are lost, every batch shows NaN and every epoch
-    reports the worst value, so that callbacks end the run. Other steps stay the
-    same, bit for bit. `evaluate` shows NaN, because there it is the truth about
-    the weights.
+    Before the first good batch of an epoch, metrics show the values that they
+    have without data, or NaN if the epoch before had no good batch. An epoch
+    without a good batch reports the worst value of each metric, infinity for a
+    loss. Unlike NaN, this value lets callbacks see that the next epoch is
+    better. Once weights are not finite, every batch shows NaN and every epoch
+    reports the worst value, so that callbacks end the run. Successful steps
+    stay bit-identical. `evaluate` still shows NaN if the weights cause it.
 
-    The model is changed only while `fit` calls its train function: `start`
-    replaces that by a guarded one, and `stop` leaves no trace. The optimizer's
-    record counts the batches.
+    The guard works only while `fit` calls the train function. `start` replaces
+    this function by a guarded one, and `stop` restores the original. The
+    optimizer's history counts the failed batches.
 
     Args:
         model: A built and compiled `keras.Model`.
 
     Attributes:
-        on: Boolean, true between `start` and `stop`.
+        on: Boolean. True between `start` and `stop`.
     """
 
     def __init__(self, model: keras.Model):
@@ -86,7 +84,7 @@ class MetricGuard:
         self._layer_state: list | None = None
         self._found: list = []
         self._gates: list = []
-        self._batches = 0  # Since the metrics were reset.
+        self._batches = 0  # Counted since the last reset of the metrics.
 
     def start(self):
         """Guards the steps of the model from now on."""
@@ -106,7 +104,7 @@ class MetricGuard:
                 self._guard()
 
     def stop(self):
-        """Leaves the model as it is without a guard."""
+        """Removes the guard from the model."""
         self.function.release()
         for gate in gates_of(self._model):
             gate.stop()
@@ -130,16 +128,16 @@ class MetricGuard:
 
     @property
     def _tracker(self):
-        """The metric of the loss, `None` in a step of the user's own.
+        """The metric of the loss, `None` with a custom `train_step`.
 
-        A custom step may update it within `jax.grad`, or never.
+        A custom step may update this metric within `jax.grad`, or never.
         """
         tracker = loss_tracker(self._model)
         known = any(metric is tracker for metric in self._model.metrics)
         return tracker if known and not has_own_step(self._model) else None
 
     def _histories(self):
-        """The records of the model's optimizers; the first counts losses."""
+        """Returns the histories of all optimizers; the first counts losses."""
         if not self._found:
             self._found = [
                 optimizer.history
@@ -164,7 +162,7 @@ class MetricGuard:
                         logs = train_step(*args, **kwargs)
                         self._settle(logs, args[-1], before)
                         return logs
-                    # There, a step is a function of the state.
+                    # On JAX, a step is a pure function of the model's state.
                     with _scope(model, args[0]):
                         before = self._values()
                     logs, state = train_step(*args, **kwargs)
@@ -179,7 +177,7 @@ class MetricGuard:
         return guarded
 
     def _written(self):
-        """The variables that a step writes besides the optimizer's."""
+        """Returns the variables of layers and metrics that a step writes."""
         if self._layer_state is None:
             self._layer_state = [
                 variable
@@ -190,20 +188,22 @@ class MetricGuard:
         return [*self._layer_state, *self._model.metrics_variables]
 
     def _counts(self):
-        """The variables that count skipped steps; those of histories first."""
+        """Returns the counters of skipped steps, those of histories first."""
         return [each.counts for each in [*self._histories(), *self._gates]]
 
     def _values(self):
-        """The values of all of these variables, by their ids."""
-        # Copies, since torch overwrites the memory of variables.
+        """Returns copies of all these variables, by id.
+
+        Copies are necessary because torch updates variables in place.
+        """
         variables = *self._written(), *self._counts()
         return {id(v): ops.copy(v.value) for v in variables}
 
     def _settle(self, logs, batch, before):
-        """Undoes what a batch has written if it fails.
+        """Restores metrics and layer state if a batch fails.
 
         Args:
-            logs: The values that the step returned; changed if they are a dict.
+            logs: The values that the step returned. A dict is changed in place.
             batch: The batch, as `train_step` takes it.
             before: The result of `_values` before the step.
         """
@@ -221,26 +221,29 @@ class MetricGuard:
         if step.to_host_bool(ops.equal(good, 0)) is True:
             histories[0].epoch.assign(_COUNTED)
             return
-        # XLA may see other numbers in each test of a loss, so all that follows
-        # depends on this one.
+        # XLA may compute a loss with different rounding in each place that uses
+        # it. Test the loss once, so that all decisions below agree.
         kinds = ops.stack([ops.zeros((3,)), *map(kinds_of, losses)])
         kinds = step.sum_over_replicas(ops.max(kinds, axis=0))
         kinds = ops.cast(kinds, "int32")
         skips = [ops.logical_not(was_kept) for was_kept in kept]
-        # A finite loss counts although its step is skipped, as without a guard.
+        # A finite loss counts even if its gradients overflow and the step is
+        # skipped, as it does without a guard.
         spikes = skips[len(histories) :]
         bad = ops.any(ops.stack([ops.any(ops.greater(kinds, 0)), *spikes]))
-        # A custom step may return values of this batch alone.
+        # A custom step may return values of this batch instead of running
+        # means, so check each value.
         spoilt = {} if self._tracker else self._numbers()
         lost = self._record(histories, bad, kinds, skips, batch)
         skipped = ops.any(ops.stack(skips))
         of_layers = len(self._layer_state or ())
         for index, variable in enumerate(self._written()):
-            # A variable that the step has created starts at 0.
+            # A variable that this step created has no old value; it starts
+            # at 0.
             old, new = before.get(id(variable), 0), _read(variable)
             undo = bad
             if index < of_layers:
-                # A mean that is not finite now would never be finite again.
+                # A non-finite moving mean would stay non-finite forever.
                 broken = ops.logical_not(ops.all(ops.isfinite(new)))
                 undo = ops.logical_or(bad, ops.logical_and(skipped, broken))
             variable.assign(ops.where(undo, ops.cast(old, new.dtype), new))
@@ -261,7 +264,7 @@ class MetricGuard:
                 logs[name] = ops.where(now, value, old)
 
     def _record(self, histories, bad, kinds, skips, batch):
-        """Records what was wrong; returns whether the weights are lost."""
+        """Records the fault; returns whether the weights are not finite."""
 
         def examine():
             lost = has_bad(self._model.variables)
@@ -278,7 +281,7 @@ class MetricGuard:
         return ops.greater(found[-1], 0)
 
     def _losses_of(self, logs):
-        """The loss of a batch, or what may stand for it."""
+        """Returns the losses of a batch, or all metrics if none is known."""
         if known := _LOSSES.get():
             return known
         numbers = self._numbers()
@@ -287,7 +290,7 @@ class MetricGuard:
         return [*map(ops.convert_to_tensor, (named or numbers).values())]
 
     def _numbers(self):
-        """The results of the metrics that are scalars."""
+        """Returns the scalar results of the metrics."""
         found = self._model.get_metrics_result()
         return {name: x for name, x in found.items() if _is_number(x)}
 
@@ -308,14 +311,15 @@ class MetricGuard:
         return results
 
     def _lost(self):
-        """Whether no batch of an epoch counts, in a list; empty if unknown."""
+        """Returns `[True]` if no batch of the epoch counts, `[]` if unknown."""
         first = self._histories()[:1]
         return [ops.not_equal(_read(each.epoch), _COUNTED) for each in first]
 
     def _reset(self, reset_metrics):
         @functools.wraps(reset_metrics)
         def reset():
-            # Other resets belong to a validation.
+            # A reset without batches since the last one belongs to a
+            # validation, and ends no epoch.
             ended = self._lost() if self._batches else ()
             self._batches = 0
             reset_metrics()

@@ -1,4 +1,4 @@
-"""A model's train function: numbered steps, the next batch."""
+"""Owns the train function of a model: counts steps, passes on batches."""
 
 import functools
 import weakref
@@ -12,17 +12,17 @@ from keras_mixprec.policies.layers import STAND_IN
 
 
 class StepCount:
-    """The number of the step that is next, over epochs and `fit`s.
+    """Counts steps over epochs and `fit`s.
 
-    A loop written by hand may go on counting batches over epochs, or start
-    again in each epoch without saying so.
+    A custom loop may number its batches across epochs, or restart in each epoch
+    without calling `on_epoch_begin`.
 
     Args:
         first: Int. The number of the first step.
-        steps_per_call: Int. Steps that one call takes at most.
+        steps_per_call: Int. The most steps that one call takes.
 
     Attributes:
-        step: Int.
+        step: Int. The number of the next step.
     """
 
     def __init__(self, first: int, steps_per_call: int):
@@ -32,55 +32,57 @@ class StepCount:
         self._is_new = True
 
     def begin_epoch(self):
-        """Counts from the end of what came before."""
+        """Begins an epoch at the current step."""
         if self._batch is not None:
             self.step += 1
         self._epoch_start, self._batch = self.step, None
 
     def begin_batch(self, batch: int):
-        """The next step is the `batch`th of the epoch."""
+        """Records that the next step trains on this batch of the epoch."""
         if self._batch is not None and batch <= self._batch:
             self.begin_epoch()
         if self._is_new:
-            # Earlier batches built the model, unwatched.
+            # Earlier batches built the model before monitoring started, so the
+            # first counted step comes after them.
             self._first, self._is_new = self._first + batch, False
         self._batch = batch
         self.step = self._epoch_start + batch
 
     def cancel_batch(self):
-        """The batch that has begun is not trained on after all."""
+        """Records that the current batch is not trained on."""
         self._batch = None
 
     def end_epoch(self, steps: int | None, attempted: int | None):
-        """The last batch of the epoch is over.
+        """Sets the step after the last batch of an epoch.
 
         Args:
-            steps: Int. Steps of an epoch, `None` if that is not known.
-            attempted: Int. Steps attempted since the first, `None` if that is
-                not known.
+            steps: Int. Steps of an epoch, or `None` if it is not known.
+            attempted: Int. Steps attempted since the first step, or `None` if
+                it is not known.
         """
         self._batch = None
-        # The last call of several steps may have been cut short.
+        # The last call may have taken fewer than `steps_per_call` steps.
         last = self.step + self._steps_per_call
         if steps:
             self.step = min(last, self._epoch_start + steps)
         elif attempted is None:
             self.step = last
         else:
-            # An epoch of unknown length may end with a call that takes no step.
+            # In an epoch of unknown length, the last call may take no step.
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-# The attribute of a model that holds the owner of its train function. The owner
-# refers to the model, so it would keep the model alive elsewhere.
+# The owner refers to the model. Stored anywhere but on the model, the owner
+# would keep the model alive.
 _ATTRIBUTE = "_keras_mixprec_train_function"
 
 
 class TrainFunction:
-    """The train function of a model, and what waits for its next call.
+    """Owns the train function of a model and the work before its next call.
 
-    It alone sets `model.train_function` during a `fit`. A guarded function is
-    compiled with other methods in place, and kept for the next `fit`.
+    Only this class sets `model.train_function` during a `fit`. The guarded
+    train function is compiled with replaced methods, and is kept for the next
+    `fit`.
 
     Args:
         model: A compiled `keras.Model`.
@@ -91,8 +93,8 @@ class TrainFunction:
         self._on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
-        # While work waits for a batch: the function that `fit` calls instead,
-        # the one that it replaced, and the work.
+        # While work waits for a batch, `fit` calls the tap. The tap runs the
+        # work, and then the function below.
         self._tap: Callable | None = None
         self._below: Callable | None = None
         self._before: list = []
@@ -105,7 +107,7 @@ class TrainFunction:
         return vars(model)[_ATTRIBUTE]
 
     def release(self):
-        """Leaves the model with a train function of its own."""
+        """Gives the model a train function without any guard."""
         self._remove_tap()
         self.explain_errors(None)
         if not self.fits:
@@ -115,16 +117,16 @@ class TrainFunction:
             self._unguarded = weakref.ref(self._model.train_function)
 
     def explain_errors(self, on_error: Callable | None):
-        """Calls a function after a step that raises.
+        """Sets the function to call after a step that raises an error.
 
-        On torch it is called after every guarded step, because a loss may
-        refuse NaN. Compiled steps refuse no values; if the compiler refuses a
-        step, it does so in a call that something waits for.
+        On torch any guarded step may raise an error, because a loss function
+        may reject NaN. On other backends only compilation raises errors, in a
+        call that has work waiting.
 
         Args:
-            on_error: Function of an exception and a batch as `train_step` takes
-                it, which returns whether to take the step again; `None` for
-                none.
+            on_error: Function of the exception and the batch, as `train_step`
+                takes it, which returns whether to repeat the step. `None` for
+                no function.
         """
         self._on_error = on_error
 
@@ -134,25 +136,26 @@ class TrainFunction:
         """Calls `work(batch)` before the model trains on its next batch.
 
         The work may rebuild the train function. The batch is `None` if only
-        other processes have one. Works are called in the order they were added.
+        other processes have one. Functions are called in the order of the
+        calls.
         """
         self._put_tap()
         self._before.append(work)
 
     def waits(self, work: Callable | None) -> bool:
-        """Returns whether a call of `before_next` still waits.
+        """Returns whether this work still waits for a batch.
 
-        Rebuilding the train function drops it.
+        Rebuilding the train function drops waiting work.
         """
         return self._is_tapped and work in self._before
 
     def cancel(self):
-        """Drops the calls that `before_next` was given."""
+        """Drops all waiting work."""
         self._remove_tap()
 
     @property
     def own(self) -> Callable | None:
-        """The train function below all that waits."""
+        """The train function without waiting work."""
         return self._below if self._is_tapped else self._model.train_function
 
     @property
@@ -163,7 +166,8 @@ class TrainFunction:
         if not self._is_tapped:
             self._remove_tap()
             self._below = self._model.train_function
-            # A new object each time, which identifies the call.
+            # Each tap must be a new object, because `_is_tapped` compares by
+            # identity.
             self._tap = functools.partial(self._called)
             self._model.train_function = self._tap
 
@@ -186,7 +190,7 @@ class TrainFunction:
                 work(batch)
 
         def train(*args):
-            # The work may have replaced the train function.
+            # The work may have replaced the train function, so read it again.
             return self._model.train_function(*args)
 
         def raised(error):
@@ -200,29 +204,29 @@ class TrainFunction:
 
     @property
     def fits(self) -> bool:
-        """Returns whether the model still has its compiled train function.
+        """Returns whether the model still has a train function known here.
 
-        `compile` gives it another one, for example.
+        After a new `compile`, for example, the model has a different one.
         """
         own = self.own
         return own is not None and own in (self._unguarded(), self._guarded)
 
     @property
     def is_guarded(self) -> bool:
-        """Returns whether the model trains with a guarded function."""
+        """Returns whether the model trains with the guarded function."""
         guarded = self._guarded
         if guarded is None or self._model.train_function is guarded:
             return guarded is not None
         return self.own is guarded
 
     def guard(self, in_steps: Replacements, wrapped: Callable):
-        """Lets the model train with a guarded one, compiled if need be.
+        """Makes the model train with the guarded function.
 
         Args:
-            in_steps: The `Replacements` that are in place during its steps.
-            wrapped: Function from the model's `train_step` to its replacement,
-                which puts them in place. A compiled step does so once, not in
-                each call, which would take 1% of a step of 40 small layers.
+            in_steps: The `Replacements` that are active during guarded steps.
+            wrapped: Function that takes the model's `train_step` and returns a
+                guarded one, which activates the replacements. A compiled step
+                activates them only while it is traced.
         """
         if self.is_guarded:
             return
@@ -230,8 +234,8 @@ class TrainFunction:
             self._model.train_function = self._guarded
             return
         model = self._model
-        # A new function each time: JAX would reuse the trace of a function that
-        # it knows, with an earlier loss, metric or optimizer.
+        # Create a new function each time. For a known function, JAX would reuse
+        # a trace with the old loss, metrics or optimizer.
         original = model.train_step
         step = wrapped(original)
         setattr(step, STAND_IN, original)
@@ -240,7 +244,8 @@ class TrainFunction:
             model.make_train_function(force=True)
         self._guarded = model.train_function
         if keras.backend.backend() == "torch":
-            # On torch, a train function looks `train_step` up in each call.
+            # On torch, the train function looks up `train_step` in each call,
+            # so the replacements must be active in each call.
             self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
@@ -253,7 +258,7 @@ class TrainFunction:
             except Exception as error:
                 if not (self._on_error and self._on_error(error, data[0])):
                     raise
-            # `on_error` may have replaced it.
+            # `on_error` may have replaced the train function, so read it again.
             return self.own(data)
 
         return guarded

@@ -1,4 +1,4 @@
-"""Attaching to a model in `fit`: its layers, optimizers and metrics."""
+"""Connects monitoring to the layers, optimizers and metrics of a model."""
 
 from keras_mixprec.backend.common import (
     build_optimizer,
@@ -19,14 +19,14 @@ from keras_mixprec.reporting.schema import FED_BY
 
 
 class LayerLog:
-    """Logs the table of a model's layers at the start and on each change.
+    """Logs the table of layers at the start and whenever it changes.
 
     Args:
         model: The `keras.Model`.
         log: The `RunLog`.
 
     Attributes:
-        dtypes: Dict from paths to the dtypes of outputs.
+        dtypes: Dict from layer path to output dtype.
     """
 
     def __init__(self, model, log):
@@ -36,19 +36,19 @@ class LayerLog:
         self._known = self._last_step = None
 
     def write(self, step: int):
-        """Logs the table if dtypes, or which layers are built, have changed.
+        """Logs the table if a dtype changed or a layer was built.
 
         Args:
             step: Int. The number of the next batch.
         """
-        # A layer that is not built yet has no weights and no FLOPs.
+        # Building a layer changes its weights and FLOPs in the table.
         built = [entry.layer.built for entry in walk(self._model)]
         now = PrecisionPlan.from_model(self._model), built
         if now == self._known:
             return
         table = _with_feeders(precision_summary(self._model), self._model)
-        # If no step was taken since the last table, the next step logs the
-        # change.
+        # The log holds one table per step, so a second change before the next
+        # step is logged with that step.
         if step != self._last_step:
             self._known, self._last_step = now, step
             self._log.layers(step, table)
@@ -56,7 +56,7 @@ class LayerLog:
 
 
 def _with_feeders(summary, model):
-    """Rows of layers with the paths of those that feed each, in a graph."""
+    """Returns the rows, each with the paths of the layers that feed it."""
     paths = {id(entry.layer): entry.path for entry in walk(model)}
     feeders: dict = {path: [] for path in paths.values()}
     around = neighbours(model)
@@ -69,32 +69,31 @@ def _with_feeders(summary, model):
     return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
 
 
-# The attribute of a model that holds the guard of its metrics, which refers to
-# the model: kept anywhere else it would keep that alive.
+# The guard refers to the model. Stored anywhere but on the model, the guard
+# would keep the model alive.
 _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 
 
 def watch_optimizers(model) -> dict:
     """Returns each `LossScaleOptimizer` of a model, by attribute name.
 
-    Ours replaces Keras' own, and shares its state. A user's subclass of Keras'
-    optimizer stays in the model, and is not returned. If the model computes in
-    16 bits, its metrics are guarded against skipped batches until the guard is
-    stopped.
+    The `LossScaleOptimizer` of this package replaces Keras' own and shares its
+    state. A user's subclass of Keras' optimizer stays in the model, and is not
+    returned. If the model computes in 16 bits, a guard protects its metrics
+    from skipped batches.
 
     Args:
-        model: A compiled `keras.Model`. The name of its only optimizer is
-            `""`.
+        model: A compiled `keras.Model`. A single optimizer has the name `""`.
     """
     with variable_scope(model):
         return _watch(model)
 
 
 def watch_spikes(model):
-    """Skips steps whose gradients are a spike, until `gate.stop()`.
+    """Skips steps with a gradient spike, until the guard stops.
 
     Args:
-        model: A compiled `keras.Model` that is watched.
+        model: A compiled `keras.Model`, after `watch_optimizers`.
     """
     build_optimizer(model)
     with variable_scope(model):
@@ -122,8 +121,8 @@ def _watch(model):
     }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
-        # Only the model's `train_step` knows which variables belong to other
-        # optimizers.
+        # Build a single optimizer. If there are several, only the `train_step`
+        # knows which variables each of them trains.
         if name == "optimizer" and not optimizer.built and _knows_all(model):
             optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)
@@ -140,7 +139,7 @@ def _watch(model):
 
 
 def _knows_all(model):
-    """Returns whether all trainable variables are there, if it has any."""
+    """Returns whether the model has created its trainable variables."""
     layers = (entry.layer for entry in walk_with_model(model))
     return model.trainable_variables or all(layer.built for layer in layers)
 

@@ -1,4 +1,4 @@
-"""The steps at which a model is audited."""
+"""Decides when to audit a model."""
 
 import dataclasses
 import math
@@ -11,19 +11,19 @@ from keras_mixprec.diagnosis.causes import Course
 from keras_mixprec.keras_internals import flat_layers, loss_tracker
 from keras_mixprec.monitoring.forecasts import AuditForecast
 
-# A model is audited before its first step, after these numbers of steps, and
-# then each time the number has grown fourfold. Activations grow fastest at
-# first: a T5 whose norms overflow by step 16 trains for nothing until an audit
-# finds the fault. Later faults that skip no step are rare.
+# A model is audited before the first step, at steps 16 and 48, and then each
+# time the step count has grown by a factor of 4. Activations grow fastest early
+# on: the norms of a T5 can overflow by step 16 without a skipped step. Such
+# faults are rare later.
 _AUDITS = 16, 48
 _AUDITS_GROW = 4
 
-# How many audits may be brought forward. Each halves the steps that are left to
-# an overflow, so eight come within a 256th of them.
+# The number of audits that may move forward. Each one halves the steps to a
+# predicted overflow, so eight get within 1/256 of the distance.
 _HURRIES = 8
 
-# The number of weights that are compared, and the most elements of each, to see
-# whether somebody has set them. Comparing all weights takes as long as a step.
+# A checksum of 8 small weights shows whether the user has set new weights.
+# Comparing all weights would take as long as a step.
 _COMPARED, _ELEMENTS = 8, 2**14
 
 _SCHEDULES = weakref.WeakKeyDictionary()
@@ -31,21 +31,22 @@ _SCHEDULES = weakref.WeakKeyDictionary()
 
 @dataclasses.dataclass
 class AuditSchedule:
-    """Says when a model is audited, and keeps the result of the last audit.
+    """Decides when to audit a model, and keeps the result of the last audit.
 
-    A schedule lasts over several `fit`s. It ends if, between two of them, the
-    model is compiled again, or its dtypes or weights are set.
+    A schedule lasts over several `fit`s. It ends if the model is compiled
+    again, or if its dtypes or weights are set between two `fit`s.
 
     Attributes:
-        steps: Int. Steps taken under it, up to the last `fit`.
-        start: `Course` of the model at its first diagnosis, `None` before.
+        steps: Int. Steps taken in earlier `fit`s with this schedule.
+        start: `Course` of the model before its first step, or `None` if it is
+            not known yet.
         errors: Dict, as in `Examination`, of the last diagnosis.
-        all_repaired: Boolean, whether all that the last diagnosis found is
+        all_repaired: Boolean, whether every fault of the last diagnosis is
             repaired. If not, the next `fit` starts a new schedule.
-        cost: Float. Seconds that the last diagnosis took, `None` before one.
+        cost: Float. Seconds that the last diagnosis took, or `None`.
         forecast: `AuditForecast` from the headroom at each audit.
-        scale_use_known: Boolean, whether it is known how the model's step
-            uses the loss scale.
+        scale_use_known: Boolean, whether a diagnosis has checked how the
+            model's step uses the loss scale.
     """
 
     steps: int = 0
@@ -64,7 +65,7 @@ class AuditSchedule:
 
     @property
     def is_new(self) -> bool:
-        """Returns whether there was no audit yet."""
+        """Returns whether no audit has been made yet."""
         return not self._audits
 
     @property
@@ -73,16 +74,17 @@ class AuditSchedule:
         return self._audits > len(_AUDITS)
 
     def is_comparison_due(self, taken: int, first: float) -> bool:
-        """Returns whether to compare a run that is not audited with float32.
+        """Returns whether to compare a run without audits with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
-            first: Float. Steps before the first time; then twice as many.
+            first: Float. Steps before the first comparison. The step count
+                doubles between later ones.
         """
         return self.steps + taken >= max(first, 2 * self._compared)
 
     def compare(self, taken: int):
-        """The run is compared with float32 now.
+        """Records that the run is compared with float32 now.
 
         Args:
             taken: Int. Steps taken in this `fit`.
@@ -90,7 +92,7 @@ class AuditSchedule:
         self._compared = self.steps + taken
 
     def begin(self, model):
-        """Notes where training begins, the first time.
+        """Records the state before the first step, once.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
@@ -99,28 +101,29 @@ class AuditSchedule:
             self.start = Course.of(model, math.nan)
 
     def note_first_loss(self, sums: tuple | None):
-        """Notes the loss of the first step, unless a better one is known.
+        """Records the loss of the first step, unless a loss is known already.
 
         Args:
-            sums: The sum of losses and their weights, `None` for none.
+            sums: Tuple of the sum of losses and the sum of their weights, or
+                `None`.
         """
         if self.start and sums and sums[1] and math.isnan(self.start.loss):
             self.start = self.start._replace(loss=sums[0] / sums[1])
 
     def took(self, seconds: float):
-        """Notes how long a diagnosis took."""
+        """Records how long a diagnosis took."""
         self.cost = seconds
 
     def examine_scale_use(self):
-        """How the step uses the loss scale is examined now."""
+        """Records that the step's use of the loss scale is checked now."""
         self.scale_use_known = True
 
     def repair(self, is_done: bool):
-        """Notes whether all that was found is repaired now."""
+        """Records whether every fault found is repaired now."""
         self.all_repaired = is_done
 
     def steps_left(self, taken: int) -> int:
-        """Returns how many steps there are to the next audit, if any.
+        """Returns the number of steps until the next audit.
 
         Args:
             taken: Int. Steps taken in this `fit`.
@@ -128,7 +131,7 @@ class AuditSchedule:
         return self._next - self.steps - taken
 
     def audit(self, taken: int):
-        """An audit is made now.
+        """Records that an audit is made now.
 
         Args:
             taken: Int. Steps taken in this `fit`.
@@ -140,12 +143,13 @@ class AuditSchedule:
         self._last = steps
 
     def hurry(self) -> int | None:
-        """Brings the next audit forward if a layer overflows before it.
+        """Moves the next audit forward if a layer may overflow before it.
 
-        It halves the steps that are left, each time.
+        The audit moves halfway to the predicted overflow.
 
         Returns:
-            Int. Steps from the last audit to the next, `None` if it stays.
+            Int. Steps from the last audit to the next, or `None` if the audit
+            does not move.
         """
         found = self.forecast.steps_left().values()
         left = min((steps for steps, _ in found), default=math.inf)
@@ -157,7 +161,7 @@ class AuditSchedule:
         return steps
 
     def found(self, examination):
-        """A diagnosis found this.
+        """Records the result of a diagnosis.
 
         Args:
             examination: `Examination`.
@@ -168,26 +172,27 @@ class AuditSchedule:
         self.all_repaired = kinds <= {"scale_search"}
 
     def leave(self, model, taken: int):
-        """A `fit` ends.
+        """Records the end of a `fit`.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
-            taken: Int. Steps taken in it.
+            taken: Int. Steps taken in this `fit`.
         """
         self.steps += taken
         self._identity = _identity(model)
 
     def belongs_to(self, model) -> bool:
-        """Returns whether nobody has changed the model since its last `fit`."""
+        """Returns whether the model is unchanged since its last `fit`."""
         return self.all_repaired and self._identity == _identity(model)
 
 
 def audit_schedule(model, new: bool = False) -> AuditSchedule:
-    """Returns the schedule of a model, a new one if it has changed.
+    """Returns the schedule of a model, or a new one if the model has changed.
 
     Args:
         model: A compiled `keras.Model`, with variables that are synchronized.
-        new: Boolean, whether it is a new one in any case. Defaults to `False`.
+        new: Boolean, whether to start a new schedule in any case. Defaults to
+            `False`.
     """
     known = _SCHEDULES.get(model)
     if new or known is None or not known.belongs_to(model):
@@ -202,5 +207,5 @@ def _identity(model):
     ]
     read = active.step().read
     weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
-    # Every `compile` makes a new one.
+    # Every `compile` creates a new loss tracker, so it identifies the call.
     return loss_tracker(model), policies, weights

@@ -1,4 +1,4 @@
-"""Diagnoses batches of a run, and reports verdicts."""
+"""Diagnoses batches of a run and reports verdicts."""
 
 import contextlib
 import dataclasses
@@ -31,18 +31,17 @@ from keras_mixprec.policies.layers import has_own_step, walk_with_model
 from keras_mixprec.reporting.schema import ERRORS
 from keras_mixprec.verdict_kinds import KINDS, LOST
 
-# The purpose of diagnoses, and the kind of the event if one fails.
 _DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
-# The end of the names of the columns in `AUDITED`, after the direction.
+# Columns in `AUDITED` are named after the direction plus this suffix.
 _ERROR = "_error_against_float32"
 
-# After a diagnosis that float32 does not repair either, the next steps would
-# give the same one: no other is made in so many steps.
+# If not even float32 repairs a fault, the next steps would show it again.
+# Diagnoses therefore pause for this many steps.
 _PAUSE = 128
 
-# A diagnosis that takes longer than so many seconds is announced. The first one
-# of more layers than this is expected to.
+# A message announces a diagnosis that will take more than 2 seconds. The first
+# diagnosis is expected to take that long if the model has more than 30 layers.
 _PATIENCE, _MANY = 2.0, 30
 
 
@@ -54,13 +53,13 @@ class Examiner:
 
     Attributes:
         schedule: `AuditSchedule` of the model.
-        states: `KeptStates` of it.
-        first_loss_due: The step before which the loss of the first step is
-            noted, infinite after that.
-        paused_until: Int. The step before which no other diagnosis is made,
-            after a fault that no precision repairs.
-        has_found: Boolean, whether anything but a collapsed loss scale has been
-            reported since the last repair.
+        states: `KeptStates` of the model.
+        first_loss_due: The step at which to record the loss of the first step,
+            infinity after that.
+        paused_until: Int. No diagnosis is made before this step, because
+            the last fault has nothing to do with precision.
+        has_found: Boolean, whether any fault except a collapsed loss scale has
+            been reported since the last repair.
     """
 
     def __init__(self, watch):
@@ -78,13 +77,13 @@ class Examiner:
         self._shared = 0
 
     def start_schedule(self):
-        """Begins with the audits of the model, as if it were a new one."""
+        """Starts a new audit schedule."""
         self.schedule = audit_schedule(self._watch.model, new=True)
 
     # The start of training, and its good states.
 
     def begin(self, model):
-        """Notes where training begins, to notice a divergence from there.
+        """Records the state before training, to detect divergence later.
 
         Args:
             model: The `keras.Model`, with variables that are synchronized.
@@ -99,17 +98,17 @@ class Examiner:
             self.schedule.begin(model)
 
     def note_first_loss(self):
-        """Notes the loss of the first step, unless float32's is known."""
+        """Records the loss of the first step."""
         self.first_loss_due = math.inf
-        # A `train_step` of the user's own may report another loss than it
-        # trains on.
+        # A custom `train_step` may not report the loss that it minimizes, so
+        # ignore its loss.
         if not has_own_step(self._watch.model):
             sums = self._watch.counter_log.read_loss()
             self.states.note(sums)
             self.schedule.note_first_loss(sums)
 
     def keep_state(self):
-        """Keeps the state before the next step, unless training fails now."""
+        """Keeps the state before the next step if training is healthy."""
         watch, states = self._watch, self.states
         states.wait(watch.step)
         states.note(watch.counter_log.read_loss())
@@ -119,7 +118,7 @@ class Examiner:
 
     @property
     def has_new_zeros(self) -> bool:
-        """Returns whether zero gradients have not been diagnosed yet."""
+        """Returns whether there are zero gradients without a diagnosis."""
         zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
 
@@ -134,19 +133,20 @@ class Examiner:
         who: str = "",
         verbose: int = 0,
     ) -> Any:
-        """Diagnoses a batch, and passes the findings on.
+        """Diagnoses a batch and passes the findings on.
 
-        An error in it ends diagnoses, not training.
+        An error in a diagnosis ends all diagnoses, but not training.
 
         Args:
             batch: As for `examine`.
-            follow_up: Function of an `Examination`, the rows that were
-                examined, and the step.
-            is_overhead: Boolean, whether it counts as overhead.
+            follow_up: Function of an `Examination`, the examined rows and the
+                step.
+            is_overhead: Boolean, whether the time counts as overhead.
             rows: As for `examine`.
-            who: String. The callback that asks, if it is another one.
-            verbose: `0` or `1`, whether to show its progress even if the
-                settings do not.
+            who: String. The callback to name in messages. Defaults to the
+                watch's.
+            verbose: `0` or `1`, whether to show progress even if the settings
+                do not.
 
         Returns:
             The result of `follow_up`, `None` if anything fails.
@@ -167,17 +167,17 @@ class Examiner:
 
     @contextlib.contextmanager
     def examining(self, who: str = "", is_overhead: bool | None = False):
-        """Context in which an error ends diagnoses, not training.
+        """Context in which an error ends diagnoses, but not training.
 
         Args:
-            who: String. The callback that asks, if it is another one.
+            who: String. As for `diagnose`.
             is_overhead: Boolean, whether the time counts as overhead, or `None`
-                if it is counted elsewhere. Defaults to `False`.
+                if the caller counts it. Defaults to `False`.
         """
         watch, started = self._watch, _clock.now()
         try:
             yield
-        except NotBuiltError as error:  # The first step has to build it.
+        except NotBuiltError as error:  # Not final: a step builds the model.
             if NotBuiltError not in self._reported:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"
@@ -190,20 +190,21 @@ class Examiner:
                 watch.budget.add(DIAGNOSES, seconds, is_overhead)
 
     def examine(self, batch, who: str, rows=None, raised=False) -> tuple:
-        """Diagnoses a batch now, and reports its faults.
+        """Diagnoses a batch now and reports its faults.
 
         Args:
             batch: As `train_step` takes it.
-            who: String. The callback that shows its progress, empty for none.
+            who: String. The callback that shows progress, or `""` for none.
             rows: Function of the batch that returns the rows to examine.
-                Defaults to `None`, all.
-            raised: Boolean, whether the step has raised. Defaults to `False`.
+                Defaults to `None`, which examines all rows.
+            raised: Boolean, whether the step has raised an error. Defaults to
+                `False`.
 
         Returns:
-            The `Examination`, and the rows that were examined.
+            The `Examination`, and the examined rows.
         """
-        # Imported here because it loads 20 files that a run without a diagnosis
-        # does not need.
+        # Imported here because a run without a diagnosis does not need these
+        # 20 files.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
         watch = self._watch
@@ -222,7 +223,7 @@ class Examiner:
         except active.replay().REFUSALS:
             if few is batch:
                 raise
-            # The model may be made for batches of one size.
+            # The model may only accept one batch size.
             few = batch
             found = examined(few)
         at = step + 1 if raised or watch.is_before_step else None
@@ -237,7 +238,7 @@ class Examiner:
             self.look_at_task(few)
         if self.states.has_grown and self._last_kinds.isdisjoint(LOST):
             self.states.accept()
-        # A search for the scale is normal.
+        # Skips while the loss scale settles are normal, so do not report them.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
         self.report(faults)
@@ -253,10 +254,10 @@ class Examiner:
         return finding._replace(verdict=located)
 
     def look_at_validation(self, logs: dict | None):
-        """Reports the faults of a validation, and has them repaired.
+        """Reports the faults of a validation and lets the tuner repair them.
 
         Args:
-            logs: Dict, as Keras hands it to `on_epoch_end`.
+            logs: Dict, as Keras passes it to `on_epoch_end`.
         """
         if not (values := validated(logs)):
             return
@@ -291,7 +292,8 @@ class Examiner:
         Args:
             batch: As for `examine`.
         """
-        # If it fails, so will the step itself, or the first diagnosis.
+        # An error is not reported here: the step or the first diagnosis will
+        # raise it again.
         with self.examining(), contextlib.suppress(Exception):
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
@@ -299,7 +301,7 @@ class Examiner:
             self.report(examine_scale_use(watch.model, batch, watch.step))
 
     def find_divergence(self) -> bool:
-        """Reports why the loss did not fall, if repeated steps show it."""
+        """Reports a divergence if repeating earlier steps shows the cause."""
         from keras_mixprec.diagnosis.in_training import divergence_since
 
         step = self._watch.step
@@ -313,11 +315,11 @@ class Examiner:
         return False
 
     def look_at_task(self, batch):
-        """Reports that outputs cannot reach the targets, or suit the loss.
+        """Reports outputs that cannot reach the targets or do not fit the loss.
 
         Args:
-            batch: As for `examine`; all samples of the `fit`, if they are
-                known.
+            batch: As for `examine`, or all samples of the `fit` if they are
+                available.
         """
         from keras_mixprec.diagnosis.task import task_faults
 
@@ -326,7 +328,7 @@ class Examiner:
         self.report([fault.verdict(self._watch.step) for fault in faults])
 
     def exact_loss(self, batch) -> float:
-        """Returns the loss of a batch in float32, NaN without a loss.
+        """Returns the loss of a batch in float32, or NaN without a loss.
 
         Args:
             batch: As for `examine`, or `None`.
@@ -339,25 +341,25 @@ class Examiner:
         return np.nan
 
     def forget_divergence(self):
-        """Forgets a divergence: the model has its earlier state back."""
+        """Forgets a divergence after the model returned to an earlier state."""
         self.forget_trouble()
         self.paused_until = 0
         self._reported -= {(kind, None, None) for kind in LOST}
 
     def forget_trouble(self):
-        """Takes skipped steps from here on for a new fault."""
+        """Treats skipped steps from now on as a new fault."""
         self.has_found = False
         self._collapse = None
 
     # Reporting.
 
     def note_collapse(self, reading):
-        """Notes whether the loss scale is at its floor and does not help.
+        """Records whether steps are skipped even at the lowest loss scale.
 
-        `report_rest` reports a collapse, unless a diagnosis finds the cause.
+        `report_rest` reports the collapse, unless a diagnosis finds the cause.
 
         Args:
-            reading: `Reading` of a scale that has collapsed, or `None`.
+            reading: `Reading` of a collapsed loss scale, or `None`.
         """
         kind, self._collapse = "scale_collapsed", None
         if reading:
@@ -371,12 +373,12 @@ class Examiner:
             )
 
     def report_rest(self):
-        """Reports a collapse that no diagnosis has found the cause of."""
+        """Reports a collapse that no diagnosis has explained."""
         if self._collapse and not self.has_found:
             self.report([self._collapse])
 
     def report(self, verdicts: list[Verdict]):
-        """Prints and logs verdicts, each fault once.
+        """Prints and logs verdicts, once for each fault.
 
         Args:
             verdicts: List of `Verdict`s.
@@ -387,14 +389,14 @@ class Examiner:
         for verdict in new:
             self.has_found |= verdict.kind != "scale_collapsed"
             event = verdict.event()
-            if verdict.step != step:  # The fault is older than this reading.
+            if verdict.step != step:
                 event["at_step"] = verdict.step
             watch.log.event(step, event)
         for text in without_repeats(new) if watch.settings.verbose else []:
             print_message(text)
 
     def has_lost_weights(self) -> bool:
-        """Returns whether weights are not finite and no verdict says so."""
+        """Returns whether there are non-finite weights without a verdict."""
         model = self._watch.model
         with (
             contextlib.suppress(NotImplementedError),
@@ -408,7 +410,7 @@ class Examiner:
         return False
 
     def report_lost_weights(self):
-        """Reports lost weights that no diagnosis of a batch has found."""
+        """Reports non-finite weights that no diagnosis has found."""
         if not self.has_lost_weights():
             return
         from keras_mixprec.diagnosis.cause import lost_weights
@@ -427,7 +429,7 @@ class Examiner:
         return not known
 
     def _with_start(self, verdict):
-        """The verdict with the first of the failing steps up to now."""
+        """Adds the first failing step to a verdict, if earlier steps failed."""
         harms = verdict.kind == "divergence" or (
             verdict.layer and KINDS[verdict.kind].level == "bad"
         )
@@ -438,22 +440,22 @@ class Examiner:
         return dataclasses.replace(verdict, failing_since=since)
 
     def has_reported(self, kind: str) -> bool:
-        """Returns whether a fault of no layer has been reported."""
+        """Returns whether a fault without a layer has been reported."""
         return (kind, None, None) in self._reported
 
     @property
     def has_news(self) -> bool:
-        """Returns whether there are verdicts that other workers do not know."""
+        """Returns whether other workers do not know all verdicts yet."""
         return len(self._watch.verdicts) > self._shared
 
     def unshared(self) -> list[Verdict]:
-        """Returns the verdicts that other workers do not know, once."""
+        """Returns the verdicts to send to other workers, each one once."""
         new = self._watch.verdicts[self._shared :]
         self._shared = len(self._watch.verdicts)
         return [v for v in new if FOUND_BY not in v.numbers]
 
     def log_errors(self, errors: dict):
-        """Logs the errors that a diagnosis measured, once for each step."""
+        """Logs the errors that a diagnosis measured, at most once per step."""
         step = self._watch.step
         if errors and step > self._last_errors:
             self._last_errors = step
@@ -465,27 +467,27 @@ class Examiner:
 
     @property
     def gave_up(self) -> bool:
-        """Returns whether a diagnosis failed, so that none follows."""
+        """Returns whether an error has ended all diagnoses."""
         return self._watch.is_disabled(_DIAGNOSE)
 
     def give_up(self, reason: Exception, who: str = ""):
-        """Reports that diagnoses fail; training continues.
+        """Ends all diagnoses with a warning; training continues.
 
         Args:
             reason: The exception.
-            who: String. The callback that asked, if it is another one.
+            who: String. As for `diagnose`.
         """
         if not self.gave_up:
             self._watch.disable(_DIAGNOSE, reason, who, _FAILED)
 
 
 def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
-    """Announces a diagnosis that begins, if it is expected to take long.
+    """Prints a message before a diagnosis that is expected to take long.
 
-    Returns a function of the verdicts, which prints the result at the end. An
-    empty `who` prints nothing.
+    Returns a function of the verdicts that prints the result. An empty `who`
+    suppresses both messages.
     """
-    layers = len(walk_with_model(model)) - 1  # The model itself is in it.
+    layers = len(walk_with_model(model)) - 1  # Without the model itself.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE
     started = _clock.now()
     if who and long:

@@ -1,4 +1,4 @@
-"""Findings from before training, as events of the log."""
+"""Logs the findings of `lint` and `doctor` before training."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# Findings of these severities harm training. The tab shows the others as
-# warnings, and leaves out findings that only cost time.
+# Findings with these severities harm training. The tab shows the remaining
+# findings as warnings.
 _BAD = "high", "error"
 
-# A model may have a finding for each layer. The first are the most severe.
+# A model may have a finding for every layer. Only the most severe are logged.
 _MOST = 32
 
 
 def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
-    """Returns both arguments if they have the right types.
+    """Validates the arguments `lint` and `doctor` of the monitor.
 
     Args:
         lint: `Findings`, or `None`.
         doctor: `DoctorReport`, or `None`.
 
     Raises:
-        TypeError: If one is something else.
+        TypeError: If an argument has the wrong type.
     """
     _check("lint", lint, "at_least", "keras_mixprec.lint(model)")
     _check("doctor", doctor, "recommendation", "keras_mixprec.doctor()")
@@ -34,10 +34,10 @@ def check_before_training(lint: Any, doctor: Any) -> tuple[Any, Any]:
 def events_before_training(
     lint: Any, doctor: Any, model: keras.Model
 ) -> list[dict]:
-    """Returns events for the findings of `lint` and `doctor`.
+    """Returns log events for the findings of `lint` and `doctor`.
 
-    Findings that were repaired since are left out: the layer is in float32 now,
-    or the model was compiled with loss scaling.
+    Findings that have been repaired are left out: the layer is in float32 now,
+    or the model is compiled with loss scaling.
 
     Args:
         lint: `Findings`, or `None`.
@@ -68,7 +68,7 @@ def _is_repaired(finding, dtypes, model):
 def _check(name, value, attribute, call):
     if value is not None and not hasattr(value, attribute):
         raise TypeError(
-            f"`{name}` must be what `{call}` returned. "
+            f"`{name}` must be the result of `{call}`. "
             f"Received: {name}={value!r} of type {type(value).__name__}"
         )
 

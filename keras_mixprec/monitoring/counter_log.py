@@ -19,13 +19,13 @@ from keras_mixprec.reporting.low_scale import LowScales
 from keras_mixprec.reporting.schema import SCALE, curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
-# Skipped steps that are logged one by one, half a kB each. A run that fails for
-# a night skips a million.
+# Only this many skipped steps are logged in full, at half a kB each. A run that
+# fails overnight may skip a million.
 _IN_FULL = 1000
 
 
 class Skips:
-    """Logs which steps were skipped, and how the loss scale went.
+    """Logs skipped steps and the curve of the loss scale.
 
     Args:
         log: The `RunLog`.
@@ -35,19 +35,19 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # These wait to be logged: events by kind and optimizer, and the points
-        # of each optimizer.
+        # Events by kind and optimizer, not logged yet.
         self._events: dict[tuple, dict] = {}
         self._points: dict[str, list] = {}
-        # True while nothing changes, so that the last point moves on.
+        # True if the last point of an optimizer repeats the one before, so the
+        # next unchanged point may replace it.
         self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
-        """Logs the skipped steps and the scales of a reading.
+        """Logs the skipped steps and loss scales in a reading.
 
         Args:
-            name: String. Which of several optimizers it is, `""` if there is
-                one.
+            name: String. The attribute name of the optimizer, `""` for a
+                single optimizer.
             reading: `Reading` of that optimizer.
         """
         self._log_steps(name, reading)
@@ -57,7 +57,7 @@ class Skips:
             self.report_rest(reading.step)
 
     def report_rest(self, step: int):
-        """Logs all data that wait.
+        """Logs all data that have not been logged yet.
 
         Args:
             step: Int.
@@ -92,7 +92,7 @@ class Skips:
             }
             if skipped.loss:
                 event["loss"] = skipped.loss
-            if skipped.inputs:  # Rows of the batch that held NaN or infinity.
+            if skipped.inputs:
                 event["bad_input"] = skipped.inputs
             self._log.event(step, event)
         if steps:
@@ -115,7 +115,7 @@ class Skips:
         for point in points:
             changed = point.scale != start.scale
             if changed or point.skipped != start.skipped:
-                # Between two readings without a change only the last counts.
+                # A stretch without a change needs only its two end points.
                 if rows and self._moves[name] and not changed:
                     rows.pop()
                 rows.append(point)
@@ -144,17 +144,17 @@ def _with_kinds(path, kinds):
 
 
 def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
-    """Returns the part that should scale the loss of float16 layers, but fails.
+    """Returns the part of a float16 model that fails to scale the loss.
 
     Args:
         model: A compiled `keras.Model`.
-        used: Dict of `StepReader`es, the loss scale optimizers in use.
-        trained: Boolean, whether a step has been taken, so that it is known
-            which optimizers are in use.
+        used: Dict of `StepReader`s of the loss scale optimizers in use.
+        trained: Boolean, whether a step has been taken, which shows the
+            optimizers in use.
 
     Returns:
         `"optimizer"`, `"train_step"`, or `None` if the loss is scaled.
-        `CounterLog` has `"apply"` as well: the scale is of no use.
+        `CounterLog` adds `"apply"` if no gradients reach the optimizer.
     """
     if lacks_loss_scaling(model):
         return "optimizer"
@@ -162,18 +162,18 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
         return None
     if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
-    # `compile` may have made an optimizer that the `train_step` does not use.
+    # `compile` may have created an optimizer that the `train_step` ignores.
     own = getattr(model, "optimizer", None)
     scaled = isinstance(own, LossScaleOptimizer)
     return "optimizer" if scaled and not used else None
 
 
 def _remedy(model, lack):
-    """Returns the advice for a loss that is not scaled."""
+    """Returns advice for a loss that is not scaled."""
     if lack == "apply":
         return (
             "Pass the scaled gradients to `optimizer.apply` in `train_step`. "
-            "Without that call no overflow is counted as a skipped step."
+            "Without that call the optimizer cannot count skipped steps."
         )
     call = f"all `loss = optimizer.{scaling_call()}` in `train_step`."
     if lack == "train_step":
@@ -192,33 +192,37 @@ def _computes_in_float16(model):
     return any(e.layer.compute_dtype == "float16" for e in entries)
 
 
-# Curves of every variable are most of a log. 400 variables, read 20,000 times
-# in a million steps, take 40 MB at this many points an interval. More variables
-# have fewer points each.
+# The curves of variables make up most of a log. A million steps with 400
+# variables take 40 MB at this limit. Models with more variables get fewer
+# points per variable.
 ROWS_BY_VARIABLE = 128
 _VARIABLES = 400
 
 
 def rows_by_variable(count: int) -> int:
-    """Returns the points of an interval that so many variables have."""
+    """Returns the number of points per interval for each variable.
+
+    Args:
+        count: Int. The number of variables.
+    """
     return rows_for(count, _VARIABLES, ROWS_BY_VARIABLE)
 
 
 class CounterLog:
-    """Reads the counters from time to time and logs what is new.
+    """Reads the counters from time to time and logs changes.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
         step: Int. The step of the last reading, `None` before the first.
-        due_at: Int. The step from which on to look at them again.
-        seen: `Glance`, as of the last look.
+        due_at: Int. The step at which to look at the counters again.
+        seen: `Glance` from the last look.
         trouble: Boolean, whether the last reading shows more than a search for
-            the loss scale: five skipped steps in a row, or five down to a scale
-            below 1, or five losses since the reading before that were not
-            finite. If losses are not counted, their mean is looked at.
-        reason_to_stop: String. Why training cannot go on, `None` if it can.
+            the loss scale. Signs are five skipped steps in a row, five skipped
+            steps and a scale below 1, or five new non-finite losses. If losses
+            are not counted, a non-finite mean loss is a sign.
+        reason_to_stop: String. Why training must stop, or `None`.
         loss: `LossCurve`.
     """
 
@@ -238,16 +242,15 @@ class CounterLog:
         self.reason_to_stop: str | None = None
 
     def read_if_due(self, step: int, gap: int | None = None):
-        """Looks at a few numbers, and reads all counters if these have changed.
+        """Looks at a few numbers, and reads all counters if they have changed.
 
-        It also reads them if twice as many steps were taken as at the last
-        reading, or if the budget allows it. So a slow machine misses nothing,
-        and `stop_after` acts at the very step.
+        It also reads all counters if the step count has doubled since the last
+        reading, or if the budget allows a reading. A slow machine therefore
+        finds the same faults, and `stop_after` acts at the exact step.
 
         Args:
             step: Int. Step of the log.
-            gap: Int. Steps from one reading to the next, `None` to use the
-                settings.
+            gap: Int. Steps between two readings, or `None` to use the settings.
         """
         watch = self._watch
         if step < self.due_at and gap is None or step == self.step:
@@ -266,13 +269,13 @@ class CounterLog:
             self._plan(step)
 
     def look(self) -> Glance:
-        """Returns the few numbers that show whether there is news."""
+        """Returns the few numbers that show whether anything has happened."""
         with self.synchronized():
             self.seen = self._counters.now(self.loss.read())
         return self.seen
 
     def _plan(self, step):
-        """Plans the next look, where `stop_after` may be reached."""
+        """Sets the next look, no later than the step of `stop_after`."""
         settings = self._watch.settings
         gap, most = settings.update_freq, settings.stop_after
         if most is not None:
@@ -280,7 +283,7 @@ class CounterLog:
         self.due_at = step + gap
 
     def read(self, step: int):
-        """Reads the counters, if they were not read at this step yet.
+        """Reads the counters, at most once per step.
 
         Args:
             step: Int. Step of the log.
@@ -288,7 +291,7 @@ class CounterLog:
         if step == self.step:
             return
         self.step = step
-        self.due_at = step + 1  # If reading fails.
+        self.due_at = step + 1  # Try again soon if reading fails.
         watch = self._watch
         with self.synchronized():
             used = self._counters.used()
@@ -297,10 +300,9 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # A restored scale counts for this step, so the readings are logged
-        # after that.
+        # Restore scales before logging, so the log shows them at this step.
         readings = watch.bad_data.put_scales_back(watch, readings)
-        # Before the first step, and after.
+        # Check once before the first step and once after.
         if (trained := watch.taken > 0) not in self._lacks_read:
             self._lacks_read.add(trained)
             self._note_lack(lack_of_scaling(watch.model, used, trained))
@@ -315,7 +317,7 @@ class CounterLog:
         watch.bad_data.report(watch)
 
     def _note_lack(self, lack):
-        """Logs the part that fails to scale the loss, if that is new."""
+        """Logs that a part fails to scale the loss, once for each part."""
         if lack not in (None, self._lack):
             event = {"kind": "no_loss_scaling", "by": lack}
             advice = _remedy(self._watch.model, lack)
@@ -323,32 +325,32 @@ class CounterLog:
         self._lack = lack
 
     def _is_idle(self):
-        """Returns whether no optimizer in use was applied in any step."""
+        """Returns whether training never applied its optimizers."""
         used = self._counters.used().values()
         applied = any(reader.since_start().attempted for reader in used)
         trains = self._watch.taken and self._watch.model.trainable_variables
         return used and trains and not applied
 
     def _new_losses(self, count):
-        """Returns how many new losses are not finite, bad data apart."""
+        """Counts new non-finite losses that bad data do not explain."""
         before = self._losses
         self._losses = count - self._watch.bad_data.count
         return self._losses - before
 
-    # The loss, which begins again with each epoch.
+    # The loss of an epoch.
 
     def read_loss(self) -> tuple | None:
-        """Returns the sum of losses in this epoch, and their weights."""
+        """Returns the sum of losses in this epoch and of their weights."""
         with self.synchronized():
             return self.loss.read()
 
     def hold_loss(self):
-        """Keeps these sums during a validation, which uses their variables."""
+        """Keeps the sums during a validation, which reuses their variables."""
         with self.synchronized():
             self.loss.hold()
 
     def end_epoch(self, step: int, logs: dict | None):
-        """An epoch has ended with this step, and reports these logs."""
+        """Logs the loss of an epoch that ends with this step."""
         with self.synchronized():
             self.loss.end_epoch(step, logs)
 
@@ -362,7 +364,7 @@ class CounterLog:
         watch.budget.add(READINGS, _clock.now() - started - waited)
 
     def close(self):
-        """Logs all data that wait, and the final counts."""
+        """Logs all remaining data and the final counts."""
         self._watch.examiner.report_rest()
         self._skips.report_rest(self.step)
         if self._is_idle():
@@ -384,12 +386,12 @@ class CounterLog:
                 self._low_scales.read(name, reading.points, bad, *growth)
         curves[self.step] |= counted
         for step in sorted(curves):
-            # An earlier `fit` may have ended where this one begins.
+            # An earlier `fit` may have logged this step already, so skip it.
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 
     def _classify(self, readings):
-        """Draws conclusions from the counters of all optimizers."""
+        """Decides from the readings whether there is trouble."""
         watch, found = self._watch, readings.values()
         if any(reading.new_steps or reading.grown for reading in found):
             watch.ranges.hurry()

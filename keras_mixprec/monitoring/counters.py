@@ -26,19 +26,19 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# A new floor is this fraction of the loss scale. 2**-14 is also the default
-# floor for a scale of 1.
+# When a floor must be lowered, the new floor is this fraction of the loss
+# scale, as in `DynamicLossScale()` at a scale of 1.
 _ROOM_TO_FALL = 2.0**-14
 
 
 def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
-    """Returns the reason to stop early, or `None`.
+    """Returns the reason to stop training early, or `None`.
 
     Args:
         reading: `Reading` of an optimizer.
         verdicts: List of the `Verdict`s of the run.
-        stop_after: Int. Skipped steps in a row to wait for, `None` for no
-            limit.
+        stop_after: Int. The number of skipped steps in a row that stops
+            training, or `None` for no limit.
     """
     if stop_after is None or reading.in_a_row < stop_after:
         return None
@@ -52,14 +52,15 @@ def reason_to_stop(reading, verdicts, stop_after: int | None) -> str | None:
 
 
 class Glance(NamedTuple):
-    """The numbers since the start that monitor and tuner share.
+    """A few counters since the start, for the monitor and the tuner.
 
     Attributes:
-        skipped: Tuple of the number of skipped steps of each optimizer.
-        in_a_row: Int. The most steps skipped since the last one applied.
-        losses: Int. How many batches had a loss that is not finite.
-        mean_is_lost: Boolean, whether these are not counted, and the mean of
-            the losses is not finite.
+        skipped: Tuple with the number of skipped steps of each optimizer.
+        in_a_row: Int. Steps skipped since the last applied step, for the
+            optimizer with the most.
+        losses: Int. The number of batches with a non-finite loss.
+        mean_is_lost: Boolean, whether the mean loss is not finite, for models
+            whose non-finite losses are not counted.
     """
 
     skipped: tuple = ()
@@ -69,7 +70,7 @@ class Glance(NamedTuple):
 
     @property
     def nonfinite(self) -> int:
-        """How many steps were skipped or had a loss that is not finite."""
+        """The number of steps that were skipped or had a non-finite loss."""
         return max(*self.skipped, self.losses, 0)
 
 
@@ -93,8 +94,7 @@ class Counters:
             )
             for name, optimizer in watch_optimizers(model).items()
         }
-        # Counters of each kind of non-finite number, by tag, and their values
-        # at the start.
+        # Functions that read the counts of non-finite numbers, by tag.
         self._by_kind = {
             curve_tag(NONFINITE_GRADIENTS_TAG, name): o.nonfinite_counts
             for name, o in self._optimizers().items()
@@ -108,8 +108,9 @@ class Counters:
     def used(self) -> dict[str, StepReader]:
         """Returns the `StepReader` of each optimizer that training uses.
 
-        `compile` without an optimizer makes one that a `train_step` with
-        others of its own never uses. The name of the only one is `""`.
+        `compile` without an optimizer creates a default one. A custom
+        `train_step` with its own optimizers never uses this default. A single
+        optimizer has the name `""`.
         """
         others = len(optimizers_of(self._model)) > 1
         return {
@@ -120,7 +121,7 @@ class Counters:
         }
 
     def optimizers(self) -> dict:
-        """Returns all loss scale optimizers, by the name of the attribute."""
+        """Returns all loss scale optimizers, by attribute name."""
         return {n or "optimizer": o for n, o in self._optimizers().items()}
 
     def _optimizers(self):
@@ -129,13 +130,13 @@ class Counters:
     def attempted(self) -> int | None:
         """Returns the steps attempted since the start.
 
-        `None` where not every step is one of a single optimizer.
+        Returns `None` unless a single optimizer takes all steps.
         """
         only = self.used().get("")
         return None if only is None else only.since_start().attempted
 
     def now(self, sums: tuple | None) -> "Glance":
-        """Returns the few numbers of a `Glance`, as of now.
+        """Returns the current `Glance`.
 
         Args:
             sums: Tuple or `None`, from `LossCurve.read`.
@@ -150,9 +151,9 @@ class Counters:
         )
 
     def nonfinite_losses(self) -> dict | None:
-        """Returns, by kind, how many batches had a loss not finite.
+        """Returns the number of non-finite losses since the start, by kind.
 
-        Since the start; `None` where that is not counted.
+        Returns `None` if they are not counted.
         """
         return self._since_start(NONFINITE_LOSSES_TAG)
 
@@ -163,15 +164,15 @@ class Counters:
         return {kind: now[kind] - first[kind] for kind in NONFINITE_KINDS}
 
     def nonfinite_gradients(self, name: str) -> dict:
-        """Returns, by kind, in how many steps a gradient was not finite.
+        """Returns the number of steps with non-finite gradients, by kind.
 
         Args:
-            name: String. Which optimizer's, as in `used`.
+            name: String. The optimizer's name, as in `used`.
         """
         return self._since_start(curve_tag(NONFINITE_GRADIENTS_TAG, name))
 
     def nonfinite_curves(self) -> dict:
-        """Returns tag -> count of non-finite losses and gradients so far."""
+        """Returns the counts of non-finite losses and gradients, by tag."""
         curves = {
             f"{tag}/{kind}": count + self._earlier.get(f"{tag}/{kind}", 0)
             for tag in self._by_kind
@@ -180,9 +181,10 @@ class Counters:
         return {tag: count for tag, count in curves.items() if count > 0}
 
     def scales_of_subclasses(self) -> dict:
-        """Returns tag -> loss scale for user subclasses of Keras' optimizer.
+        """Returns the loss scales of user subclasses, by tag.
 
-        They stay in the model, and count no skipped steps.
+        A user's subclass of Keras' loss scale optimizer stays in the model, and
+        counts no skipped steps.
         """
         curves: dict = {}
         for name, optimizer in self._subclasses().items():
@@ -203,7 +205,7 @@ class Counters:
         return {"": found["optimizer"]} if only else found
 
     def nonfinite_events(self) -> list:
-        """Returns an event for the loss and each optimizer, if not finite."""
+        """Returns events with the counts of non-finite losses and gradients."""
         losses = self.nonfinite_losses() or {}
         events: list[dict] = [{"kind": "nonfinite_losses", "counts": losses}]
         events += [
@@ -217,13 +219,13 @@ class Counters:
         return [event for event in events if any(event["counts"].values())]
 
     def scale_bits(self) -> float:
-        """Returns the largest loss scale in use, as a power of two."""
+        """Returns log2 of the largest loss scale in use."""
         used = self.used().values()
         scales = [float(reader.optimizer.loss_scale) for reader in used]
         return math.log2(max(scales, default=1.0))
 
     def collapsed(self) -> bool:
-        """Returns whether any loss scale has collapsed, as of now."""
+        """Returns whether any loss scale has collapsed."""
         return any(
             reader.since_start().collapsed(reader.optimizer.rule)
             for reader in self.used().values()
@@ -235,13 +237,13 @@ class Counters:
         """Raises loss scales that are lower than the model needs.
 
         Args:
-            bits: Float. The scale that suits the model, as a power of two.
+            bits: Float. log2 of the loss scale that suits the model.
             step: Int. Step of the log.
-            beyond_first: Boolean, whether above where they started as well.
+            beyond_first: Boolean, whether a scale may exceed its first value.
                 Defaults to `False`.
 
         Returns:
-            Boolean, whether any was raised.
+            True if any scale was raised.
         """
         raised = False
         for reader in self.used().values():
@@ -258,17 +260,18 @@ class Counters:
     def set_scales(
         self, bits: float, step: int, may_recompile: bool
     ) -> tuple[bool, bool]:
-        """Sets loss scales that do not adapt: fixed ones, or held by a floor.
+        """Sets loss scales that are fixed, or that a floor keeps too high.
 
-        A floor is lowered, which a compiled train function knows nothing of.
+        After a floor is lowered, the caller has to recompile the train
+        function, because the floor is compiled into it.
 
         Args:
-            bits: Float. The scale that suits the model, as a power of two.
+            bits: Float. log2 of the loss scale that suits the model.
             step: Int. Step of the log.
             may_recompile: Boolean, whether floors may be lowered.
 
         Returns:
-            Two booleans: whether any scale was set, and whether a floor was
+            Two booleans: whether any scale was set, and whether any floor was
             lowered.
         """
         done, lowered, scale = False, False, 2.0**bits
@@ -290,16 +293,16 @@ class Counters:
     def synchronized(self, more: list | None = None) -> Iterator[float]:
         """Context in which the counters include the last step.
 
-        It is given the seconds that the steps under way took to end.
+        It yields the seconds spent waiting for running steps.
 
         Args:
-            more: List of variables of metrics that are read as well.
+            more: List of metric variables to synchronize as well.
         """
         own = self._optimizers().values()
         counters = [v for optimizer in own for v in optimizer.counters]
         counters += more or []
-        # A model without loss scaling has no counters, so its iterations are
-        # read to wait for its steps.
+        # A model without loss scaling has no counters. Reading the iterations
+        # waits for its steps instead.
         others = [] if self._readers else optimizers_of(self._model).values()
         counters += [optimizer.iterations for optimizer in others]
         counters += [own.dynamic_scale for own in self._subclasses().values()]

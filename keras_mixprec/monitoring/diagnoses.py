@@ -1,4 +1,4 @@
-"""When a run without a tuner is diagnosed."""
+"""Decides when to diagnose a run without a tuner."""
 
 import math
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 from keras_mixprec.monitoring.task import Task
 from keras_mixprec.numerics.held_optimizer import is_scaling
 
-# A diagnosis is taken to cost this many steps. A run that shows nothing has one
-# when these are the share of its steps that monitoring may take.
+# A diagnosis is assumed to cost as much as this many steps. A run without any
+# sign of a fault is first diagnosed once this cost is below `max_overhead`.
 _COST = 20
 
 
 class Diagnoses:
-    """Has the next batch diagnosed when there is reason to.
+    """Diagnoses the next batch when there is a reason.
 
-    Several skipped steps in a row are a reason. A loss that has grown is one
-    once in a run, and so are gradients of layers that stay exactly zero. Faults
-    that skip no step are searched for after a number of steps, and whenever
-    twice as many were taken.
+    One reason is several skipped steps in a row. A loss that has grown and
+    gradients that stay exactly zero are reasons too, each once per run. Some
+    faults skip no step, so a batch is also diagnosed after a number of steps
+    and whenever the step count has doubled.
 
     Args:
         watch: The `Watch`.
@@ -33,7 +33,7 @@ class Diagnoses:
         self._examiner = watch.examiner
         self._asked: set[str] = set()
         self._asked_at = None
-        # The visit that waits for the next batch, until that is diagnosed.
+        # The diagnosis that waits for the next batch.
         self._visit: Callable | None = None
         self._has_waited = False
 
@@ -53,7 +53,7 @@ class Diagnoses:
         ]
 
     def finish(self):
-        """Diagnoses an earlier batch if no next one came after a reason to."""
+        """Diagnoses an earlier batch if a reason came after the last batch."""
         watch = self._watch
         batch, kept = watch.ranges.batch, self._examiner.states.held
         if batch is None and kept:
@@ -69,7 +69,7 @@ class Diagnoses:
 
     def _has_news(self):
         return self._watch.counter_log.step != self._asked_at or (
-            # It takes the batch of now to tell whether the data have changed.
+            # Only the next batch shows whether the data have changed.
             self._examiner.states.has_grown
             and not self._examiner.gave_up
             and "growth" not in self._asked
@@ -85,7 +85,7 @@ class Diagnoses:
             self._visit = watch.on_next_batch(self._examine)
 
     def _has_new_reason(self):
-        """Takes note of the reasons there are; whether one of them is new."""
+        """Returns whether there is a reason that was not there before."""
         examiner = self._examiner
         if examiner.gave_up:
             examiner.report_rest()
@@ -94,7 +94,7 @@ class Diagnoses:
         reasons, known = self._reasons(), self._asked
         if "skipped steps" in reasons & known:
             examiner.report_rest()
-        # Skipped steps are so again when there were none meanwhile.
+        # Skipped steps become a new reason once the earlier ones have ended.
         self._asked = reasons | (known - {"skipped steps"})
         if reasons - known:
             return True
@@ -106,7 +106,7 @@ class Diagnoses:
         watch, examiner = self._watch, self._examiner
         log = watch.counter_log
         is_stuck = log.seen.in_a_row >= TRIGGER_STEPS or log.seen.mean_is_lost
-        # The tuner has checked everything except the last steps.
+        # A tuner makes its own diagnoses, except of the last steps in a run.
         if watch.tuning:
             found = {"skipped steps": is_stuck and not examiner.has_found}
         else:
@@ -130,12 +130,13 @@ class Diagnoses:
             return
         watch, examiner = self._watch, self._examiner
         known = len(watch.verdicts)
-        # The first one happens once.
+        # The first diagnosis happens once, so it is no overhead.
         is_overhead = examiner.schedule.cost is not None
         examiner.diagnose(batch, watch.repair, is_overhead)
         failing = watch.counter_log.trouble and watch.counters.used()
         is_sound = len(watch.verdicts) == known and not examiner.gave_up
-        # The next batch need not be one that fails. A tuner looks for that.
+        # This batch may have been sound, so wait for one that fails. A tuner
+        # does this itself.
         if failing and is_sound and not (self._has_waited or watch.tuning):
             self._has_waited = True
             watch.held.wait("diagnose", lambda held: self._examine(held.batch))
@@ -146,7 +147,10 @@ class Diagnoses:
         return watch.model.built and not known
 
     def _examine_scale_use(self):
-        """Has the first batch examined, before weights can be lost."""
+        """Checks the use of the loss scale on the first batch.
+
+        A wrong use may make the weights NaN in the first step.
+        """
         examiner, model = self._examiner, self._watch.model
         examiner.schedule.examine_scale_use()
         if any(map(is_scaling, optimizers_of(model).values())):

@@ -1,4 +1,4 @@
-"""Which batches of skipped steps had bad data."""
+"""Finds bad data in the batches of skipped steps."""
 
 import dataclasses
 
@@ -11,19 +11,18 @@ from keras_mixprec.reporting.bad_batches import (
     format_places,
 )
 
-# Batches that are kept.
 _KEPT = 1000
 
 
 class BadData:
-    """Collects the batches of skipped steps whose inputs were not finite.
+    """Collects batches of skipped steps with non-finite inputs.
 
     Attributes:
-        count: Int. How many there were, those apart that the optimizer no
-            longer remembers in full.
-        batches: List of dicts, the first 1,000. `"epoch"` and `"batch"` count
-            from 0, as in callbacks, and `"step"` counts from 1. `"rows"` has
-            the first bad row of each part of the batch, from 0.
+        count: Int. The number of bad batches, as far as the optimizer has
+            recorded them.
+        batches: List of dicts for the first 1,000. `"epoch"` and `"batch"`
+            count from 0, as in callbacks, and `"step"` counts from 1. `"rows"`
+            has the first bad row of each part of the batch, from 0.
     """
 
     def __init__(self):
@@ -31,30 +30,30 @@ class BadData:
         self.batches = []
         self._epochs = [(0, 0)]
         self._all_known = True
-        # Scales to put back as soon as no step is under way.
+        # Scales to restore as soon as no step is running.
         self._fallen: dict[str, float] = {}
 
     def begin_epoch(self, step: int, epoch: int):
-        """An epoch begins, after this step.
+        """Records the start of an epoch.
 
         Args:
-            step: Int.
+            step: Int. Steps taken before the epoch.
             epoch: Int, counted from 0.
         """
         self._epochs.append((step, epoch))
 
     def put_scales_back(self, watch, readings: dict) -> dict:
-        """Notes bad batches, and restores loss scales that they lowered.
+        """Records bad batches and restores loss scales that they lowered.
 
-        Bad data do not show which scale the gradients need. The compiled step
-        lowers the scale all the same, because it follows its update rule.
+        Bad data say nothing about the scale that the gradients need, but the
+        update rule in the compiled step lowers the scale anyway.
 
         Args:
             watch: The `Watch`.
             readings: Dict from the name of an optimizer to its `Reading`.
 
         Returns:
-            The readings, with the loss scales that were put back.
+            The readings, with the restored loss scales.
         """
         self._add(readings.values())
         if not (watch.tuning and watch.tuning.keeps_scale):
@@ -81,7 +80,7 @@ class BadData:
         return readings
 
     def report(self, watch):
-        """Reports bad data, the first time; the verdict has all batches.
+        """Reports bad data once, and keeps the verdict's batches up to date.
 
         Args:
             watch: The `Watch`.
@@ -95,14 +94,14 @@ class BadData:
                 verdict.numbers["batches"] = places
 
     def located(self, watch, verdict: Verdict, step: int | None) -> Verdict:
-        """Returns a diagnosis' verdict with the places of bad data.
+        """Returns a verdict with the epoch and batch of the bad data.
 
-        Steps that were skipped before are reported first.
+        Earlier skipped steps are reported first.
 
         Args:
             watch: The `Watch`.
             verdict: `Verdict`.
-            step: Int. The step of the batch, `None` if that is not known.
+            step: Int. The step of the batch, or `None` if it is not known.
         """
         if not watch.several_workers:
             watch.counter_log.read(watch.step)
@@ -112,7 +111,7 @@ class BadData:
         return dataclasses.replace(verdict, step=at, **numbers)
 
     def events(self) -> list:
-        """Returns the event that names the bad batches at the end."""
+        """Returns the event that lists the bad batches, if there are any."""
         if not self.count:
             return []
         event = {"kind": "bad_batches", "count": self.count}
@@ -120,9 +119,9 @@ class BadData:
         return [event | {"message": str(self)} | listed]
 
     def _add(self, readings):
-        """Takes note of readings of all optimizers, at one step."""
+        """Adds the bad batches in the readings of all optimizers."""
         self._all_known &= not any(reading.others for reading in readings)
-        # A batch may be bad for several optimizers.
+        # Count a batch once, even if several optimizers have recorded it.
         bad = {
             skipped.step: skipped
             for reading in readings
@@ -152,24 +151,23 @@ class BadData:
 
 
 def _numbers(model, place, numbers):
-    """The fields of a verdict about bad data."""
+    """Returns the fields of a verdict about bad data."""
     own = numbers_of_samples(model)
-    if own:  # Rows of a batch say less.
+    if own:  # The numbers of samples are more useful than rows of a batch.
         numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}
     if place:
         numbers = {k: place[k] for k in ("epoch", "batch")} | numbers
     numbers = numbers | own
     text = advice("bad_data", **numbers)
-    # Readings run without compilation.
     return {"numbers": numbers, "advice": text, "compiled": False}
 
 
 def _fell(reading):
-    """Returns whether bad data alone lowered a scale."""
+    """Returns whether only bad data lowered the loss scale."""
     skipped = reading.new_steps and _is_bad_data_alone(reading)
     return bool(skipped) and reading.loss_scale < reading.points[0].scale
 
 
 def _is_bad_data_alone(reading):
-    """Returns whether no other step was skipped."""
+    """Returns whether bad data explain all skipped steps."""
     return all(s.inputs for s in reading.new_steps) and not reading.others

@@ -1,4 +1,4 @@
-"""Messages about a part of monitoring that fails, or a step that raises."""
+"""Messages about failed tasks and about steps that raise an error."""
 
 import contextlib
 import logging
@@ -13,23 +13,24 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.verdict_kinds import OF_TASK
 
-# Characters of the details in the log.
+# The log keeps this many characters of a traceback.
 _LONG = 8000
 
-# Silent unless somebody asks for it: the warning is one line.
+# The warning is one line. Users who want the traceback enable this logger.
 _LOGGER = logging.getLogger("keras_mixprec")
 _LOGGER.addHandler(logging.NullHandler())
 
 
 def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
-    """Warns, in one line, that `what` is not possible; training continues.
+    """Warns in one line that a task failed and that training continues.
 
     The logger `"keras_mixprec"` gets the traceback.
 
     Args:
-        what: String, a verb and its object.
+        what: String. A verb and its object, such as `"log layers"`.
         reason: Exception or string.
-        who: String. The callback that cannot. Defaults to `"MixPrecMonitor"`.
+        who: String. The callback with the task. Defaults to
+            `"MixPrecMonitor"`.
     """
     expected = NotBuiltError, NotImplementedError, OutOfMemoryError
     if not isinstance(reason, expected):
@@ -37,14 +38,15 @@ def warn_disabled(what: str, reason, who: str = "MixPrecMonitor") -> None:
     error = reason if isinstance(reason, BaseException) else None
     _LOGGER.warning("%s cannot %s", who, what, exc_info=error)
     warnings.warn(
-        f"{who} cannot {what}; training goes on without: {one_line(reason)}",
+        f"{who} cannot {what}, so training goes on without it: "
+        f"{one_line(reason)}",
         UserWarning,
         stacklevel=3,
     )
 
 
 def failure_event(kind: str, reason, **fields) -> dict:
-    """Returns the event for the log that something failed.
+    """Returns the log event of a failure.
 
     Args:
         kind: String. The kind of the event.
@@ -52,7 +54,7 @@ def failure_event(kind: str, reason, **fields) -> dict:
         **fields: More fields of the event.
 
     Returns:
-        Dict with `reason`, one line, and the `details` behind it.
+        Dict with the `reason` in one line, and the traceback as `details`.
     """
     details = str(reason)
     if isinstance(reason, BaseException):
@@ -75,14 +77,15 @@ def explain_error(watch, error: Exception, batch) -> bool:
         batch: The batch of that step, as `train_step` takes it.
 
     Returns:
-        True if the fault is repaired, so that the step can be taken again.
+        True if the tuner repaired the fault, so the step can be repeated.
     """
     watch.counter_log.read(watch.step)
     examiner, verdicts, repaired = watch.examiner, [], False
     with contextlib.suppress(Exception):
         examiner.look_at_task(batch)
         verdicts += [v for v in watch.verdicts if v.kind in OF_TASK]
-    # If float32 raises an error too, precision is not the cause.
+    # The diagnosis fails if float32 raises the error too. Then precision is not
+    # the cause.
     with contextlib.suppress(Exception):
         if not is_out_of_memory(error):
             repaired = _repaired(watch, batch, verdicts)
@@ -94,14 +97,13 @@ def explain_error(watch, error: Exception, batch) -> bool:
 
 
 def note_end(log, step: int, error: BaseException):
-    """Logs the exception that has ended `fit`, and the step.
-
-    Not one that the log has already, of a step that raised or of `stop_after`.
+    """Logs the exception that has ended `fit`, unless it is logged already.
 
     Args:
         log: The `RunLog`.
-        step: Int. How many steps were taken.
-        error: `BaseException`. One that is no `Exception` is an interruption.
+        step: Int. The number of steps taken.
+        error: `BaseException`. A `KeyboardInterrupt`, for example, is logged as
+            an interruption.
     """
     known = [
         event
@@ -117,13 +119,16 @@ def note_end(log, step: int, error: BaseException):
 
 
 def _repaired(watch, batch, verdicts):
-    """Adds the verdicts of a step that raised; returns whether it can go on."""
+    """Diagnoses and repairs a step that raised an error.
+
+    Adds to `verdicts`. Returns whether the step can be repeated.
+    """
     model, step = watch.model, watch.step
     who = "MixPrecMonitor" * watch.settings.verbose
     found = watch.examiner.examine(batch, who, raised=True)
     verdicts += [finding.verdict for finding in found[0].findings]
-    # Other workers wait for the gradients of this step. A custom `train_step`
-    # may have updated something before it raised.
+    # A step cannot be repeated if other workers wait for its gradients, or if a
+    # custom `train_step` may have updated weights before the error.
     alone = not (watch.several_workers or has_own_step(model))
     updated = watch.counters.attempted() != watch.taken
     if not watch.tuning or not alone or updated:

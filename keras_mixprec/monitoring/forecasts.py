@@ -1,4 +1,4 @@
-"""Forecasts of overflows from how a layer's headroom falls."""
+"""Predicts overflows from the trend of a layer's headroom."""
 
 import math
 from collections import deque
@@ -9,12 +9,12 @@ from keras_mixprec.diagnosis import thresholds
 class Trend:
     """The headroom of one layer over the last readings.
 
-    Wortsman et al., 2023 (arXiv 2309.14322) predict instabilities from how
-    activation norms grow; an overflow is where the line through their
-    logarithms meets the format's maximum.
+    Wortsman et al., 2023 (arXiv 2309.14322) predict instabilities from the
+    growth of activation norms. This class fits a line to the headroom in bits.
+    The layer overflows when the line reaches 0.
 
     Args:
-        count: Int. How many readings the line goes through.
+        count: Int. The number of readings to fit.
     """
 
     def __init__(self, count: int = thresholds.TREND_POINTS):
@@ -25,11 +25,11 @@ class Trend:
 
         Args:
             step: Int.
-            headroom_bits: Float. Negative or zero if it overflows already.
+            headroom_bits: Float. Zero or less if the layer overflows already.
 
         Returns:
-            Float. In about how many steps the layer overflows. `None` if the
-            line does not lead there soon.
+            Float. The predicted number of steps until the layer overflows, or
+            `None` if no overflow is near.
         """
         if not math.isfinite(headroom_bits):
             return None
@@ -47,9 +47,10 @@ class Trend:
 
 
 def _line(points):
-    """The first step as seen from the last, and the line of least squares.
+    """Fits a line by least squares, ten times as fast as `np.polyfit`.
 
-    For eight points this takes a tenth of the time of `np.polyfit`.
+    Returns the first step minus the last, the slope, the value of the line at
+    the last step, and the standard deviation from the line.
     """
     count, (last, _) = len(points), points[-1]
     center = sum(step for step, _ in points) / count
@@ -61,12 +62,12 @@ def _line(points):
     return points[0][0] - last, slope, now, math.sqrt(spread)
 
 
-# A line through fewer audits is a coincidence too often.
+# A trend over fewer audits is often a coincidence.
 _AUDITS = 3
 
 
 class AuditForecast:
-    """Foresees overflows from the headroom at the last audits."""
+    """Predicts overflows from the headroom at the last audits."""
 
     def __init__(self):
         self._step = 0
@@ -78,9 +79,9 @@ class AuditForecast:
 
         Args:
             step: Int.
-            headroom: Dict from path to bits.
+            headroom: Dict from layer path to headroom in bits.
         """
-        # Another `fit` may count from 0 again.
+        # A new `fit` may count from 0, which makes the older trends useless.
         before = self._trends if step >= self._step else {}
         self._step = step
         self._trends = {p: before.get(p) or Trend(_AUDITS) for p in headroom}
@@ -92,15 +93,20 @@ class AuditForecast:
         }
 
     def steps_left(self) -> dict:
-        """Returns a dict from the path of each layer that will overflow soon.
+        """Returns the layers that will overflow soon.
 
-        Each value is a pair: the steps until then, and the headroom left in
-            bits.
+        Returns:
+            Dict from layer path to the steps until the overflow and the
+            headroom in bits.
         """
         return self._left
 
     def about_to_overflow(self) -> dict:
-        """Returns the layers that the next batch could overflow, like above."""
+        """Returns the layers that may overflow on the next batch.
+
+        Returns:
+            Dict, as from `steps_left`.
+        """
         return {
             path: (steps, bits)
             for path, (steps, bits) in self._left.items()

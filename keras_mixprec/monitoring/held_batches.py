@@ -1,4 +1,4 @@
-"""Holds each batch until its step is over, to find one that fails."""
+"""Holds each batch until its step is over, to catch one that fails."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,14 @@ from keras_mixprec.numerics.calls import seed_states
 
 
 class HeldBatch(NamedTuple):
-    """A batch, and the state that repeating its step needs.
+    """A batch, and the state needed to repeat its step.
 
     Attributes:
-        batch: As `train_step` takes it, `None` if only other workers have one.
-        step: Int. The number of its step; the first is 1.
-        seeds: List of the arrays of random state.
-        scales: Dict of loss scales, by the name of the optimizer.
+        batch: As `train_step` takes it, or `None` if only other workers have a
+            batch.
+        step: Int. The number of its step, counted from 1.
+        seeds: List of arrays, the values of the random seeds.
+        scales: Dict of loss scales, by optimizer name.
     """
 
     batch: Any
@@ -35,9 +36,9 @@ class _Wait(NamedTuple):
 
 
 class HeldBatches:
-    """Hands over batches whose step has failed to those who wait for one.
+    """Passes batches whose step has failed to waiting functions.
 
-    Batches are not copied; the random state is.
+    The random state is copied, the batches are not.
 
     Args:
         watch: The `Watch`.
@@ -50,7 +51,7 @@ class HeldBatches:
 
     @property
     def due_at(self) -> float:
-        """The step from which on batches are held, infinite for never."""
+        """The step from which batches are held, infinity for never."""
         return 0 if self._waits else math.inf
 
     def wait(
@@ -64,15 +65,15 @@ class HeldBatches:
 
         Args:
             purpose: As for `Watch.attempt`.
-            then: Function that is given the `HeldBatch`, or `None` if none has
-                failed, and returns whether to wait for another one.
+            then: Function of the `HeldBatch`, or of `None` if no step has
+                failed in time. It returns whether to wait for another batch.
             has_failed: Function that returns whether the last step has failed.
-                Defaults to whether an optimizer has skipped it.
-            steps: How many steps to wait. Defaults to infinity.
+                By default, a step fails if an optimizer skips it.
+            steps: The number of steps to wait. Defaults to infinity.
 
         Returns:
-            Whether that is possible. If one call of the train function takes
-            several steps, it is not known which of them has failed.
+            True if waiting is possible. `False` if one call of the train
+            function takes several steps, because any of them may have failed.
         """
         watch = self._watch
         if getattr(watch.model, "steps_per_execution", 1) > 1:
@@ -89,7 +90,7 @@ class HeldBatches:
         self._waits = [wait for wait in self._waits if wait.then != then]
 
     def check(self):
-        """Hands the last batch over if its step has failed; holds the next."""
+        """Passes on the last batch if its step failed, and holds the next."""
         watch = self._watch
         held, self._held = self._held, None
         if held:
@@ -123,7 +124,7 @@ class HeldBatches:
 
 
 def keep_failing(watch):
-    """Keeps the first batches of skipped steps, as the settings say.
+    """Keeps the first `keep_failing_batches` batches of skipped steps.
 
     Args:
         watch: The `Watch`.
@@ -131,8 +132,7 @@ def keep_failing(watch):
     left = watch.settings.keep_failing_batches
 
     def keep(held):
-        # Imported here because it loads the diagnosis, which most runs do not
-        # need.
+        # Imported here because most runs do not need the diagnosis.
         from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
         kept = watch.failing_batches
@@ -141,5 +141,5 @@ def keep_failing(watch):
         return len(kept) < left
 
     if left and not watch.held.wait("keep failing batches", keep):
-        reason = "several steps in one execution"
+        reason = "`steps_per_execution` must be 1"
         warn_disabled("keep failing batches", reason)

@@ -1,4 +1,4 @@
-"""States that training was in while nothing was wrong, to look back at."""
+"""Keeps the last good states of a training run."""
 
 import math
 from collections import deque
@@ -9,10 +9,10 @@ from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
-# A state is kept before the first step and whenever so many steps were taken.
+# A state is kept before the first step, and then every 64 steps.
 _EVERY = 64
 
-# The last ones that are held, in the memory of the host, up to a size.
+# The host's memory holds the last 2 states, for models of up to 1 GiB.
 _HELD, _MOST_BYTES = 2, 2**30
 
 
@@ -20,9 +20,9 @@ class KeptState(NamedTuple):
     """The state of a model before a step.
 
     Attributes:
-        step: Int. Steps taken until then.
+        step: Int. The number of steps taken before.
         state: `State`.
-        batch: The next training batch, as `train_step` takes it.
+        batch: The batch of the step, as `train_step` takes it.
         rates: Dict of the learning rates, as from `rates_of`.
     """
 
@@ -33,13 +33,13 @@ class KeptState(NamedTuple):
 
 
 class KeptStates:
-    """Keeps the states that a model was in, as long as nothing is wrong.
+    """Keeps the last states of a model in which training was healthy.
 
     Attributes:
-        due_at: The step before which the next one is kept, infinite for never.
-        held: The last `KeptState`s, the newest last.
-        growth: Float. How far the loss was above the best one at the last
-            reading, as a share of that one; NaN if it was not finite.
+        due_at: The step at which the next state is kept, infinity for never.
+        held: The last `KeptState`s, oldest first.
+        growth: Float. The relative increase of the loss over the best loss, at
+            the last reading. NaN if the loss was not finite.
     """
 
     def __init__(self):
@@ -49,16 +49,16 @@ class KeptStates:
         self._total, self._best = (0.0, 0.0), math.inf
 
     def begin(self, model, step: int):
-        """Says when to keep the first one, which is before this step."""
+        """Plans to keep a first state before this step."""
         is_small = size_of_state(model) <= _MOST_BYTES
         self.due_at = step if is_small else math.inf
 
     def note(self, total: tuple | None):
-        """Takes note of the loss since this was called last.
+        """Records the mean loss since the last call.
 
         Args:
-            total: The sum of losses and their weights so far in this epoch,
-                `None` without a loss.
+            total: Tuple of the sum of losses and the sum of their weights in
+                this epoch, or `None` without a loss.
         """
         total = total or (0.0, 0.0)
         before = self._total if self._total[1] <= total[1] else (0.0, 0.0)
@@ -71,21 +71,21 @@ class KeptStates:
 
     @property
     def is_good(self) -> bool:
-        """Returns whether the loss was not far above the best one."""
+        """Returns whether the loss is close to the best loss."""
         return self.growth <= WORSE
 
     @property
     def has_grown(self) -> bool:
-        """Returns whether the loss has grown as in a divergence."""
+        """Returns whether the growth of the loss suggests a divergence."""
         return not self.growth < DIVERGED
 
     def back_to(self, step: int | None) -> KeptState:
-        """Returns the state of a step, and forgets those after it.
+        """Returns the state of a step, and forgets all later states.
 
-        The sums of losses start over as well.
+        The sums of losses start again from 0.
 
         Args:
-            step: Int, or `None` for the newest.
+            step: Int, or `None` for the newest state.
         """
         steps = [own.step for own in self.held]
         while step in steps and self.held[-1].step != step:
@@ -95,27 +95,27 @@ class KeptStates:
         return self.held[-1]
 
     def accept(self):
-        """Takes a loss as large as the next one for usual."""
+        """Treats the next loss as the best one so far."""
         self.growth, self._best = 0.0, math.inf
 
     def wait(self, step: int):
-        """Keeps no state before the next 64 steps are over."""
+        """Plans to keep the next state in 64 steps."""
         self.due_at = step + _EVERY
 
     def keep(self, model, step: int, batch):
-        """Keeps the state that the model is in.
+        """Keeps the current state of the model.
 
         Args:
             model: The `keras.Model`, with variables that are up to date.
-            step: Int. Steps taken until now.
+            step: Int. The number of steps taken so far.
             batch: As `train_step` takes it, or `None`.
         """
         if batch is None or not all(x.built for x in flat_layers(model)):
-            return  # The first step may have to build it.
+            return  # Without variables there is no state to keep yet.
         if any(gate.read().in_a_row for gate in gates_of(model)):
             return
         state = State.of(model)
         if state.is_finite:
             self.held.append(KeptState(step, state, batch, rates_of(model)))
-        else:  # A reason for a diagnosis.
+        else:  # NaN makes `has_grown` true, which starts a diagnosis.
             self.growth = math.nan

@@ -1,4 +1,4 @@
-"""The loss over the steps of a run, as Keras' own metric has it."""
+"""Logs the loss of a run from Keras' own loss metric."""
 
 import math
 from collections.abc import Mapping
@@ -9,29 +9,29 @@ from keras_mixprec.backend import active
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import LOSS
 
-# Points of the loss of an interval, after which they are half as often.
+# After this many points, the loss is logged half as often.
 _LOSSES = 128
 
 _NOTHING = 0.0, 0.0
 
 
 class LossCurve:
-    """Logs the mean loss of the steps since it was last logged.
+    """Logs the mean loss of the steps since the last point.
 
-    It reads the sum and the count of the metric `"loss"` together with the
+    The sum and the count of the metric `"loss"` are read together with the
     optimizer's counters. An epoch without any reading, as in a short run, gets
-    the mean that `fit` reports. The guard of metrics keeps bad batches out of
-    the sum: an interval without a good batch is logged as NaN, a gap in the
-    curve. A `train_step` that keeps its loss elsewhere has a point an epoch, if
-    it reports a `"loss"` at all.
+    the mean that `fit` reports. The metric guard keeps failed batches out of
+    the sum. An interval without a good batch is logged as NaN, which leaves a
+    gap in the curve. A `train_step` without this metric gets one point per
+    epoch, if it reports a `"loss"`.
 
     Args:
         model: The `keras.Model`.
         log: The `RunLog`.
 
     Attributes:
-        points: List of pairs of a step and the mean loss of the steps before
-            it, those that were logged.
+        points: List of the logged pairs: a step, and the mean loss since the
+            point before.
     """
 
     def __init__(self, model: keras.Model, log):
@@ -45,7 +45,7 @@ class LossCurve:
 
     @property
     def variables(self) -> list:
-        """The sums of the losses and their weights; none without a loss."""
+        """The variables with the sum of losses and the sum of weights."""
         return [
             variable
             for metric in self._model.metrics
@@ -54,10 +54,10 @@ class LossCurve:
         ]
 
     def begin_epoch(self, step: int):
-        """Keras has set the variables to 0.
+        """Starts an epoch, for which Keras has reset the variables to 0.
 
         Args:
-            step: Int. How many steps were taken before.
+            step: Int. The number of steps taken before.
         """
         self._before, self._held = _NOTHING, None
         self._from = step
@@ -70,28 +70,29 @@ class LossCurve:
         self._held = self.read()
 
     def read(self) -> tuple | None:
-        """Returns the values of the variables, while they are synchronized."""
+        """Returns the values of the variables, which must be synchronized."""
         if self._held is not None:
             return self._held
         found = [float(active.step().read_sum(v)) for v in self.variables]
-        # A model may have a metric "loss" of its own beside that of `compile`.
+        # A model may have its own metric "loss" in addition to Keras'. Take
+        # the one that has seen data.
         pairs = zip(found[::2], found[1::2], strict=True)
         return max(pairs, key=lambda pair: pair[1], default=None)
 
     def write(self, step: int, sums: tuple | None, nonfinite: int):
-        """Logs the mean since the last time, unless it is too early for one.
+        """Logs the mean loss since the last point, if a point is due.
 
         Args:
             step: Int. Step of the log.
             sums: Tuple or `None`, from `read`.
-            nonfinite: Int. Losses so far that were not finite.
+            nonfinite: Int. The number of non-finite losses so far.
         """
         if sums is None or not self._thinning.due():
             return
         total, count = sums
         before, counted = self._before
-        # The sums restart when a loop resets its metrics, even without an
-        # epoch.
+        # The sums also start again from 0 if a custom loop resets its metrics
+        # within an epoch.
         if count < counted or not math.isfinite(before):
             before, counted = _NOTHING
         if step > self._from:
@@ -103,11 +104,11 @@ class LossCurve:
             self._nonfinite = nonfinite
 
     def end_epoch(self, step: int, logs: Mapping | None):
-        """Logs the mean of those steps of an epoch that are in no reading.
+        """Logs the mean loss of the steps since the last reading.
 
         Args:
             step: Int. The last step of the epoch.
-            logs: Mapping, as `fit` gives it to `on_epoch_end`.
+            logs: Mapping, as `fit` passes it to `on_epoch_end`.
         """
         loss = (logs or {}).get("loss")
         if loss is None or step == self._from:
@@ -115,7 +116,7 @@ class LossCurve:
         before, counted = self._before
         if counted:
             total, count = self.read() or _NOTHING
-            if count <= counted:  # No good batch has come since.
+            if count <= counted:  # No good batch since the last reading.
                 return
             loss = (total - before) / (count - counted)
         self._from = step

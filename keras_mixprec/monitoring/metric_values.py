@@ -1,7 +1,7 @@
-"""Metrics that float16 makes infinite or NaN, though the loss is finite.
+"""Finds metrics that overflow in float16 although the loss is finite.
 
-Keras computes a metric in the dtype of the model's output, and a loss in
-float32: a relative error of targets near 0 leaves float16's range.
+Keras computes the loss in float32, but a metric in the dtype of the model's
+output. In float16 a relative error can overflow if a target is near 0.
 """
 
 import math
@@ -11,12 +11,12 @@ import keras
 
 from keras_mixprec.formats import get_format
 
-# The prefix of `fit` for the metrics of a validation.
+# `fit` reports the metrics of a validation with this prefix.
 VALIDATION = "val_"
 
 
 class MetricValues:
-    """Logs which metrics are not finite, each once.
+    """Logs metrics that are not finite, each one once.
 
     Args:
         log: The `RunLog`.
@@ -27,13 +27,13 @@ class MetricValues:
         self._told: set = set()
 
     def read(self, model: keras.Model, step: int, logs: Mapping | None) -> None:
-        """Looks at the metrics that an epoch reports.
+        """Checks the metrics of an epoch.
 
         Args:
             model: A `keras.Model`.
-            step: Int, the last step of the epoch.
-            logs: Mapping from the name of a metric to its value, as `fit` gives
-                it to `on_epoch_end`.
+            step: Int. The last step of the epoch.
+            logs: Mapping from metric name to value, as `fit` passes it to
+                `on_epoch_end`.
         """
         numbers = {
             name: value
@@ -53,7 +53,7 @@ class MetricValues:
 
 
 def validated(logs: Mapping | None) -> dict:
-    """Returns the numbers that a validation has put into the logs, by metric.
+    """Returns the validation metrics in the logs, by name without `"val_"`.
 
     Args:
         logs: As for `MetricValues.read`.
@@ -84,8 +84,8 @@ def _event(metrics):
         "metrics": {name: str(float(v)) for name, v in metrics.items()},
         "message": f"{which} {named} {are} not finite although the loss is: "
         f"Keras computes {'them' if several else 'it'} in float16, the dtype "
-        "of the model's output, whose largest number is "
+        "of the model's output, which overflows above "
         f"{get_format('float16').maximum:,.0f}",
-        "advice": "Training is fine. Give the last layer "
+        "advice": "Training is not affected. Give the last layer "
         "dtype='float32', as apply_policy does by default.",
     }

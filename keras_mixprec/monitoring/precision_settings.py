@@ -1,4 +1,4 @@
-"""Settings of a run that decide on precision, for the log."""
+"""Logs the settings of a run that affect precision."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
 from keras_mixprec.reporting.dashboards import CHARTS, METRICS, SETTINGS
 
-# Arguments of the monitor that another run needs to be alike.
+# Arguments of the monitor that are logged, so that a run can be reproduced.
 _ARGUMENTS = "update_freq", "probe_every", "max_overhead"
 
 
@@ -27,7 +27,7 @@ def settings_of(model: keras.Model) -> dict:
         model: A built and compiled `keras.Model`.
 
     Returns:
-        Dict from some of the names in `SETTINGS` to values.
+        Dict from names in `SETTINGS` to values.
     """
     policies = Counter(PrecisionPlan.from_model(model).values())
     optimizer = getattr(model, "optimizer", None)
@@ -35,7 +35,7 @@ def settings_of(model: keras.Model) -> dict:
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # A user's subclass of Keras' own has no rule.
+        # A user's subclass of Keras' optimizer has no rule, so log its class.
         rule = getattr(optimizer, "rule", optimizer)
         settings["loss_scale"] = type(rule).__name__
         scale = optimizer.initial_scale
@@ -45,19 +45,19 @@ def settings_of(model: keras.Model) -> dict:
         optimizer = optimizer.inner_optimizer
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
-        # A schedule has the rate that it begins with. A `MultiOptimizer` has
-        # several.
+        # With a schedule, this is the first rate. A `MultiOptimizer` has
+        # several rates, so none is logged.
         if (rate := getattr(optimizer, "learning_rate", None)) is not None:
             settings["learning_rate"] = float(to_array(rate))
     return settings
 
 
 def log_begin(watch, before_training: Sequence):
-    """Logs that a `fit` begins, and the settings in force in it.
+    """Logs the start of a `fit`, with its settings.
 
     Args:
         watch: The `Watch`.
-        before_training: Sequence of dicts, events to log after that.
+        before_training: Sequence of dicts, further events to log.
     """
     log, model, step = watch.log, watch.model, watch.step
     settings, products = settings_of(model), matmul_precision.in_force()
@@ -89,26 +89,26 @@ def log_begin(watch, before_training: Sequence):
 
 
 def _no_16_bits(model, dtypes):
-    """Returns the event for a model without 16-bit layers, and why."""
+    """Returns the event for a model without 16-bit layers."""
     lost, now = lost_policy(), global_policy().name
     if has_set(model):
-        lost, why = None, ": apply_policy or PrecisionTuner has set them so"
+        lost, why = None, ": apply_policy or PrecisionTuner has set this dtype"
     elif lost:
         why = (
-            f": set_global_policy({lost!r}) was called before, but the global "
-            f"policy is {now} again, as keras.backend.clear_session() makes "
-            "it and other threads have it; call set_global_policy after that, "
-            "where the model is built"
+            f": set_global_policy({lost!r}) was called, but "
+            "keras.backend.clear_session() or another thread uses "
+            f"{now}; call set_global_policy again, right before you build "
+            "the model"
         )
     elif is_16_bit(now):
         why = (
-            f" though the global policy is {now}: the model was built before "
-            "that was set, or its layers have dtypes of their own; "
-            f"keras_mixprec.apply_policy(model, {now!r}) sets it now"
+            f" although the global policy is {now}: the model was built "
+            "before you set the policy, or its layers have their own dtypes; "
+            f"call keras_mixprec.apply_policy(model, {now!r})"
         )
     else:
-        why = f": they follow the policy {now}"
-    message = f"no layer computes in 16 bits but all in {', '.join(dtypes)}"
+        why = f": the policy is {now}"
+    message = f"all layers compute in {', '.join(dtypes)}, none in 16 bits"
     return {
         "kind": "no_16_bits",
         "message": f"{message}{why}",
@@ -117,7 +117,7 @@ def _no_16_bits(model, dtypes):
 
 
 def log_end(log, step: int):
-    """Logs the operations that TensorFlow's graph rewrite has converted.
+    """Logs the operations that TensorFlow's graph rewrite converted.
 
     Args:
         log: The `RunLog`.

@@ -1,4 +1,4 @@
-"""Looks whether a run learns, and whether its task can be learnt."""
+"""Checks whether a run learns, and whether its task can be learnt."""
 
 import math
 
@@ -11,25 +11,26 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.reporting.flat_loss import flat_loss, last_change
 from keras_mixprec.reporting.headline import STUCK
 
-# Runs of fewer steps than the first are too short for a report. From the second
-# on, a loss that has not fallen is examined before the run ends.
+# A run of fewer than 30 steps is too short to judge. After 500 steps, a loss
+# that has not fallen is examined during training.
 _LEAST_STEPS, _MANY_STEPS = 30, 500
 
-# A loss that has fallen by less than this share of itself may have a reason.
+# A loss that fell by less than 2% counts as not falling.
 _FALL = 0.02
 
 
 class Progress:
-    """Looks at a task before the first step, and then at whether it is learnt.
+    """Checks the task before the first step, and then whether training learns.
 
-    It looks at the end, and whenever eight times as many steps were taken. It
-    looks into a step if the loss does not fall, or gradients are exactly zero.
+    Training is checked whenever the step count has grown by a factor of 8, and
+    at the end. If the loss does not fall, or gradients are exactly zero, one
+    step is examined.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
-        due_at: The step from which on there is something to look at.
+        due_at: The step of the next check.
     """
 
     def __init__(self, watch):
@@ -37,7 +38,7 @@ class Progress:
         self._watch = watch
 
     def begin(self):
-        """Looks at the first batch, or at all that `fit` was given."""
+        """Checks the first batch, or all data if `fit` was given arrays."""
         watch = self._watch
         look = watch.examiner.look_at_task
 
@@ -48,7 +49,7 @@ class Progress:
         watch.on_next_batch(begin)
 
     def look(self):
-        """Looks between the steps, for faults that do not pass."""
+        """Checks training between two steps."""
         watch, taken = self._watch, self._watch.taken
         self.due_at = watch.first_step + 8 * taken
         lasting = watch.ranges.zeros.lasting()
@@ -57,7 +58,7 @@ class Progress:
             self._look_into_step(at_the_end=False)
 
     def finish(self):
-        """Looks at the end."""
+        """Checks training at the end."""
         watch = self._watch
         losses = [loss for _, loss in self._points()]
         lost = losses and not math.isfinite(losses[-1])
@@ -69,19 +70,20 @@ class Progress:
             self._look_into_step()
 
     def _has_diverged(self):
-        """Returns whether the loss grew, and is no less than at first."""
+        """Returns whether training diverged to a loss above its first value."""
         watch, points = self._watch, self._points()
         examiner, start = watch.examiner, watch.examiner.schedule.start
         if examiner.has_reported("divergence"):
             return True
-        # A custom `train_step` may report another loss.
+        # A custom `train_step` may not report the loss that it minimizes, so
+        # ignore its loss.
         own = has_own_step(watch.model)
         if own or not (start and points and points[-1][1] >= start.loss):
             return False
         return examiner.find_divergence()
 
     def flat_loss(self) -> str:
-        """Returns a sentence if the loss did not fall, as the report does."""
+        """Returns the report's sentence about a flat loss, or `""`."""
         watch = self._watch
         used = watch.counters.used().values()
         skipped = max((x.since_start().skipped for x in used), default=0)
@@ -96,7 +98,7 @@ class Progress:
         return flat_loss(course, watch.log.story, layers, compared)
 
     def wants_comparison(self) -> bool:
-        """Returns whether 16 bits may be why the loss does not fall."""
+        """Returns whether 16 bits may keep the loss from falling."""
         watch = self._watch
         wide = {*SIXTEEN_BITS}.isdisjoint(watch.layers.dtypes.values())
         known = wide or watch.tuning or watch.examiner.schedule.errors
@@ -112,7 +114,8 @@ class Progress:
         own = has_own_step(watch.model)
         if told or own or batch is None or watch.taken < _LEAST_STEPS:
             return
-        # A schedule may begin later.
+        # During training a learning rate of 0 is no fault: a warmup may start
+        # with it.
         if not (at_the_end or learning_rate(watch.model)):
             return
         has_fallen = self._has_fallen()
@@ -142,7 +145,7 @@ class Progress:
         return batch if arrays is None else arrays
 
     def _points(self):
-        """The course of the loss since dtypes last changed."""
+        """Returns the loss curve since dtypes last changed."""
         since = last_change(self._watch.log.story)
         points = self._watch.counter_log.loss.points
         return [point for point in points if point[0] > since]

@@ -1,4 +1,4 @@
-"""Reads the ranges of layers when they are due, and logs them."""
+"""Reads and logs the ranges of layers when due."""
 
 import functools
 import itertools
@@ -23,31 +23,32 @@ from keras_mixprec.numerics.range_reading import (
 )
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
-# How often to ask, between two readings, whether the budget allows one. It
-# takes 20 us to ask, which is 1% of a step of small layers on JAX.
+# If the budget does not allow a reading, try again this many times per
+# interval. Each try takes 20 us, which is 1% of a small model's step on JAX.
 _RETRIES = 8
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
 
 
 class RangeLog:
-    """Reads and logs the ranges of all layers on some of the batches of a run.
+    """Reads and logs the ranges of all layers on some batches.
 
-    It always reads them after the first step, after the last, and whenever
-    eight times as many were taken, so a run that dies leaves recent ranges.
-    Between these it reads every so often, and after the loss scale grew or a
-    step was skipped, as far as the overhead budget allows. Histograms are
-    logged whenever twice as many steps were taken.
+    Ranges are always read after the first step, after the last step, and
+    whenever the step count has grown by a factor of 8. A run that crashes
+    therefore leaves recent ranges. Further readings follow every `probe_every`
+    steps, after the loss scale grew and after a skipped step, if the overhead
+    budget allows them. Histograms are logged whenever the step count has
+    doubled.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
-        due_at: The step of the next reading, infinite for never.
-        samples: Int. Samples in the first batch, `0` before it.
-        batch: The last batch that was read without infinities or NaNs. It
-            begins with the batch of the first step, and is `None` before.
-        last: The last `Ranges`, `None` before.
+        due_at: The step of the next reading, infinity for never.
+        samples: Int. The number of samples in the first batch, `0` before.
+        batch: The last batch whose reading was finite, or at first the batch
+            of the first step. `None` before.
+        last: The last `Ranges`, or `None`.
         zeros: `ZeroGradients` of the readings.
     """
 
@@ -69,7 +70,7 @@ class RangeLog:
         self._trends = defaultdict(Trend)
 
     def start(self):
-        """Holds the first batch."""
+        """Plans the first reading, and keeps the first batch."""
         if self._off:
             self._withhold(self._off)
         else:
@@ -77,11 +78,11 @@ class RangeLog:
         self._watch.on_next_batch(self._hold)
 
     def hurry(self):
-        """Reads as soon as the budget allows: something has changed."""
+        """Plans a reading as soon as the budget allows one."""
         self.due_at = math.inf if self._off else 0
 
     def read(self):
-        """Reads ranges on the next batch, if it may."""
+        """Reads ranges on the next batch, if the budget allows it."""
         watch = self._watch
         is_extra = watch.taken < self._needed
         if is_extra and watch.budget.left(PROBES) <= self._cost:
@@ -95,7 +96,7 @@ class RangeLog:
         watch.on_next_batch(functools.partial(self._read, is_extra))
 
     def finish(self):
-        """Reads once more if steps were taken since."""
+        """Reads ranges once more if steps were taken since the last reading."""
         if not self._off:
             self._finish()
         # Report the failure only now. If a training step raises the same error,
@@ -109,7 +110,7 @@ class RangeLog:
         if step == watch.first_step:
             self._withhold("no step was taken.")
         elif self.batch is None:
-            self._withhold("there is no batch to measure on.")
+            self._withhold("there is no batch to measure.")
         elif step not in self._steps:
             self._last_histograms = 0
             self._read(False, self.batch)
@@ -125,7 +126,7 @@ class RangeLog:
     def _read(self, is_extra, batch):
         """Reads ranges on a batch, `None` if only other workers have one."""
         watch = self._watch
-        if batch is None or not self._log.writes:  # Which another worker has.
+        if batch is None or not self._log.writes:
             return
         started = watch.budget.now()
         try:
@@ -133,7 +134,8 @@ class RangeLog:
             self._write(measured)
         # An error in a measurement must not end training.
         except Exception as error:
-            # After one failure the model may have been repaired.
+            # Stop at the second failure in a row. After the first one, the
+            # tuner may have repaired the model.
             if self._failed is not None:
                 self._off, self.due_at = _reason(error), math.inf
                 self.batch = None
@@ -142,7 +144,8 @@ class RangeLog:
         else:
             self._failed = None
             self._steps.append(watch.step)
-            # The last reading shall not be one of bad data.
+            # The last reading of the run uses this batch, so it must not
+            # contain bad data.
             if measured.is_finite:
                 self.batch = tree.map_structure(detached, batch)
         self._cost = watch.budget.now() - started
@@ -153,7 +156,7 @@ class RangeLog:
         step = self._watch.step
         if not self._is_withheld:
             self._is_withheld = True
-            message = f"Ranges of layers withheld at step {step}: {reason}"
+            message = f"Layer ranges are missing at step {step}: {reason}"
             event = {"kind": "ranges_withheld", "message": message}
             self._log.event(step, event)
 
@@ -204,10 +207,9 @@ class RangeLog:
         self._log.event(step, event)
         if self._watch.settings.verbose:
             print_message(
-                f"The activations of {path!r} have {bits:.1f} bits left "
-                f"below the maximum of {self.last.limits.name}. If they keep "
-                f"growing as they do now, they overflow in about {left:.0f} "
-                "steps."
+                f"The activations of {path!r} have {bits:.1f} bits of headroom "
+                f"left in {self.last.limits.name}. If they keep growing at "
+                f"this rate, they overflow in about {left:.0f} steps."
             )
 
 
@@ -217,17 +219,17 @@ def _reason(error):
 
 def _reason_for_none(settings):
     if not settings.probe_every:
-        return "`probe_every=0`. With the default of 100 they are measured."
+        return "`probe_every=0` turns them off. The default is 100."
     if not settings.max_overhead:
-        return "`max_overhead=0`. With the default of 0.02 they are measured."
+        return "`max_overhead=0` turns them off. The default is 0.02."
     return None
 
 
 def _interval(every, model):
-    """Steps from one reading to the next, at least `every`.
+    """Returns the steps between two readings, at least `every`.
 
-    If gradients are accumulated over several steps, only the last of them
-    updates. Readings meet each of them in turn.
+    With gradient accumulation, only one step of several updates weights. The
+    interval lets readings meet each of these steps in turn.
     """
     optimizers = optimizers_of(model).values()
     windows = math.prod(map(accumulation_steps, optimizers))
@@ -236,11 +238,11 @@ def _interval(every, model):
 
 
 def _count_samples(batch):
-    """Returns the samples in a batch, 0 if that is not known.
+    """Returns the number of samples in a batch, 0 if it is not known.
 
-    It counts the rows of the inputs if all inputs have as many. Inputs of a
-    graph have a row for each node and each edge, its targets one for each
-    graph.
+    Inputs with equal numbers of rows have one row per sample. If the numbers
+    differ, the rows of the targets count: a graph network, for example, has
+    inputs with a row for each node and each edge.
     """
     for part in batch if isinstance(batch, (list, tuple)) else (batch,):
         shapes = (getattr(x, "shape", ()) for x in tree.flatten(part))

@@ -1,4 +1,4 @@
-"""Headroom, zeros and subnormals of each layer, from a reading."""
+"""Computes headroom, zeros and subnormals of each layer from a reading."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.range_reading import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
-# A column of `PROBED` is named after the part and one of these.
+# Columns in `PROBED` are named after a part of a layer and a measure.
 _MEASURES = {
     "headroom_bits": lambda s, limits: s.headroom_bits(limits),
     "nonfinite": lambda s, limits: s.nonfinite,
@@ -19,7 +19,7 @@ _MEASURES = {
     "largest": lambda s, limits: np.where(s.nonfinite, np.inf, s.largest),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
-# Columns whose worst number is drawn as a curve.
+# TensorBoard shows a curve of the worst layer for these columns.
 _WORST = (
     "activation_headroom_bits",
     "gradient_headroom_bits",
@@ -31,9 +31,9 @@ _WORST = (
 )
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
 
-# This many readings in a row, over this many steps, make gradients of zero
-# worth a diagnosis. The first readings are at steps 1, 2, 4, and so on, and a
-# gate that starts at zero has moved before step 30.
+# Gradients that are zero in 3 readings over 30 steps are worth a diagnosis.
+# Fewer steps prove nothing: a gate that starts at zero blocks gradients too,
+# but moves before step 30.
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
 
@@ -41,17 +41,17 @@ _ZERO_STEPS = 30
 def metrics_table(
     readings: Sequence[LayerReading], limits: Format
 ) -> np.ndarray:
-    """Returns the numbers of a reading, a row for each layer call.
+    """Returns the numbers of a reading, with a row for each layer call.
 
     Args:
         readings: List of `LayerReading`.
-        limits: `Format` that the numbers refer to.
+        limits: The `Format` whose range counts.
 
     Returns:
-        Float32 array `(len(readings), len(PROBED))`: headroom in bits,
-        non-finite elements as a count, shares of elements that are zero,
-        subnormal and below all numbers of the format, the largest magnitude;
-        NaN where nothing was measured.
+        Float32 array of shape `(len(readings), len(PROBED))`. The columns are
+        headroom in bits, the number of non-finite elements, the shares of
+        elements that are zero, subnormal or too small for the format, and the
+        largest magnitude. NaN stands for a missing measurement.
     """
     lost = [reading.lost_updates for reading in readings]
     columns = {"lost_updates": np.array(lost, "float32")}
@@ -62,7 +62,7 @@ def metrics_table(
 
 
 def _columns(readings, part, limits):
-    """Returns the columns of one part by name, if `PROBED` has them."""
+    """Returns the columns of one part that `PROBED` has, by name."""
     names = {f"{part}_{measure}": measure for measure in _MEASURES}
     columns = {n: np.full(len(readings), np.nan) for n in names if n in PROBED}
     held = [part in reading.parts for reading in readings]
@@ -76,9 +76,9 @@ def _columns(readings, part, limits):
 
 
 def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
-    """Returns which of the layers compute in 16 bits, as far as known.
+    """Returns a mask of the layers that compute in 16 bits.
 
-    Other layers may exceed the range of 16 bits.
+    A layer with an unknown dtype counts as a 16-bit layer.
 
     Args:
         readings: List of `LayerReading`.
@@ -91,9 +91,9 @@ def in_16_bits(readings: Sequence[LayerReading], dtypes: dict) -> np.ndarray:
 
 
 class ZeroGradients:
-    """Layers in 16 bits all of whose weights' gradients stay exactly zero.
+    """Finds 16-bit layers whose weight gradients stay exactly zero.
 
-    They may have vanished, or be zero in float32 as well.
+    Such gradients may have underflowed, or may be zero in float32 too.
     """
 
     def __init__(self):
@@ -105,22 +105,24 @@ class ZeroGradients:
         """Adds a reading.
 
         Args:
-            step: Int. Rises from reading to reading.
+            step: Int. Larger than in the reading before.
             paths: List of strings, one for each row.
             table: Array, as `metrics_table` returns it.
-            narrow: Boolean array, which rows are about layers in 16 bits.
+            narrow: Boolean array, true for the rows of 16-bit layers.
         """
         shares = np.where(narrow, table[:, _WEIGHT_GRADIENT_ZERO], 0.0)
         for path, share in zip(paths, shares, strict=True):
             if share == 1:
                 self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # The share is NaN if the layer has no weights.
+            elif share < 1:  # False for NaN, which means no weights.
                 self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
-        """Returns the steps of such readings of each layer, if they suffice.
+        """Returns the layers whose gradients have been zero for long.
 
-        It takes at least 3 in a row up to the last reading, over 30 steps.
+        Returns:
+            Dict from layer path to the steps of its readings. Each layer has at
+            least 3 such readings in a row, over at least 30 steps.
         """
         return {
             path: steps
@@ -131,16 +133,16 @@ class ZeroGradients:
 
 
 def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
-    """Returns the worst layer's numbers, by name.
+    """Returns the numbers of the worst layer, by name.
 
     Args:
         table: Array, as `metrics_table` returns it.
-        narrow: Boolean array, which of its rows are about layers in 16 bits.
+        narrow: Boolean array, true for the rows of 16-bit layers.
 
     Returns:
-        Dict with the smallest headroom, the largest share of subnormal
-        gradients and of lost updates, the largest logit, and how many layers
-        had non-finite numbers. A number that no layer has is left out.
+        Dict with the smallest headroom, the largest shares of subnormal
+        gradients and lost updates, the largest logit, and the number of layers
+        with non-finite numbers. Numbers without any measurement are left out.
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
@@ -157,5 +159,5 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
 
 
 def _dtype(path, dtypes):
-    # The path of a second call ends with "#1".
+    # The path of a layer's second call ends with "#1".
     return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])

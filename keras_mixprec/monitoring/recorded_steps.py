@@ -1,8 +1,9 @@
-"""Reading the steps that an optimizer has recorded since the last reading.
+"""Reads the steps that an optimizer has recorded since the last reading.
 
-A scale at step `s` of a log is in use after `s` batches. The batch that Keras
-numbers `s` runs with it. If the `s`th step is skipped (`at_step` of its event),
-it ran with the scale of step `s - 1` and changes the scale at step `s`.
+The log counts steps from 1 and batches from 0, as Keras does. The loss scale
+logged at step `s` is in use after `s` steps, so batch `s` runs with this scale.
+A skipped step `s` (the `at_step` of its event) ran with the scale logged at
+step `s - 1`, and its new scale is logged at step `s`.
 """
 
 import itertools
@@ -16,30 +17,29 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# This many skipped steps in a row are no scale search any more: from 2**15
-# that finds a scale of 2**10, and few models need a smaller one.
+# Five skipped steps in a row are more than a search for the loss scale. They
+# lower a scale of 2**15 to 2**10, and few models need a smaller one.
 TRIGGER_STEPS = 5
 
-# A rule without a floor of its own counts as being at it here: float16's
-# smallest normal number, the floor of `DynamicLossScale()`. A gradient that
-# overflows float16 even so is above 1e9. Others stop earlier: fairseq raises
-# below 1e-4 (`--min-loss-scale`), DeepSpeed, Megatron and jmp hold the scale
-# at 1.
+# A loss scale without a floor counts as collapsed at the default floor of
+# `DynamicLossScale()`, float16's smallest normal number. A gradient that still
+# overflows there is above 1e9. Other libraries stop earlier: fairseq raises an
+# error below 1e-4, and DeepSpeed, Megatron and jmp keep the scale at 1 or more.
 _LEAST_USEFUL = 2.0**-14
 
-# Changes of the scale that are logged one by one, 0.1 kB each. A schedule may
-# change it in every step of a long run.
+# The log keeps this many changes of the scale, at 0.1 kB each. A schedule may
+# change the scale in every step of a long run.
 _CHANGES = 20_000
 
 
 class ScalePoint(NamedTuple):
-    """A point of the curve of a loss scale; holds until the next.
+    """A point on the curve of a loss scale, valid until the next point.
 
     Attributes:
         step: Int. Step of the log.
-        scale: Float. The scale in use after that many batches.
-        skipped: Int. Steps skipped until then.
-        applied: Int. Steps applied until then.
+        scale: Float. The scale in use after this step.
+        skipped: Int. The number of steps skipped so far.
+        applied: Int. The number of steps applied so far.
     """
 
     step: int
@@ -49,13 +49,13 @@ class ScalePoint(NamedTuple):
 
 
 def scale_curves(scale: float, name: str) -> dict:
-    """Returns the points of the curves of a loss scale, tag -> number.
+    """Returns the values of the loss scale curves at one step, by tag.
 
     Args:
         scale: Float.
         name: As for `Reading.curves`.
     """
-    # Keras' own optimizer may lower its scale to 0.
+    # Keras' own optimizer may lower its scale to 0, which has no logarithm.
     log2 = math.log2(scale) if scale else -math.inf
     return {
         curve_tag("mixprec/loss_scale", name): scale,
@@ -67,20 +67,22 @@ class Reading(NamedTuple):
     """The result of one reading of an optimizer's counters.
 
     Attributes:
-        points: List of `ScalePoint`s: the last one of the reading before, all
-            changes of the scale since then, and now.
-        gaps: List of pairs of steps between which changes are not all known.
+        points: List of `ScalePoint`s: the last point of the reading before, all
+            changes of the scale since then, and the current scale.
+        gaps: List of pairs of steps. Some changes between them are unknown.
         skipped: Int. Steps skipped so far, in the whole log.
-        in_a_row: Int. Steps skipped since the last one applied.
-        collapsed: Boolean, whether steps in a row are still skipped at a scale
-            that is as low as it can be, or as any model needs.
+        in_a_row: Int. Steps skipped since the last applied step.
+        collapsed: Boolean, whether steps are still skipped although the loss
+            scale is at its floor.
         new_steps: List of the `NonfiniteStep`s since the last reading, with
-            the log's numbers.
-        others: List of triples, skipped steps since then that the optimizer no
-            longer remembers in full: the first and the last that they can be,
-            and how many they are.
-        overflow_counts: Dict path -> number of steps it overflowed in.
-        gradient_norms: Dict path -> unscaled norm of the last step.
+            the step numbers of the log.
+        others: List of further skipped steps since the last reading, which the
+            optimizer has not recorded in full. Each entry is a triple: the
+            first possible step, the last possible step, and their number.
+        overflow_counts: Dict from variable path to the number of steps in
+            which its gradient overflowed.
+        gradient_norms: Dict from variable path to the unscaled gradient norm
+            in the last step.
         first: Int. The first step that has no point in the log yet.
     """
 
@@ -113,30 +115,30 @@ class Reading(NamedTuple):
 
     @property
     def is_trouble(self) -> bool:
-        """Returns whether a search for the scale does not explain the skips.
+        """Returns whether the skipped steps are more than a scale search.
 
-        In a row, or down to a scale below 1: what overflows at 1 overflows in
-        float16 without any scale.
+        They are if many come in a row, or if they lower the scale below 1. A
+        gradient that overflows at a scale of 1 is out of float16's range.
         """
         is_low = self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
         return self.in_a_row >= TRIGGER_STEPS or is_low
 
     def continued(self, again: "Reading") -> "Reading":
-        """Returns one reading of this and another at the same step.
+        """Returns this reading, merged with a second one at the same step.
 
         Args:
-            again: `Reading` after the scale was set.
+            again: `Reading` made after the scale was set.
         """
         points = self.points + again.points[1:]
         return self._replace(points=points, collapsed=again.collapsed)
 
     def curves(self, name: str = "", by_variable: bool = True) -> dict:
-        """Returns the curves to draw, step -> tag -> number.
+        """Returns the points of all curves, as nested dicts by step and tag.
 
         Args:
-            name: String. Which of several optimizers it is, `""` if there is
-                one.
-            by_variable: Boolean, whether to return the curves of each variable.
+            name: String. The attribute name of the optimizer, `""` for a
+                single optimizer.
+            by_variable: Boolean, whether to include the curves of variables.
         """
         corners = self._corners()
         curves = {step: scale_curves(scale, name) for step, scale in corners}
@@ -155,17 +157,18 @@ class Reading(NamedTuple):
         return curves
 
     def _corners(self):
-        """Step and scale at both ends of each stretch without a change.
+        """Returns step and scale before and after each change of the scale.
 
-        TensorBoard draws straight lines between points.
+        TensorBoard draws straight lines between points, so a sudden change
+        needs both.
         """
         start, *others = self.points
         if not others:
             own = start.step >= self.first
             return [(start.step, start.scale)] if own else []
         corners, scale = {}, start.scale
-        # The curve may have another scale there, from an earlier `fit` or from
-        # before it was set by hand.
+        # The log may already hold another scale at this step, from an earlier
+        # `fit` or from before the user set the scale. Start one step later.
         if start.step < self.first or others[0].step == start.step:
             scale = [p for p in self.points if p.step == start.step][-1].scale
             corners[start.step + 1] = scale
@@ -177,13 +180,13 @@ class Reading(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The counters of an optimizer, read at once.
+    """The counters of an optimizer at one moment.
 
     Attributes:
-        attempted: Int. Steps taken or skipped.
+        attempted: Int. Steps applied or skipped.
         skipped: Int. Steps skipped.
-        in_a_row: Int. Steps skipped since the last one applied.
-        changed: Int. How many `ScaleChange`s were recorded.
+        in_a_row: Int. Steps skipped since the last applied step.
+        changed: Int. The number of recorded `ScaleChange`s.
         scale: Float. The loss scale.
     """
 
@@ -195,7 +198,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, optimizer) -> "Counts":
-        """Returns the counters of a `LossScaleOptimizer`, built or not."""
+        """Returns the counters of a `LossScaleOptimizer`."""
         attempted, skipped, in_a_row, _, changed = (
             optimizer.history.read_counts()
         )
@@ -204,16 +207,16 @@ class Counts(NamedTuple):
 
     @property
     def applied(self) -> int:
-        """Steps applied."""
+        """The number of applied steps."""
         return self.attempted - self.skipped
 
     def collapsed(self, rule) -> bool:
-        """Returns whether steps are skipped at as low a scale as there is.
+        """Returns whether steps are still skipped at the lowest loss scale.
 
         Args:
             rule: `LossScale`.
         """
-        # A fixed or scheduled scale does not fall at all.
+        # A fixed or scheduled scale never falls, so it is always at its floor.
         floor = getattr(rule, "min_scale", math.inf)
         floor = _LEAST_USEFUL if floor is None else floor
         return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
@@ -224,7 +227,7 @@ class StepReader:
 
     Args:
         optimizer: A built `LossScaleOptimizer`.
-        step: Int. The step of the log that its next step is.
+        step: Int. The current step of the log.
         skipped: Int. Steps skipped so far in the whole log.
         first: Int. The first step that has no point in the log yet.
     """
@@ -234,10 +237,10 @@ class StepReader:
         self._begin = self._counts = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-        # This is added to the optimizer's count of skipped steps.
+        # The log counts skipped steps over several `fit`s and optimizers.
         self._skipped_earlier = skipped - self._begin.skipped
         self._step, self._first = step, first
-        # Since the last reading, as in `Reading`.
+        # These collect the next `Reading`.
         self._points = [self._point()]
         self._gaps: list = []
         self._new_steps: list = []
@@ -249,7 +252,7 @@ class StepReader:
         return self._begin.scale
 
     def since_start(self) -> Counts:
-        """Returns the counters as of now, with the steps since the start."""
+        """Returns the current counters, with steps counted from the start."""
         now, begin = Counts.of(self.optimizer), self._begin
         return now._replace(
             attempted=now.attempted - begin.attempted,
@@ -257,14 +260,14 @@ class StepReader:
         )
 
     def overflow_counts(self) -> dict:
-        """Returns, by path, in how many steps it overflowed since the start."""
+        """Returns the overflow counts since the start, by variable path."""
         return {
             path: count - self._first_counts.get(path, 0)
             for path, count in self.optimizer.overflow_counts().items()
         }
 
     def read(self, step: int) -> Reading:
-        """Returns the state of the counters, and the news since the last call.
+        """Returns the counters, and all changes since the last call.
 
         Args:
             step: Int. Step of the log.
@@ -313,14 +316,16 @@ class StepReader:
         )
 
         def at(number):
-            """The step of the log of an attempted step.
+            """Returns the step of the log for an attempted step.
 
-            An optimizer may step several times a batch, or not in each.
+            They differ if an optimizer steps several times per batch, or not in
+            every batch.
             """
             past = max(number - before.attempted, 0)
             return start + -(-past * (step - start) // max(attempted, 1))
 
-        if min(attempted, skipped, changed) < 0:  # A checkpoint was loaded.
+        # Counters only fall if a checkpoint was loaded.
+        if min(attempted, skipped, changed) < 0:
             self._skipped_earlier -= skipped
             self._gaps.append((start, step))
         elif changed or self._counts.scale != before.scale:
@@ -331,7 +336,7 @@ class StepReader:
                 self._gaps.append((min(start + 1, step), step))
 
     def _add_skipped(self, at, before, count, changes):
-        """Adds the steps that are kept in full, and the others as a block."""
+        """Adds steps with a full record one by one, and the rest as a block."""
         recent = self.optimizer.nonfinite_steps()
         recent = recent[max(len(recent) - count, 0) :]
         self._new_steps += [x._replace(step=at(x.step)) for x in recent]
@@ -344,10 +349,10 @@ class StepReader:
             self._others.append((at(first), at(last), others))
 
     def _add_points(self, at, scale, changes):
-        """Adds the changes of the scale; returns whether these are all.
+        """Adds the changes of the scale; returns whether none is missing.
 
-        They are not if a script has assigned to the scale's variable, or more
-        steps were skipped than an optimizer remembers.
+        Changes are missing if a script assigned a scale, or if more steps were
+        skipped than the optimizer can record.
         """
         if self._changes_left <= 0:
             return False

@@ -1,4 +1,4 @@
-"""How fast training is, and what monitoring may cost."""
+"""Measures step times, and limits the overhead of monitoring."""
 
 import itertools
 import math
@@ -13,49 +13,48 @@ from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.performance import rates_of
 
-# Rows of the table of speed in an interval, after which every second one is
-# written.
+# After this many rows, the speed is logged half as often.
 _ROWS = 128
 
-# Steps of the first stretch, so that short runs have the time of a step.
+# The first stretch ends after 4 steps, so that short runs get a step time too.
 _FIRST = 4
 
-# The durations of this many calls are kept, the latest.
+# Percentiles are computed over at most this many of the latest calls.
 _MOST_CALLS = 4096
 
-# This share of the training time cannot be timed from here. Guarding metrics
-# and state takes 0.3% to 1.1% of every step on torch. The hooks take
-# microseconds, and steps wait for each other when counters are read.
+# This share of the training time is reserved for overhead that cannot be timed
+# from Python: the metric guard takes 0.3% to 1.1% of every step on torch, and
+# reading counters interrupts the queue of steps.
 _UNTIMED = 0.0125
 
-# Purposes. Readings of the counters and of ranges (`PROBES`) have half of the
-# budget each. Without that limit one would leave nothing to the other, because
-# ranges take as long as hundreds of readings.
+# Reading counters and reading ranges (`PROBES`) get half of the budget each.
+# Otherwise ranges, which take as long as hundreds of readings, would leave
+# nothing for the counters.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 
 class OverheadBudget:
-    """Counts the seconds of `fit` that are not training.
+    """Counts the seconds of `fit` that are overhead, and limits them.
 
-    It thins only work that repeats: readings of the counters without news, and
-    extra readings of ranges. It decides on no finding, so a busy machine finds
-    as much. Diagnoses are due after a number of steps, see `audit_schedule.py`
-    and `tuning/trigger.py`, and counters are read whenever there is news, see
-    `CounterLog.read_if_due`.
+    The budget limits only routine work: reading counters that have not changed,
+    and extra readings of ranges. Findings do not depend on the budget, so a
+    slow machine finds the same faults. Diagnoses are scheduled by step count
+    (see `audit_schedule.py` and `tuning/trigger.py`), and changed counters are
+    always read (see `CounterLog.read_if_due`).
 
     Args:
-        max_overhead: Float. The share of the time of `fit` that may be taken,
-            from the second call of the train function on. 0.0125 of it, but at
-            most half, is reserved for overhead that is not timed. The value 1
-            sets no limit.
+        max_overhead: Float. The overhead that is allowed, as a share of the
+            time of `fit` after the first call of the train function. A part of
+            it, 0.0125 but at most half, is reserved for overhead that cannot be
+            timed. `1` sets no limit.
 
     Attributes:
-        counted: `collections.Counter`, seconds by purpose.
-        once: Float. Seconds of work that happens once, so it is not overhead.
-        before: Float. Seconds of what came before the second call, as the
-            diagnosis before the first step.
-        special: Int. How often there was work other than reading counters.
-            Steps beside it take longer than others.
+        counted: `collections.Counter` of seconds by purpose.
+        once: Float. Seconds of work that happens once, which is no overhead.
+        before: Float. Seconds of work before the second call of the train
+            function, such as the first diagnosis.
+        special: Int. The number of tasks other than reading counters. Steps
+            next to such a task take longer, so they are not timed.
     """
 
     def __init__(self, max_overhead: float):
@@ -68,29 +67,29 @@ class OverheadBudget:
         self.special = 0
 
     def begin(self):
-        """The first call, which compiles, is over; only now seconds count."""
+        """Starts to count, after the first call, which compiles."""
         if self._origin is None:
             self._origin = self.now()
 
     def now(self) -> float:
-        """Returns the seconds of the clock, which stands still in a pause."""
+        """Returns the current time in seconds, without pauses."""
         now = _clock.now() if self._paused_at is None else self._paused_at
         return now - self._paused
 
     def pause(self):
-        """A pause begins, which is neither training nor overhead."""
+        """Starts a pause, which counts as neither training nor overhead."""
         if self._paused_at is None:
             self._paused_at = _clock.now()
 
     def go_on(self):
-        """The pause is over."""
+        """Ends a pause."""
         if self._paused_at is not None:
             self._paused += _clock.now() - self._paused_at
             self._paused_at = None
 
     @property
     def trained(self) -> float:
-        """Seconds of training proper since then."""
+        """Seconds of training since `begin`, without overhead."""
         if self._origin is None:
             return 0.0
         elapsed = self.now() - self._origin
@@ -98,12 +97,12 @@ class OverheadBudget:
 
     @property
     def share(self) -> float:
-        """Share of the time since then that counts as overhead."""
+        """Overhead as a share of the time since `begin`."""
         spent = self.counted.total()
         return spent / (self.trained + spent) if spent else 0.0
 
     def left(self, purpose: str) -> float:
-        """Returns the seconds that a purpose may take now."""
+        """Returns the seconds that are left for a purpose."""
         spent = self.counted.total()
         allowed = self._share * (self.trained + spent)
         if allowed and not self._limited:
@@ -111,13 +110,14 @@ class OverheadBudget:
         return allowed / 2 - self.counted[purpose]
 
     def add(self, purpose: str, seconds: float, is_overhead: bool = True):
-        """Takes note of what a purpose took.
+        """Adds the seconds that a purpose took.
 
         Args:
             purpose: String.
             seconds: Float.
-            is_overhead: Boolean, whether it counts as overhead; what happens
-                once, such as compilation, does not. Defaults to `True`.
+            is_overhead: Boolean, whether the seconds count as overhead. Work
+                that happens once, such as compilation, does not. Defaults to
+                `True`.
         """
         self.special += purpose != READINGS or not is_overhead
         if self._origin is None:
@@ -129,28 +129,26 @@ class OverheadBudget:
 
 
 class StepClock:
-    """Measures stretches of plain steps.
+    """Measures step times over stretches of undisturbed steps.
 
-    On a device that runs on while the host goes ahead, the time between two
-    calls is the time that it takes to enqueue a step. So a stretch ends when
-    the host looks at the counters, because it waits for all steps so far. A
-    step took the time of the stretch divided by its steps. How long that last
-    wait was says whether the host was ahead by more than a step. If not, the
-    stretch may end at any time stamp, and its steps take the times between its
-    stamps.
+    A GPU runs asynchronously: the time between two calls on the host is only
+    the time to enqueue a step. A stretch therefore ends when the host reads the
+    counters, because it then waits for all steps. The step time is the time of
+    the stretch divided by its number of steps. A long wait at the end shows
+    that the device was behind by more than a step. If the device was not
+    behind, each call is timed on its own, and the stretch may end at any call.
 
-    A stretch does not contain the last call of an epoch, validation, calls that
-    compile, are measured or diagnosed, and the one after these.
+    A stretch leaves out the last call of an epoch, validation, calls with
+    compilation, a reading of ranges or a diagnosis, and the call after these.
 
     Args:
         model: The `keras.Model`.
-        budget: `OverheadBudget`, which counts ranges and diagnoses.
-        wait: Function that waits for all steps so far.
+        budget: `OverheadBudget`, which counts readings of ranges and diagnoses.
+        wait: Function that waits for all enqueued steps.
 
     Attributes:
         behind: Boolean, whether the device was behind the host by more than a
-            step at the end of the last stretch that the host waited for;
-            `None` before.
+            step at the last wait; `None` before.
         steps_per_call: Int.
     """
 
@@ -161,7 +159,7 @@ class StepClock:
         self._wait = wait
         self.steps_per_call = getattr(model, "steps_per_execution", 1)
         self._stamps = deque(maxlen=_MOST_CALLS)
-        # A stamp is the time when a call begins, and the number of its step.
+        # A stamp is a pair: the start time of a call, and its step.
         self._start: tuple[float, int] | None = None
         self._kind: tuple | None = None
         self._compiles = True
@@ -169,7 +167,7 @@ class StepClock:
         self._durations = deque(maxlen=_MOST_CALLS)
 
     def stamp(self, step: int):
-        """A call of the train function begins; called before each.
+        """Records the start of a call of the train function.
 
         Args:
             step: Int. The number of the next step.
@@ -177,7 +175,8 @@ class StepClock:
         kind = self._budget.special, self._model.train_function
         self._compiles = not self._kind or kind[1] is not self._kind[1]
         if kind != self._kind:
-            # One of the last two calls was special, or this one compiles.
+            # Work other than training slowed down one of the last two calls,
+            # or this call compiles, so leave these calls out.
             self._end_early(2)
             self._kind = kind
         elif self._start is not None:
@@ -190,11 +189,11 @@ class StepClock:
             self._begin(step)
 
     def waited(self, step: int, seconds: float):
-        """The host has waited for all steps: here a stretch may end.
+        """Ends a stretch, after the host has waited for all steps.
 
         Args:
             step: Int. The number of the next step.
-            seconds: Float. How long that took.
+            seconds: Float. The duration of the wait.
         """
         start = self._start
         if start is None or step == start[1]:
@@ -209,7 +208,7 @@ class StepClock:
         self._end((_clock.now(), step) if self.behind else at_stamp)
 
     def go_on(self, step: int):
-        """The hooks before a step end: what follows is the next stretch.
+        """Starts a stretch, after the hooks before a step.
 
         Args:
             step: Int. The number of the next step.
@@ -218,27 +217,27 @@ class StepClock:
             self._begin(step)
 
     def end_epoch(self, known_length: bool):
-        """An epoch is over, and validation.
+        """Ends a stretch at the end of an epoch.
 
         Args:
-            known_length: Boolean, whether every call had a batch. If not, the
-                last call only found that no batch is left.
+            known_length: Boolean, whether the length of the epoch is known. If
+                not, the last call had no batch, so it is left out.
         """
         self._end_early(1 if known_length else 2)
 
     @property
     def measured(self) -> bool:
         """Returns whether anything was measured since the last `take`."""
-        # A clock that stands still measures nothing.
+        # The clock may be too coarse to show any time.
         return self._steps > 0 and self._seconds > 0
 
     def take(self) -> tuple[int, float, list[float]]:
         """Returns the measurements since the last call.
 
         Returns:
-            The number of steps, their time in seconds, and the times of the
-            latest steps in rising order. The list is empty if the host only
-            enqueued them.
+            The number of steps, their total time in seconds, and the sorted
+            times of the latest steps. The list is empty if the steps ran
+            asynchronously and could not be timed one by one.
         """
         found = self._steps, self._seconds, sorted(self._durations)
         self._steps, self._seconds = 0, 0.0
@@ -273,7 +272,7 @@ class StepClock:
 
 
 class SpeedLog:
-    """Logs the time of steps at readings of the counters.
+    """Logs step times when the counters are read.
 
     Args:
         watch: The `Watch`.
@@ -290,11 +289,11 @@ class SpeedLog:
         self._peak_before = active.memory().peak_bytes() or 0
 
     def write(self, step: int, last: bool = False):
-        """Logs what was measured since the last call.
+        """Logs the step times since the last row, if a row is due.
 
         Args:
             step: Int. The number of the next step.
-            last: Boolean, whether nothing follows. Defaults to `False`.
+            last: Boolean, whether this is the last row. Defaults to `False`.
         """
         if not self.clock.measured or not (self._thinning.due() or last):
             return
@@ -311,7 +310,8 @@ class SpeedLog:
     def _row(self, step):
         steps, seconds, durations = self.clock.take()
         watch, peak = self._watch, active.memory().peak_bytes() or 0
-        # JAX's batch is an array on all devices.
+        # On JAX a batch holds the samples of all devices. On other backends it
+        # holds those of one worker.
         is_whole = keras.backend.backend() == "jax"
         workers = active.processes().workers(watch.model)
         samples = watch.ranges.samples * (1 if is_whole else workers)
@@ -322,7 +322,7 @@ class SpeedLog:
             steps * samples or math.nan,
             _percentile(durations, 0.5),
             _percentile(durations, 0.95),
-            # The peak of an earlier `fit` says nothing of this one.
+            # Peak memory from before this `fit` says nothing about this `fit`.
             peak if peak > self._peak_before else math.nan,
             self._saved_in_outputs(),
             watch.budget.share,

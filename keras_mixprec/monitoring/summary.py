@@ -1,4 +1,4 @@
-"""The results of a run that has ended."""
+"""Summarizes a run that has ended."""
 
 from collections import Counter
 
@@ -14,7 +14,7 @@ from keras_mixprec.reporting.training_summary import (
 
 
 def summarize(watch) -> TrainingSummary:
-    """Returns what a run comes down to.
+    """Returns the summary of a run.
 
     Args:
         watch: The `Watch`, after its last reading.
@@ -62,7 +62,7 @@ def summarize(watch) -> TrainingSummary:
 
 
 def _left_in_float16(model):
-    """Returns a text on layers that `apply_policy` would keep wide."""
+    """Returns a text about layers that `apply_policy` keeps in float32."""
     found: dict = {}
     for path, reason in left_in_float16(model).items():
         found.setdefault(reason, []).append(path)

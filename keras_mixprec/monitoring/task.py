@@ -1,20 +1,21 @@
-"""A piece of work that runs between the steps of training."""
+"""A task that runs between training steps."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 
 class Task(NamedTuple):
-    """A piece of work that runs before some of the steps.
+    """A task that runs before some of the training steps.
 
     Attributes:
-        purpose: String, a verb and its object. If one task fails, all tasks
-            with its purpose are left out from then on. Empty if an error has to
-            end `fit`, because other workers wait for this one.
+        purpose: String, a verb and its object. If a task fails, all tasks with
+            the same purpose are disabled. With an empty purpose, an error ends
+            `fit`, because other workers would wait for this one.
         run: Function without arguments.
-        due: Function that returns the step from which on there is something to
-            do: 0 for now, infinity for never.
-        who: String. The callback that does it, if it is another one.
+        due: Function that returns the next step of the task: 0 for now,
+            infinity for never.
+        who: String. The callback to name if the task fails. Defaults to the
+            watch's.
     """
 
     purpose: str

@@ -1,7 +1,7 @@
-"""Watches evaluations: which loss or metric is wrong, which layer, which rows.
+"""Finds the wrong loss or metric, layer and rows in an evaluation.
 
-Skipped steps show faults in training. An evaluation has no such sign, although
-its rows differ and its batches are often larger.
+Faults in training show as skipped steps. Evaluations have no such sign, and
+they may fail on their own, because their data and batch size differ.
 """
 
 import contextlib
@@ -24,14 +24,15 @@ _CAUSES = {"weights_lost", "bad_data"}
 
 
 class ValidationWatch:
-    """Looks at what each validation of a `fit` reports.
+    """Checks the results of each validation in a `fit`.
 
-    It looks once at the first batch, for metrics that differ in float32. A loss
-    or a metric that is not finite is looked into once each: the batches are
-    read again up to the first that shows it.
+    The first batch of the first validation is compared with float32. Each loss
+    or metric that is not finite is examined once: the batches are evaluated
+    again, up to the first one with the fault.
 
     Args:
-        where: String, for the verdicts. Defaults to `"validation"`.
+        where: String. The name of the data in verdicts. Defaults to
+            `"validation"`.
     """
 
     def __init__(self, where: str = "validation"):
@@ -46,20 +47,20 @@ class ValidationWatch:
         logs: Mapping,
         divergence: Callable = lambda: None,
     ) -> tuple[list[Finding], list[dict], Any]:
-        """Returns what is wrong with an evaluation that is over.
+        """Returns the faults of a finished evaluation.
 
         Args:
             model: A `keras.Model`, with variables that are synchronized.
-            step: Int. The last step before; `None` outside of `fit`.
-            logs: Mapping from the name of each metric, without `"val_"`, to a
-                number.
-            divergence: Function without arguments that returns `None`, or the
-                `Verdict` that training has diverged; then all other faults are
-                symptoms. Defaults to one that returns `None`.
+            step: Int. The last training step before, or `None` outside of
+                `fit`.
+            logs: Mapping from metric name, without `"val_"`, to a number.
+            divergence: Function without arguments that returns a `Verdict` if
+                training has diverged, and `None` if not. A divergence replaces
+                all other findings. Defaults to a function that returns `None`.
 
         Returns:
-            List of `Finding`, list of other events for the log, and the batch
-            that shows them, as `train_step` takes it, or `None`.
+            List of `Finding`, list of further events for the log, and the batch
+            with the faults, as `train_step` takes it, or `None`.
         """
         bad = {k: v for k, v in logs.items() if not math.isfinite(v)}
         new = {k: v for k, v in bad.items() if k not in self._told}
@@ -89,7 +90,7 @@ class ValidationWatch:
             numbers[f"rows_of_{self._where}"] = rows[:SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
-        # Counted within the batch.
+        # Drop row numbers within the batch: users need those within the data.
         numbers.pop("batch_rows", None)
         verdict = dataclasses.replace(verdict, numbers=numbers)
         return finding._replace(verdict=verdict)
@@ -116,7 +117,7 @@ class ValidationWatch:
 
 
 def _causes(findings, rows):
-    """Which layers, metric and rows make an evaluation wrong."""
+    """Names the layers, the metric and the rows that cause the faults."""
     layers = {f.verdict.layer: None for f in findings if f.verdict.layer}
     causes = []
     if layers:
@@ -132,15 +133,15 @@ def _causes(findings, rows):
 def watch_evaluation(
     model: keras.Model, logs: Mapping, open_log: Callable, verbose: int
 ) -> list[Verdict]:
-    """Reports what is wrong with a `model.evaluate` that is over.
+    """Reports the faults of a finished `model.evaluate`.
 
-    A sound one leaves no log.
+    An evaluation without faults is not logged.
 
     Args:
         model: As for `ValidationWatch.read`.
         logs: As for `ValidationWatch.read`.
         open_log: Function that returns a `RunLog`.
-        verbose: `0` or `1`, whether to print it.
+        verbose: `0` or `1`, whether to print the verdicts.
     """
     findings, events, _ = ValidationWatch("evaluation").read(model, None, logs)
     verdicts = [finding.verdict for finding in findings]

@@ -15,30 +15,30 @@ from keras_mixprec.tuning.recovery import Recovery
 from keras_mixprec.tuning.trigger import Trigger
 from keras_mixprec.tuning.validation import Validation
 
-# Counters are read each time the step count has grown by 1/8, early on.
+# Early on, counters are read each time the step count has grown by 1/8.
 _READINGS_GROW = 8
 
-# A return to 16 bits is tried on this many of the last failing batches.
+# A return to 16 bits must work on this many of the last failing batches.
 _EVIDENCE = 4
 
 
 class Tuning:
     """Decides when to diagnose a batch, and makes the repairs.
 
-    Several workers do the same at the same steps, because they agree on each
-    decision. Each diagnoses its own batches, and the findings of all count.
+    Several workers agree on each decision, so they make the same change at the
+    same step. Each worker diagnoses its own batches, and all findings count.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments and its history.
         repairs: `Repairs` of the model.
-        before: List of arguments for `TunerHistory.report`: the changes that
-            were made before training.
+        before: List of arguments for `TunerHistory.report`, for changes made
+            before training.
         held_back: `HeldBack`, or `None`.
         watch: The `Watch`.
 
     Attributes:
-        keeps_scale: Boolean, whether a loss scale is raised again if bad data
-            alone lowered it.
+        keeps_scale: Boolean, whether to restore a loss scale that only bad data
+            lowered.
         records: `TunerHistory`.
     """
 
@@ -57,17 +57,18 @@ class Tuning:
         if self._recovers:
             watch_spikes(watch.synchronized_model())
         self._has_begun = self._has_given_up = False
-        # Before this step there is nothing to look at.
+        # The step of the next look.
         self._due: float = 0
-        # True if non-finite steps are the reason for the last diagnosis.
+        # True if non-finite steps caused the last diagnosis.
         self._triggered = False
         self._changed_at: int | None = None
         self._evidence: deque = deque(maxlen=_EVIDENCE)
-        # The batch whose loss a probation compares.
+        # After a demotion, the loss of this batch is compared to detect
+        # divergence.
         self._sample = None
         self._probation: Probation | None = None
-        # If a task fails here, the other workers would wait for this one, so
-        # the error has to end training.
+        # With several workers an error must end training, because the other
+        # workers would wait for this one. The empty purpose does this.
         self._purpose = "" if watch.several_workers else "tune this model"
 
     def tasks(self) -> list[Task]:
@@ -89,7 +90,6 @@ class Tuning:
                 lambda: self._probation.due if self._probation else math.inf,
                 who,
             ),
-            # It waits for a batch that fails, or audits the next one.
             Task(
                 self._purpose,
                 self._look,
@@ -99,7 +99,7 @@ class Tuning:
         ]
 
     def end(self):
-        """Validates the plan; `fit` has ended."""
+        """Signs off the plan at the end of `fit`."""
         step = self._watch.step
         self._recovery.end()
         self._validation.sign_off(step, not self._has_given_up)
@@ -109,7 +109,8 @@ class Tuning:
     def _begin(self):
         self._has_begun = True
         watch, step = self._watch, self._watch.step
-        # A mistake in the arguments ends `fit` before anything is reported.
+        # Validate first, so that a mistake in the arguments ends `fit` before
+        # anything is reported.
         self._validation.begin(step)
         for kind, message, fields in self._before:
             self.records.report(kind, step, message, **fields)
@@ -117,7 +118,8 @@ class Tuning:
         self._repairs.begin(step)
         self._due = step + 1
         examiner = watch.examiner
-        # If the model is new to one worker, it is new to all.
+        # All workers must audit at the same steps, so all start a new schedule
+        # if one worker does.
         (new,) = any_worker(watch.model, [examiner.schedule.is_new])
         if new:
             examiner.start_schedule()
@@ -127,10 +129,10 @@ class Tuning:
             examiner.log_errors(examiner.schedule.errors)
 
     def _look(self):
-        """Reads the counters, and diagnoses if it is time to."""
+        """Reads the counters, and starts a diagnosis if one is due."""
         watch, step = self._watch, self._watch.step
         schedule = watch.examiner.schedule
-        # Most faults show in the first steps.
+        # Look often early on, because most faults show in the first steps.
         gap = min(watch.taken // _READINGS_GROW, self._tuner.update_freq)
         self._due = step + max(gap, 1)
         left = schedule.steps_left(watch.taken)
@@ -151,7 +153,7 @@ class Tuning:
             self._audit(step)
 
     def _wait(self, step):
-        """Waits for a batch that fails. The next one may be sound."""
+        """Waits for a batch that fails, because the next one may be sound."""
         trigger, held = self._trigger, self._watch.held
         before = trigger.count()
 
@@ -178,7 +180,7 @@ class Tuning:
         self._examine_next(step, triggered=False, is_overhead=is_overhead)
 
     def _may_examine(self, step):
-        """Returns whether a diagnosis may be made now, on all workers."""
+        """Returns whether all workers may make a diagnosis now."""
         examiner = self._watch.examiner
         not_here = examiner.gave_up or step < examiner.paused_until
         (not_yet,) = any_worker(self._watch.model, [not_here])
@@ -186,8 +188,8 @@ class Tuning:
 
     def _is_cooling(self, step):
         changed = self._changed_at
-        # A change before the first step needs no cooldown: the batch there may
-        # not show all faults.
+        # A change before the first step needs no cooldown, because the first
+        # batch may not show all faults.
         if changed in (None, self._watch.first_step):
             return False
         return step < changed + self._tuner.cooldown
@@ -197,16 +199,16 @@ class Tuning:
         self._watch.on_next_batch(work)
 
     def _examine_together(self, batch, step, triggered, is_overhead=False):
-        """Diagnoses a batch; each worker does its own at this step.
+        """Diagnoses a batch; every worker diagnoses its own at this step.
 
         Args:
-            batch: As `train_step` takes it, `None` if only other workers have
-                one.
+            batch: As `train_step` takes it, or `None` if only other workers
+                have a batch.
             step: Int.
-            triggered: Boolean, whether non-finite steps are the reason, and the
-                whole batch is examined.
-            is_overhead: Boolean, whether it counts as overhead, and takes the
-                first rows only. If not, it takes the rows that matter.
+            triggered: Boolean, whether non-finite steps are the reason. The
+                whole batch is examined then.
+            is_overhead: Boolean, whether the time counts as overhead. If so,
+                only the first rows are examined.
         """
         self._triggered = triggered
         if self._sample is None or not triggered:
@@ -233,21 +235,24 @@ class Tuning:
     def repair(
         self, examination, batch, step, raised=False
     ) -> WorkerProposal | None:
-        """Repairs what a diagnosis has found, unless workers have to agree.
+        """Repairs the faults of a diagnosis.
+
+        With several workers this only proposes a repair.
 
         Args:
             examination: `Examination`.
             batch: The examined batch, as `train_step` takes it.
             step: Int.
-            raised: Boolean, whether its step has raised an error. Such a repair
+            raised: Boolean, whether the step has raised an error. Such a repair
                 does not wait for the cooldown.
 
         Returns:
-            The proposal, `None` if no change is allowed now.
+            The proposal, or `None` if no change is allowed now.
         """
         if raised:
             self._changed_at = None
-        # Several workers have to audit at the same steps, so none may hurry.
+        # Several workers must audit at the same steps, so no worker moves its
+        # audit forward.
         if not self._watch.several_workers:
             sooner = self._watch.examiner.schedule.hurry()
             if sooner is not None:
@@ -292,12 +297,12 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted | self._repairs.left_alone(wanted, step))
-            # An advised scale has been set already.
+            # An advised scale is already set, so do not raise it.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._watch.counters.raise_scales(agreed.scale_bits, step)
 
     def _advise(self, wanted, step):
-        """Reports demotions that a dry run leaves to the user, once each."""
+        """Reports the demotions of a dry run, each one once."""
         known = self.records.advised()
         new = {p: d for p, d in wanted.items() if p not in known}
         if new:
@@ -305,11 +310,11 @@ class Tuning:
             changes = {p: (d.before, d.policy) for p, d in new.items()}
             self.records.change("demote", step, changes, new)
         elif self._triggered:
-            # The fault is known, so the next steps need no diagnosis.
+            # The fault is already reported, so further diagnoses can wait.
             self._trigger.false_alarm()
 
     def _set_scale(self, bits, step, adapts):
-        """Sets a loss scale at which the gradients survive."""
+        """Sets a loss scale at which gradients neither vanish nor overflow."""
         counters, repairs = self._watch.counters, self._repairs
         before, dry = counters.scale_bits(), self._tuner.dry_run
         done = dry
@@ -374,7 +379,7 @@ class Tuning:
         self._probation.paths.update(paths)
 
     def _compare(self):
-        """Undoes the demotion if weights or the loss grew too far since."""
+        """Undoes the demotion if weights or the loss have grown too far."""
         probation, step = self._probation, self._watch.step
         growth = probation.divergence()
         (diverged,) = any_worker(self._watch.model, [growth is not None])
@@ -395,7 +400,7 @@ class Tuning:
     # Returning to the last good state.
 
     def _looks_at_spikes(self, step):
-        """Reports new spikes; returns whether it asks the next batch why."""
+        """Reports new spikes; returns whether the weights may cause them."""
         count, times, stuck = self._recovery.read_spikes()
         if count:
             self.records.spikes(step, count, times)

@@ -1,4 +1,4 @@
-"""Keeps track of demoted layers, and demotes and restores layers."""
+"""Demotes and restores layers, and keeps track of demoted layers."""
 
 import weakref
 
@@ -23,7 +23,7 @@ from keras_mixprec.policies.summary import model_share_in_16_bits
 from keras_mixprec.tuning.plan_store import Demotion, check_state, left_aside
 from keras_mixprec.tuning.proposal import by_policy, layers_of
 
-# Text between the reason of a demotion and the reason why it stays.
+# This text joins the reason for a demotion and the reason for keeping it.
 _KEPT = "; kept "
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
@@ -35,17 +35,17 @@ class Repairs:
     """The demotions of one model, over all calls of `fit`.
 
     Args:
-        model: A built `keras.Model`, which this does not keep alive.
+        model: A built `keras.Model`, held by a weak reference.
 
     Attributes:
-        demotions: Dict from layer path to `Demotion`, of the demoted layers.
-        tries: Dict from layer path to how often the layer turned out to need
+        demotions: Dict from layer path to `Demotion`.
+        tries: Dict from layer path to the number of times that the layer needed
             its demotion.
-        rebuilds: Int. How often the compiled functions were recompiled.
+        rebuilds: Int. How often the model was recompiled.
         asked: Dict from layer path to the policy that the user's code has set.
         harmful: Set of the paths whose demotion was undone.
-        sign_off: Dict, what a metric on held-back data was at the end of
-            training; `None` before.
+        sign_off: Dict, the result of the validation at the end of training;
+            `None` before.
     """
 
     def __init__(self, model):
@@ -59,16 +59,17 @@ class Repairs:
         self._share_at_first = self.share_in_16_bits()
         self._tried_together = True
         self._rebuilt_at = None
-        # Steps count over all calls of `fit`, but each call begins at 0.
+        # These steps count over all calls of `fit`. The log's steps may restart
+        # in each call.
         self._steps = self._earlier = self._quiet_since = 0
         self._waiting_since = {}
 
     @classmethod
     def of(cls, model) -> "Repairs":
-        """Returns the repairs of a model, as its last `fit` has left them.
+        """Returns the repairs of a model after its last `fit`.
 
-        A policy that was set since then is the user's: the layer is no longer
-        a demoted one.
+        If the user has set the policy of a layer since then, the layer no
+        longer counts as demoted.
 
         Args:
             model: A built `keras.Model`.
@@ -80,7 +81,7 @@ class Repairs:
         return known
 
     def _notice_others(self):
-        """Takes note of the policies that the user's code has set since."""
+        """Forgets the demotions of layers whose policy the user has set."""
         now = self.policies()
         if now != self._left:
             kept = {p for p in now if now[p] == self._left.get(p)}
@@ -100,11 +101,11 @@ class Repairs:
         return layers_of(self._model)
 
     def policies(self) -> dict:
-        """Returns a dict from path to the policy that each layer has now."""
+        """Returns a dict from layer path to the current policy."""
         return {p: policy_name(layer) for p, layer in self.layers().items()}
 
     def plan(self) -> PrecisionPlan:
-        """Returns the plan that the model follows, with the reasons."""
+        """Returns the current plan of the model, with reasons."""
         plan = PrecisionPlan.from_model(self._model)
         own = {p: d.reason for p, d in self.demotions.items()}
         reasons = reasons_of(self._model) | own
@@ -112,7 +113,7 @@ class Repairs:
         return PrecisionPlan(plan, plan.default, reasons)
 
     def share_in_16_bits(self) -> float:
-        """Returns the share of the FLOPs in 16 bits now."""
+        """Returns the share of the FLOPs that are in 16 bits now."""
         return model_share_in_16_bits(self._model)
 
     def _measure_share_at_first(self):
@@ -120,15 +121,15 @@ class Repairs:
             self._share_at_first = self.share_in_16_bits()
 
     def demoted_fraction(self) -> float:
-        """Returns the fraction of the initial 16-bit FLOPs that is demoted."""
+        """Returns the fraction of the initial 16-bit FLOPs that are demoted."""
         if not self._share_at_first:
             return 0.0
         return 1 - self.share_in_16_bits() / self._share_at_first
 
-    # Demotions that are possible: dicts from path to `Demotion`.
+    # Possible demotions, as dicts from path to `Demotion`.
 
     def wanted(self, proposal: dict, step: int) -> dict:
-        """Returns the demotions that `propose` asks for and that are new."""
+        """Returns the new demotions in a proposal."""
         wanted = {}
         for path, layer in self.layers().items():
             if path not in proposal or is_fixed(layer):
@@ -140,10 +141,13 @@ class Repairs:
         return wanted
 
     def left_alone(self, wanted: dict, step: int) -> dict:
-        """Returns demotions for 16-bit layers that others would isolate.
+        """Returns demotions for layers that `wanted` would isolate.
+
+        A single 16-bit layer between float32 layers costs more in casts than
+        it saves.
 
         Args:
-            wanted: Dict, the other demotions.
+            wanted: Dict from path to `Demotion`.
             step: Int.
         """
         before = [*map(id, isolated_layers(self._model))]
@@ -158,7 +162,7 @@ class Repairs:
         }
 
     def all_in_float32(self, step: int, reason: str, kind: str) -> dict:
-        """Returns a demotion for every layer in 16 bits.
+        """Returns a demotion to float32 for every 16-bit layer.
 
         Args:
             step: Int.
@@ -180,7 +184,7 @@ class Repairs:
         return by_policy(self.layers(), policies)
 
     def obstacle(self, tuner, wanted: dict) -> str | None:
-        """Returns why demotions are not possible, `None` if they are.
+        """Returns the reason why demotions are not possible, or `None`.
 
         Args:
             tuner: The `PrecisionTuner`, for its limits.
@@ -195,15 +199,15 @@ class Repairs:
         if fraction > tuner.max_demoted_fraction:
             return (
                 f"the repair would demote {format_share(fraction)} of the "
-                "FLOPs in 16 bits, more than max_demoted_fraction="
+                "FLOPs in 16 bits, which is more than max_demoted_fraction="
                 f"{tuner.max_demoted_fraction}"
             )
         return None
 
-    # Changes: dicts from path to the policies before and after.
+    # Changes, as dicts from path to the policies before and after.
 
     def demote(self, wanted: dict) -> dict:
-        """Demotes layers; returns the changes.
+        """Demotes layers, and returns the changes.
 
         Args:
             wanted: Dict from path to `Demotion`.
@@ -216,29 +220,26 @@ class Repairs:
         return self._change({path: d.policy for path, d in wanted.items()})
 
     def restore(self, paths) -> dict:
-        """Restores the policies that layers were built with.
-
-        Returns what `demote` does.
-        """
+        """Restores the original policies of layers, and returns the changes."""
         paths = [path for path in self.demotions if path in paths]
         return self._change({p: self.demotions.pop(p).before for p in paths})
 
     def recompile(self):
-        """Compiles the train function again, for another update rule."""
+        """Recompiles the train function, for a new update rule."""
         self._rebuild(lambda: rebuild_functions(self._model))
 
     @property
     def is_rebuilt(self) -> bool:
-        """Returns whether there was a rebuild since `take_rebuild_seconds`."""
+        """Returns whether the seconds of a rebuild have not been taken yet."""
         return self._rebuilt_at is not None
 
     def take_rebuild_seconds(self) -> float | None:
-        """Returns what the last rebuild cost, once, when its step is done."""
+        """Returns the seconds of the last rebuild and its first step, once."""
         started, self._rebuilt_at = self._rebuilt_at, None
         return None if started is None else _clock.now() - started
 
     def sign(self, sign_off: dict):
-        """Notes the validation at the end of training."""
+        """Records the validation at the end of training."""
         self.sign_off = sign_off
 
     def _change(self, policies):
@@ -262,14 +263,14 @@ class Repairs:
     # Returning to 16 bits.
 
     def begin(self, step: int):
-        """Begins a `fit` at this step, and continues to count steps."""
+        """Begins a `fit` at this step of the log."""
         self._earlier = self._steps - step
-        # Demotions of an earlier process wait from here on.
+        # For demotions of an earlier process, the wait starts here.
         known = dict.fromkeys(self.demotions, self._steps)
         self._waiting_since = known | self._waiting_since
 
     def end(self, step: int):
-        """Ends a `fit` at this step."""
+        """Ends a `fit` at this step of the log."""
         self._steps = self._earlier + step
 
     def next_trial(
@@ -277,16 +278,17 @@ class Repairs:
     ) -> tuple:
         """Returns an event kind, and the layers to try in 16 bits again.
 
-        If layers were demoted at different steps, all are tried once: a later
-        demotion may have made earlier ones needless (`"shrink"`). After that,
-        each layer waits longer after each try (`"promote"`).
+        If layers were demoted at different steps, a later demotion may have
+        made an earlier one unnecessary. All layers are then tried once
+        (`"shrink"`). After that, the wait of a layer doubles with each try
+        (`"promote"`).
 
         Args:
             step: Int.
             trouble: The step of the last trouble in this `fit`, minus infinity
                 if there was none.
-            promote_after: Int. The number of quiet steps to wait for, 0 for
-                never.
+            promote_after: Int. The number of steps without trouble to wait for,
+                0 for never.
         """
         self.end(step)
         since = max(self._quiet_since, trouble + self._earlier)
@@ -307,7 +309,7 @@ class Repairs:
         ]
 
     def tried(self, paths, step: int):
-        """Notes that layers still need their demotion."""
+        """Records that layers still need their demotion."""
         self._count(paths)
         self._waiting_since |= dict.fromkeys(paths, step + self._earlier)
 
@@ -329,7 +331,7 @@ class Repairs:
             self.tries[path] = self.tries.get(path, 0) + 1
 
     def as_built(self, paths) -> dict:
-        """Returns a dict from policy name to the layers that had it."""
+        """Returns a dict from original policy name to layers."""
         built = {path: self.demotions[path].before for path in paths}
         return by_policy(self.layers(), built)
 
@@ -341,7 +343,7 @@ class Repairs:
     # The plan.
 
     def state(self) -> dict:
-        """Returns the state that another process continues from."""
+        """Returns the state that a later process needs to continue."""
         return {
             "rebuilds": self.rebuilds,
             "tries": self.tries,
@@ -358,7 +360,8 @@ class Repairs:
             state: Dict, as from `state`; empty if no tuner wrote the plan.
 
         Returns:
-            The changes, and a dict from path to why its entry is not used.
+            The changes, and a dict from path to the reason why the plan's entry
+            is not used.
 
         Raises:
             ValueError: If the state is damaged.
@@ -366,7 +369,8 @@ class Repairs:
         checked = check_state(state)
         entries = {MODEL_PATH: plan.default, **plan}
         demotions, asked = checked["demotions"], self.asked
-        # Older files have no `asked`, only the demoted layers.
+        # Older files have no `asked`, so take the policies from their demoted
+        # layers.
         built = {path: d.before for path, d in demotions.items()}
         made_for = state.get("asked", {**plan, **built}) if state else asked
         made_for = {p: made_for.get(p, policy) for p, policy in asked.items()}
@@ -382,7 +386,7 @@ class Repairs:
             path: policy
             for path, policy in used.items()
             if policy != now[path]
-            # A demotion that this process needed stays.
+            # Do not undo a demotion that was made in this process.
             and not (path in self.demotions and policy == asked[path])
         }
         self.demotions |= {p: d for p, d in demotions.items() if p in used}

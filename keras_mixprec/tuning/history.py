@@ -1,10 +1,10 @@
-"""The history of a tuner, in the log and on the console."""
+"""Reports the changes of a tuner in its history, log and console."""
 
 from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
 from keras_mixprec.policies.hardware import recommend_policy
 
-# The text if another worker found the growth.
+# With several workers, only the one that found the growth knows the numbers.
 _ELSEWHERE = "loss of another worker's batch grew"
 
 # Advice for when the tuner gives up.
@@ -14,7 +14,6 @@ BY_HAND = (
 )
 
 
-# Why a loss scale is changed.
 _SCALE = {
     "raise": "below which gradients vanish",
     "lower": "above which gradients overflow",
@@ -23,7 +22,7 @@ _SCALE = {
 
 
 class TunerHistory:
-    """Reports each change once it is made, and has the plan written.
+    """Reports each change, and writes the plan.
 
     Args:
         tuner: The `PrecisionTuner`, which has the history and the plan.
@@ -31,7 +30,7 @@ class TunerHistory:
         repairs: `Repairs` of the model.
 
     Attributes:
-        has_news: Boolean, whether this `fit` has an entry.
+        has_news: Boolean, whether this `fit` has an entry in the history.
     """
 
     def __init__(self, tuner, watch, repairs):
@@ -62,13 +61,12 @@ class TunerHistory:
             print_message(f"PrecisionTuner, {format_moment(step)}: {message}.")
 
     def change(self, kind: str, step: int, changes: dict, why: dict, **fields):
-        """Reports that the policies of layers change, or would change.
+        """Reports new policies of layers, or proposed policies in a dry run.
 
         Args:
             kind: As for `report`.
             step: As for `report`.
-            changes: Dict from path to the names of the policies before and
-                after.
+            changes: Dict from path to the policy names before and after.
             why: Dict from path to `Demotion`.
             **fields: As for `report`.
         """
@@ -78,7 +76,7 @@ class TunerHistory:
         if why:
             reasons = dict.fromkeys(d.kind for d in why.values())
             message += f" because of {', '.join(reasons)}"
-        # The verdicts advise float32, so the reason for bfloat16 is given.
+        # The verdicts advise float32, so explain the choice of bfloat16.
         if kind == "demote" and "mixed_bfloat16" in _after(changes):
             why_here = "`bfloat16=True`"
             if self._tuner.bfloat16 == "auto":
@@ -109,14 +107,14 @@ class TunerHistory:
         }
 
     def scale(self, step: int, verb: str, before: float, after: float):
-        """Reports a change of the loss scale, or advises one, once.
+        """Reports a new loss scale, or advises a value once.
 
         Args:
             step: As for `report`.
-            verb: String, `"raise"`, `"lower"`, or `"advise"` if the user has to
-                change it.
-            before: Float. The old scale, as a power of two.
-            after: Float. The new scale, as a power of two.
+            verb: String. `"raise"`, `"lower"`, or `"advise"` if only the user
+                can change the scale.
+            before: Float. log2 of the old scale.
+            after: Float. log2 of the new scale.
         """
         kind, stays = f"{verb}_scale", self._dry or verb == "advise"
         if stays and any(event["kind"] == kind for event in self._history):
@@ -128,27 +126,27 @@ class TunerHistory:
         )
         if verb == "advise":
             message = (
-                "cannot change this model's loss scale. Gradients vanish at "
-                f"its value of 2**{before:g}, and survive at "
-                f"2**{after:g}: train with that, as the verdicts advise"
+                "cannot change this model's loss scale. Gradients underflow or "
+                f"overflow at 2**{before:g}: use a loss scale of "
+                f"2**{after:g}, as the verdicts advise"
             )
         scales = {"before": 2.0**before, "after": 2.0**after}
         self.report(kind, step, message, **scales, **self._dry)
 
     def undo(self, step: int, changes: dict, growth, since: int):
-        """Reports a demotion that made training diverge and is undone.
+        """Reports that a demotion is undone because training diverged.
 
         Args:
             step: As for `report`.
             changes: As for `change`.
-            growth: String. The growth that was found, `None` if another worker
-                found it.
+            growth: String. A clause about the growth, or `None` if another
+                worker found it.
             since: Int. The step whose weights and optimizer state return.
         """
         self.report(
             "undo",
             step,
-            f"undoes the demotion of {listed(changes)}: with it the "
+            f"undoes the demotion of {listed(changes)} because the "
             f"{growth or _ELSEWHERE}. Weights and optimizer state return to "
             f"step {since}. Look for outliers in the data, or "
             "clip gradients",
@@ -156,26 +154,26 @@ class TunerHistory:
         )
 
     def returned(self, step: int, since: int, done: str | None):
-        """Reports that the model has the state from before training diverged.
+        """Reports the return to a state from before training diverged.
 
         Args:
             step: As for `report`.
-            since: Int. The step whose state it is.
-            done: String. The settings that training goes on with, `None` if it
-                stops.
+            since: Int. The step of this state.
+            done: String. The settings with which training continues, or `None`
+                if it stops.
         """
-        then = f"goes on with {done}" if done else "stops training there"
+        then = f"continues with {done}" if done else "stops training there"
         message = f"returns to the state of step {since:,} and {then}"
         self.report("return", step, message, to=since, done=done)
 
     def spikes(self, step: int, count: int, times: float):
-        """Reports steps that were skipped for the size of their gradients.
+        """Reports steps that were skipped because of a gradient spike.
 
         Args:
             step: As for `report`.
-            count: Int. How many since the last report.
-            times: Float. The gradients of the last one, as a multiple of the
-                largest before.
+            count: Int. The number of such steps since the last report.
+            times: Float. The gradient norm of the last one, as a multiple of
+                the largest norm before.
         """
         steps = "1 step" if count == 1 else f"{count:,} steps"
         message = (
@@ -185,7 +183,7 @@ class TunerHistory:
         self.report("spikes", step, message, count=count, times=times)
 
     def rebuild(self):
-        """Reports what the last rebuild cost, once its step is done."""
+        """Reports the seconds of the last rebuild and its first step."""
         seconds = self._repairs.take_rebuild_seconds()
         if seconds is not None:
             self._history[-1]["seconds"] = seconds
@@ -200,14 +198,14 @@ def _after(changes):
 def start_message(
     disk, fits: bool, changes: dict, aside: dict, keeps_file: bool
 ) -> str:
-    """Returns the message on the plan that a tuner starts from.
+    """Returns the message about the plan that a tuner starts from.
 
     Args:
         disk: `PlanOnDisk`.
         fits: Boolean, whether any entry of the plan is used.
         changes: Dict from path to the policies before and after.
-        aside: Dict from path to why its entry is not used.
-        keeps_file: Boolean, whether the file is not written to.
+        aside: Dict from path to the reason why the plan's entry is not used.
+        keeps_file: Boolean, whether the file stays as it is.
     """
     sets = f", which sets {listed(changes)} to {_after(changes)}"
     starts = "starts from" if fits else "does not start from"
@@ -224,6 +222,6 @@ def start_message(
         else f"The file as it was is kept as {disk.earlier}"
     )
     return (
-        f"{starts}. Your code wins where the plan was made for another model: "
-        f"{differ}. {file}"
+        f"{starts}. These layers keep the policy of your code, because the "
+        f"plan was made for a different model: {differ}. {file}"
     )

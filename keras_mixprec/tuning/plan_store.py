@@ -1,4 +1,4 @@
-"""The plan that a tuner starts from and writes, and whether it is whole."""
+"""Reads, validates and writes the plan of a tuner."""
 
 import filecmp
 import itertools
@@ -14,22 +14,22 @@ from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 
-# The wait doubles with each try, so no run makes more tries.
+# The wait doubles with each try, so a larger number means a damaged file.
 _MOST_TRIES = 1000
 
 
 class Demotion(NamedTuple):
-    """A layer that computes in a wider dtype than it was built with.
+    """The demotion of a layer to a wider dtype.
 
     Attributes:
-        before: String. Its policy as it was built.
-        policy: String. Its policy now.
-        step: Int. When that changed.
+        before: String. The layer's original policy.
+        policy: String. The layer's policy now.
+        step: Int. The step of the demotion.
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
-        reason: String. The verdict, or another reason.
-        because: String. The reason without numbers, for the row of the layer.
-            Empty if `reason` is short.
+        reason: String. The finding of the verdict, or another reason.
+        because: String. The reason without numbers, for the layer table. Empty
+            if `reason` is short.
     """
 
     before: str
@@ -41,13 +41,16 @@ class Demotion(NamedTuple):
 
 
 def check_state(state: dict) -> dict:
-    """Returns what `Repairs.state` returned, read back from a file.
+    """Validates the state of a `Repairs` from a file.
 
     Args:
-        state: Dict, as JSON has it; empty if no tuner wrote the plan.
+        state: Dict from JSON, empty if no tuner wrote the plan.
+
+    Returns:
+        The state, with `Demotion`s.
 
     Raises:
-        ValueError: If it is damaged.
+        ValueError: If the state is damaged.
     """
     state = {"demotions": {}, "tries": {}, "rebuilds": 0} | state
     for name, is_valid in _VALID.items():
@@ -61,8 +64,9 @@ def check_state(state: dict) -> dict:
 
 def _refuse(name, value):
     raise ValueError(
-        "The tuner's part of the plan file is damaged; delete `tuner` from "
-        f"the file to go on without it. Received: {name}={str(value)[:200]}"
+        "The tuner's part of the plan file is damaged. To continue without "
+        "this part, delete `tuner` from the file. "
+        f"Received: {name}={str(value)[:200]}"
     )
 
 
@@ -102,22 +106,22 @@ _VALID = {
 def left_aside(
     plan: dict, made_for: dict, asked: dict, containers: set
 ) -> dict:
-    """Returns where a model differs from the one that a plan was made for.
+    """Returns the entries of a plan that do not fit a model.
 
-    A plan repairs what a script asks for. If the script asks for another policy
-    than when a tuner wrote the plan, the script wins. A model that was saved
-    with its repairs has the plan's policies, and that is not a difference.
+    The user's code wins over the plan: if the code sets a new policy since the
+    plan was written, the plan's entry is not used. A model that was saved with
+    its repairs already has the plan's policies, so it does not differ.
 
     Args:
-        plan: Dict from path to policy, the model itself included.
-        made_for: Dict from path to the policy that the script had set when the
-            plan was written, for the layers of the model.
-        asked: Dict from path to the policy that the script has set now.
+        plan: Dict from path to policy, including the model itself.
+        made_for: Dict from path to the policy that the user's code had set when
+            the plan was written, for the layers of the model.
+        asked: Dict from path to the policy that the user's code has set now.
         containers: Set of the paths of Functional and Sequential models, whose
-            policies Keras' files do not hold.
+            policies are not saved in Keras' files.
 
     Returns:
-        Dict from path to how plan and model differ there.
+        Dict from path to the difference between plan and model.
     """
     changed = {p for p in plan if p in asked and made_for[p] != asked[p]}
     differ = {p for p in changed if plan[p] != asked[p]}
@@ -141,7 +145,7 @@ def left_aside(
 
 
 def computes_in_16_bits(policies: dict) -> bool:
-    """Returns whether any of the policies, by path, is one of 16 bits."""
+    """Returns whether any of the policies computes in 16 bits."""
     return any(map(is_16_bit, policies.values()))
 
 
@@ -152,7 +156,7 @@ def _lineage(path):
 
 
 class PlanOnDisk:
-    """The file of a plan.
+    """The JSON file of a plan.
 
     Args:
         path: String or path-like.
@@ -160,16 +164,16 @@ class PlanOnDisk:
 
     def __init__(self, path):
         check_type("plan", path, (str, os.PathLike), "the path of a JSON file")
-        # The working folder may change before the file is written.
+        # Make the path absolute, because the working directory may change.
         self.path = Path(path).absolute()
 
     def load(self, model) -> tuple[PrecisionPlan, dict] | None:
-        """Returns the plan and the tuner's state, `None` if there is no file.
+        """Returns the plan and the tuner's state, or `None` without a file.
 
-        All workers get the plan of the first one, which alone writes the file.
+        All workers get the plan of the first worker, which writes the file.
 
         Args:
-            model: The `keras.Model` that they train together.
+            model: The `keras.Model`.
 
         Raises:
             ValueError: If the file is damaged.
@@ -185,7 +189,7 @@ class PlanOnDisk:
 
     @property
     def earlier(self) -> Path:
-        """The path for a copy of the file that overwrites no other copy."""
+        """The path for a backup of the file that overwrites no other backup."""
         for number in itertools.count(1):
             old = ".old" if number == 1 else f".old{number}"
             kept = self.path.with_name(
@@ -197,7 +201,7 @@ class PlanOnDisk:
         return kept
 
     def save(self, repairs, keep_earlier: bool = False):
-        """Writes the plan that the model follows, before training.
+        """Writes the current plan before training.
 
         Args:
             repairs: `Repairs` of the model.
@@ -205,7 +209,7 @@ class PlanOnDisk:
                 Defaults to `False`.
 
         Raises:
-            OSError: If it cannot be written. The old file stays as it was.
+            OSError: If the file cannot be written. The old file stays as it is.
         """
         try:
             if keep_earlier:
@@ -213,18 +217,18 @@ class PlanOnDisk:
             self.update(repairs)
         except OSError as error:
             raise OSError(
-                "The plan cannot be written; choose a path in a folder that "
-                "exists and may be written to. "
+                "The plan cannot be written. Choose a path in a writable "
+                "folder. "
                 f"Received: plan={str(self.path)!r} ({error})"
             ) from error
 
     def update(self, repairs):
-        """Writes the plan that the model follows, in training.
+        """Writes the current plan during training.
 
         Args:
             repairs: `Repairs` of the model.
 
         Raises:
-            OSError: As `save`.
+            OSError: As for `save`.
         """
         plan_file.write(self.path, repairs.plan(), repairs.state())

@@ -1,4 +1,4 @@
-"""Compares a model after a demotion, and returns layers to 16 bits."""
+"""Detects divergence after a demotion, and returns layers to 16 bits."""
 
 import math
 
@@ -14,16 +14,17 @@ from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.numerics.rehearsal import State
 from keras_mixprec.policies.casts import isolated_layers
 
-# A model is compared when the cooldown is over, and then after twice as many
-# steps each time, up to this many steps after a demotion.
+# A demotion is on probation for this many steps. A later divergence has another
+# cause.
 _STEPS = 500
 
 
 class Probation:
-    """Compares a model with its state before layers were demoted.
+    """Compares a model with its state before a demotion.
 
-    float16 skips the step of an outlier that overflows. In float32 its gradient
-    is finite and may ruin the weights. Each worker compares its own model.
+    In float16 an outlier overflows, and its step is skipped. In float32 its
+    gradient is finite and may ruin the weights. Each worker compares its own
+    model.
 
     Args:
         watch: The `Watch`, before the layers are demoted.
@@ -33,13 +34,13 @@ class Probation:
             `None`. It should not be an outlier.
 
     Attributes:
-        step: Int. As given.
-        scale_bits: Float. The loss scale in use, as a power of two.
+        step: Int. The step of the demotion.
+        scale_bits: Float. log2 of the loss scale before the demotion.
         paths: Set of the paths of the layers that were demoted since.
 
     Raises:
-        NotImplementedError: If no process can copy a weight, because several
-            processes hold parts of it.
+        NotImplementedError: If several processes hold parts of a weight, so no
+            process can copy it.
     """
 
     def __init__(self, watch, step: int, gap: int, batch):
@@ -49,8 +50,8 @@ class Probation:
         self._watch = watch
         self._gap = max(gap, 1)
         self._batch = batch
-        # The variables are up to date here. `synchronized_model` would not
-        # know about a step that is under way.
+        # The variables are up to date here. During a step on JAX,
+        # `synchronized_model` would restore older values.
         with active.processes().single_process(watch.model):
             self._state = State.of(watch.model)
         self._before = self._course(watch.model)
@@ -62,26 +63,27 @@ class Probation:
 
     @property
     def is_over(self) -> bool:
-        """Returns whether a later divergence has another cause."""
+        """Returns whether the probation has ended."""
         return self._gap > _STEPS
 
     def divergence(self) -> str | None:
-        """Compares the model; the next time is twice as far away.
+        """Compares the model, and doubles the time to the next comparison.
 
         Returns:
-            A clause on the growth, `None` if training has not diverged.
+            A clause about the growth, or `None` if training has not diverged.
         """
         self._gap *= 2
         before = self._before
         now = self._course(self._watch.synchronized_model())
         start = self._watch.examiner.schedule.start
-        # A loss of one batch that is nearly 0 may grow a thousandfold in the
-        # next step, but not beyond its value before any training.
+        # If the loss is nearly 0, a normal step may increase it 1000 times. In
+        # a divergence it also exceeds the loss before training.
         known = start and math.isfinite(start.loss)
         if not (now.left(before) and now.left(start if known else before)):
             return None
         what, then, grown = "float32 loss of one batch", before.loss, now.loss
-        # Weights that start near 0 always grow.
+        # Weights that start near 0 grow by a large factor in any training, so
+        # compare them with 1 at least.
         if now.weight >= thresholds.DIVERGED * max(before.weight, 1.0):
             what, then, grown = "largest weight", before.weight, now.weight
         return f"{what} grew from {then:.3g} to {grown:.3g}"
@@ -92,23 +94,24 @@ class Probation:
             return Course.of(model, loss)
 
     def restore(self):
-        """Gives weights and optimizer state the values of the demotion."""
+        """Restores weights and optimizer state from before the demotion."""
         self._state.put_back()
 
 
 def layers_that_may_return(watch, repairs, paths, batches, step: int) -> set:
-    """Returns those demoted layers that could return to 16 bits together.
+    """Returns the demoted layers that can return to 16 bits together.
 
     Args:
         watch: The `Watch`.
         repairs: `Repairs` of the model.
         paths: Paths of demoted layers.
-        batches: List of batches to try them on, as `train_step` takes them.
+        batches: List of batches to try the layers on, as `train_step` takes
+            them.
         step: Int.
     """
     found = set(paths)
-    # A layer may be right beside others and wrong alone, so there are two
-    # rounds.
+    # Without the layers that fail in the first round, another layer may fail,
+    # so there is a second round.
     for _ in range(2):
         found -= _at_fault(watch, repairs, found, batches, step)
     with temporary_policies(repairs.as_built(found)):
@@ -119,13 +122,13 @@ def layers_that_may_return(watch, repairs, paths, batches, step: int) -> set:
 
 
 def _at_fault(watch, repairs, paths, batches, step):
-    """Returns the layers at fault as built, on any worker."""
+    """Returns the layers that fail in their original dtype on any worker."""
     if not paths:
         return set()
     found = set(paths)
     try:
         found = _at_fault_here(watch.model, repairs, paths, batches, step)
-    # The other workers wait for this one.
+    # Do not raise the error: the other workers wait for this one below.
     except Exception as error:
         watch.examiner.give_up(error)
     paths = sorted(paths)
@@ -141,7 +144,8 @@ def _at_fault_here(model, repairs, paths, batches, step):
             found = examine(model, *parts, step=step)
             for finding in found.findings:
                 layers += finding.layers
-            # A layer with little headroom would soon be demoted again.
+            # A layer with little headroom would soon be demoted again, so it
+            # counts as failing.
             low = {entry.path: entry.layer for entry in low_layers(model)}
             layers += [
                 low[path]

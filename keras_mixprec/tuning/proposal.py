@@ -1,4 +1,4 @@
-"""Which layers to demote to which dtype, and how workers agree on it."""
+"""Proposes demotions, and combines the proposals of several workers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,20 +17,20 @@ from keras_mixprec.policies.rescaled import RescaledPolicy
 from keras_mixprec.tuning.rescaling import Rescalings
 from keras_mixprec.verdict_kinds import KINDS
 
-# How often a rung is tried. Layers that it does not repair go to the next one,
-# which may uncover more faults.
+# The number of diagnoses per rung. Layers that a rung does not repair go to the
+# next rung, and their repair may uncover more faults.
 _ROUNDS = 3
 
-# The repairs of a layer, from the narrowest; the last one always works.
+# The repairs of a layer, from narrow to wide. float32 always works.
 RUNGS = ("rescale", "bfloat16", "float32")
 
 
 def rungs_here(rungs: Sequence[str], bfloat16: bool | str) -> list:
-    """Returns the rungs that this device has.
+    """Returns the rungs that suit this device.
 
     Args:
-        rungs: As given to the `PrecisionTuner`.
-        bfloat16: As given to it.
+        rungs: As for `PrecisionTuner`.
+        bfloat16: As for `PrecisionTuner`.
     """
     if bfloat16 == "auto":
         bfloat16 = recommend_policy().policy == "mixed_bfloat16"
@@ -38,16 +38,16 @@ def rungs_here(rungs: Sequence[str], bfloat16: bool | str) -> list:
 
 
 def layers_of(model: keras.Model) -> dict:
-    """Returns a dict from path to layer, the model itself included."""
+    """Returns a dict from path to layer, including the model itself."""
     return {entry.path: entry.layer for entry in walk_with_model(model)}
 
 
 def by_policy(layers: dict, policies: dict) -> dict:
-    """Returns a dict from policy to the layers that are to follow it.
+    """Returns a dict from policy to layers.
 
     Args:
         layers: Dict from path to layer.
-        policies: Dict from path to policy, of some of them.
+        policies: Dict from path to policy.
     """
     found = {}
     for path, policy in policies.items():
@@ -63,19 +63,19 @@ def propose(
     step: int,
     rungs: Sequence[str],
 ) -> dict:
-    """Returns the least that repairs the faults of one batch.
+    """Returns the smallest repair for the faults in one batch.
 
     Layers that overflow or underflow take the first rung that repairs them.
-    Layers that lose precision take float32. Output layers do so too, because
-    bfloat16 rounds numbers near 20 by up to 1/16, and the loss stays above
-    that. The diagnosis has tried float32, so only other rungs are tried here.
+    Layers that lose precision take float32. So do output layers, because
+    bfloat16 would limit the loss: it rounds logits near 20 by up to 1/16. The
+    diagnosis has already tried float32, so only other rungs are tried here.
 
     Args:
         examination: `Examination` of the model as it is.
         model: The `keras.Model`.
         batch: The examined batch, as `train_step` takes it.
         step: Int.
-        rungs: Some of `RUNGS`, in their order, `"float32"` among them.
+        rungs: Some of `RUNGS`, in the same order, including `"float32"`.
 
     Returns:
         Dict from layer path to `(policy, verdict)`.
@@ -91,7 +91,8 @@ def propose(
         with temporary_policies(by_policy(layers, policies)):
             left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
-            # If the advised loss scale changed, the layer is not repaired.
+            # If the repair changed the advised loss scale, it only moved the
+            # fault.
             if left.advised_bits == examination.advised_bits:
                 return proposal
             break
@@ -109,7 +110,11 @@ class _Ladder:
         self._tried = set()
 
     def next_rungs(self, examination):
-        """Returns the next rung of each layer at fault, as `propose` does."""
+        """Returns the next rung of each layer at fault.
+
+        Returns:
+            Dict, as from `propose`.
+        """
         return {
             self._paths[id(layer)]: (policy, finding.verdict)
             for finding in examination.findings
@@ -137,7 +142,7 @@ class _Ladder:
         return "mixed_bfloat16" if takes_it else "float32"
 
     def _takes(self, layer, rung):
-        """Returns whether a layer may try a rung, which it may once."""
+        """Returns whether a layer may try a rung, which it may do once."""
         known = (id(layer), rung) in self._tried
         self._tried.add((id(layer), rung))
         return rung in self._rungs and not known
@@ -148,13 +153,13 @@ class WorkerProposal(NamedTuple):
 
     Attributes:
         layers: Dict, as `propose` returns it.
-        explained: Boolean, whether something other than a layer is to blame.
+        explained: Boolean, whether the fault has a cause other than a layer.
         collapsed: Boolean, whether the loss scale cannot fall any further.
-        scale_bits: Float. The power of two that suits the gradients, `None`
-            if none was sought.
-        too_low: Boolean, whether gradients vanish at the loss scale in use.
-        advised_bits: Float. The power of two that a loss scale that does not
-            adapt has to have, `None` if it need not change.
+        scale_bits: Float. log2 of the loss scale that suits the gradients, or
+            `None` if it is not known.
+        too_low: Boolean, whether gradients underflow at the current loss scale.
+        advised_bits: Float. log2 of the value that a fixed loss scale, or one
+            at its floor, must be set to. `None` if no scale must be set.
     """
 
     layers: dict
@@ -169,9 +174,9 @@ class WorkerProposal(NamedTuple):
         """Returns the proposal of one worker.
 
         Args:
-            layers: As the attribute.
+            layers: As for the attribute.
             examination: `Examination`.
-            collapsed: Boolean. As the attribute.
+            collapsed: As for the attribute.
         """
         kinds = {finding.verdict.kind for finding in examination.findings}
         return cls(
@@ -184,10 +189,10 @@ class WorkerProposal(NamedTuple):
         )
 
     def agreed(self, model, step: int) -> "WorkerProposal":
-        """Returns the proposal that follows from those of all workers.
+        """Returns the combined proposal of all workers.
 
-        It has the widest policy that any of them proposes for a layer, and the
-        smallest loss scale. Every worker must call this.
+        It has the widest proposed policy for each layer, and the smallest
+        proposed loss scale. Every worker must call this method.
 
         Args:
             model: The `keras.Model`.
@@ -215,7 +220,7 @@ class WorkerProposal(NamedTuple):
         )
 
 
-# The log of the other worker has the numbers.
+# A verdict of another worker has no numbers here. They are in its own log.
 _ELSEWHERE = {FOUND_BY: "another worker"}
 
 

@@ -1,4 +1,4 @@
-"""Returns to the last good state, with what made training diverge changed."""
+"""Returns to the last good state and removes the cause of a divergence."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.rehearsal import updating
 from keras_mixprec.verdict_kinds import LOST
 
-# After this many spikes in a row the weights may be at fault, not the data.
+# After this many spikes in a row, the weights may be the cause, not the data.
 _STREAK = 3
 
 
@@ -43,18 +43,18 @@ class LoweredSchedule(LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config: dict) -> "LoweredSchedule":
-        """Creates it from what `get_config` returned."""
+        """Creates a schedule from the result of `get_config`."""
         schedule = keras.saving.deserialize_keras_object(config["schedule"])
         return cls(schedule, config["factor"])
 
 
 class Recovery:
-    """Returns to a good state, and changes what made training leave it.
+    """Returns to a good state, and removes the cause of the divergence.
 
     Args:
         watch: The `Watch`.
         repairs: `Repairs` of the model.
-        most: Int. How often it may return.
+        most: Int. The largest number of returns.
     """
 
     def __init__(self, watch, repairs, most: int):
@@ -66,7 +66,7 @@ class Recovery:
         self._has_looked = False
 
     def helps(self, examination) -> bool:
-        """Returns whether only an earlier state helps."""
+        """Returns whether a return to a good state is needed and possible."""
         lost = any(
             verdict.kind in LOST and "not_finite" not in verdict.numbers
             for verdict, _ in examination.findings
@@ -76,14 +76,14 @@ class Recovery:
     def run(self, examination) -> tuple:
         """Returns to a good state.
 
-        If training fails from there and the cause cannot be changed, it stops.
+        Training stops there if the cause of the divergence cannot be removed.
 
         Args:
             examination: `Examination`.
 
         Returns:
-            The step of that state, and the settings that training goes on with,
-            `None` if it stops.
+            The step of this state, and the settings with which training
+            continues, or `None` if it stops.
         """
         model, numbers = self._watch.model, {}
         for finding in examination.findings:
@@ -97,7 +97,7 @@ class Recovery:
     def _back_to(self, step, numbers):
         kept = self._watch.examiner.states.back_to(step)
         kept.state.put_back()
-        # The results of an epoch are those since the return.
+        # Metrics of the epoch must not contain the steps that are undone.
         for metric in self._watch.model.metrics:
             metric.reset_state()
         self._left -= 1
@@ -109,17 +109,17 @@ class Recovery:
         return kept.step, done
 
     def end(self):
-        """Undoes the step that was under way when training was stopped."""
+        """Undoes the step that was running when training was stopped."""
         if self._stopped_at:
             self._stopped_at.put_back()
 
     def read_spikes(self) -> tuple:
-        """Reads which steps were spikes.
+        """Reads the counts of gradient spikes.
 
         Returns:
-            The number of new spikes, the size of the last one as a multiple of
-            the largest gradients before, and whether so many came in a row that
-            the weights may be at fault.
+            The number of new spikes, the gradient norm of the last one as a
+            multiple of the largest norm before, and whether to test the weights
+            because of a streak.
         """
         gates = gates_of(self._watch.model)
         with self._watch.counter_log.synchronized():
@@ -131,14 +131,14 @@ class Recovery:
         return new, times, stuck and not self._watch.several_workers
 
     def from_spikes(self) -> tuple | None:
-        """Returns to a good state if the weights are to blame for spikes.
+        """Returns to a good state if the weights cause the spikes.
 
-        They are if a batch that had usual gradients in a good state is a spike
-        now. If not, the data have changed, and larger gradients count as usual
-        from now on.
+        The weights are the cause if an old batch is a spike now, but had normal
+        gradients in a good state. If not, the data have changed, and larger
+        gradients count as normal from now on.
 
         Returns:
-            The result of `run`, `None` if it stays.
+            The result of `run`, or `None` if the model keeps its state.
         """
         self._has_looked = True
         model, gates = self._watch.model, gates_of(self._watch.model)
@@ -164,7 +164,7 @@ class Recovery:
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
         ):
-            # A function of the user sets the rate.
+            # The user's own function sets the rate, so it cannot be scaled.
             return None
         for part, rate in zip(parts, rates, strict=True):
             if isinstance(rate, LearningRateSchedule):
@@ -189,7 +189,7 @@ def _size(model, batch):
     return math.hypot(*norms) / step.scale
 
 
-# The numbers if the state was at fault, and not the settings.
+# Used if the weights were the cause, and no setting has to change.
 _GOOD = {"cause": "state"}
 
 _CHANGES = {

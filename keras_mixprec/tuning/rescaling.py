@@ -1,12 +1,13 @@
 """Finds powers of two that keep a layer in float16 on rescaled inputs.
 
-An overflow or underflow is about the exponent, not the digits. A power of two
-repairs it, exactly, in a layer that is positively homogeneous: `f(2**-k * x) ==
-2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not say
-whether it is homogeneous, so its degree `d` is measured in float32. The layer
-gets other weights for that, because a bias may be zero only at first. Its
-inputs are about 1, because a softmax of large logits only looks homogeneous.
-Float16 runs, forward and backward, then show which `k` the numbers need.
+Overflow and underflow are about the exponent, not the digits. A power of two
+can repair them exactly if the layer is positively homogeneous: `f(2**-k * x) ==
+2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not show
+this property, so the degree `d` is measured in float32. For this measurement
+the layer gets random weights, because a bias that is still zero would hide that
+the layer is not homogeneous. Inputs are scaled to about 1, because a softmax of
+large logits only looks homogeneous. Forward and backward runs in float16 then
+show which `k` keeps the numbers in range.
 """
 
 import contextlib
@@ -40,23 +41,24 @@ from keras_mixprec.policies.names import source_name
 from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# Inputs are multiplied by this power of two to measure the degree.
+# Inputs are multiplied by 2 to this power to measure the degree.
 _PROBED_BITS = -4
 
-# The powers of two to try. Squares change by a factor of 16 between them.
+# The exponents to try. A step of 2 is fine enough, because even squares change
+# by only a factor of 16.
 _LADDER = range(-14, 15, 2)
 
-# Half a float16 ulp, as a share of the largest number in a result. An epsilon
-# in a layer breaks homogeneity, which is harmless if float16 does not show it.
+# Half a float16 ulp, relative to the largest number in a result. An epsilon in
+# a layer breaks homogeneity, but errors below this limit are harmless.
 _UNSEEN = 2.0**-11
 
-# A power of two may have twice the best error, or the error of a chain of
-# float16 roundings.
+# A power of two is accepted up to twice the smallest error, or up to the
+# typical error of a few float16 operations.
 _NEARLY_BEST, _ROUNDINGS = 2.0, 2.0**-8
 
 
 class Rescalings:
-    """Finds policies that rescale layers at fault in one batch.
+    """Finds policies that rescale the layers at fault in one batch.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -69,11 +71,11 @@ class Rescalings:
         self._calls = None
 
     def policy_for(self, finding, scale_bits: float | None) -> str | None:
-        """Returns a policy that repairs the layer of a finding.
+        """Returns a policy that repairs the layer of a finding, or `None`.
 
         Args:
             finding: `Finding`.
-            scale_bits: Float. The loss scale as a power of two, or `None`.
+            scale_bits: Float. log2 of the loss scale, or `None`.
         """
         verdict = finding.verdict
         of_range = "mixed_bfloat16" in KINDS[verdict.kind].repaired_by
@@ -113,8 +115,8 @@ def _policy_of(calls, scale_bits):
 def _is_bound(call):
     """Returns whether a layer cannot be rescaled.
 
-    Its losses and its own state depend on its inputs as well, and sublayers
-    follow policies of their own.
+    Rescaled inputs would change the layer's losses and state, and would not
+    reach sublayers, which have their own policies.
     """
     layer = call.layer
     return bool(
@@ -128,10 +130,10 @@ def _is_bound(call):
 
 
 def _in_order(feasible):
-    """Returns the powers of two that suit all calls, the best one first.
+    """Returns the exponents that suit all calls, best first.
 
-    The smallest one may not suit the next batch, so the second smallest is
-    best.
+    The smallest exponent may be too small for the next batch, so the second
+    smallest comes first.
     """
     common = sorted(set.intersection(*feasible), key=abs)
     down = [bits for bits in common if bits <= 0]
@@ -146,15 +148,15 @@ def _policy(layer, bits, degree, found):
 
 
 class _Rescaling:
-    """One call of a layer, rescaled.
+    """Tries powers of two on one call of a layer.
 
     Args:
         call: `LayerCall` of a step in float32, at loss scale 1.
-        scale_bits: Float. The loss scale in use, as a power of two.
+        scale_bits: Float. log2 of the current loss scale.
 
     Attributes:
-        is_large: Boolean, whether its outputs, or those of the next batch, may
-            not fit its dtype.
+        is_large: Boolean, whether the outputs are too large for float16, with a
+            margin for the next batch.
     """
 
     def __init__(self, call, scale_bits):
@@ -172,7 +174,7 @@ class _Rescaling:
         self.is_large = largest(self._exact) > self._limit
 
     def degree(self) -> int | None:
-        """Returns the degree of homogeneity, or `None`."""
+        """Returns the degree, or `None` if the layer is not homogeneous."""
         size = largest([to_array(x) for x in self._replay.inputs]) or 1.0
         first = int(
             np.clip(-np.log2(size), -MOST_BITS - _PROBED_BITS, MOST_BITS)
@@ -194,7 +196,7 @@ class _Rescaling:
         return degree if _agree([a * factor for a in scaled], exact) else None
 
     def feasible(self, degree: int) -> set:
-        """Returns the powers of two on which it is right in float16."""
+        """Returns the exponents with correct float16 results."""
         errors = {}
         for bits in _LADDER:
             if bits and abs(degree * bits) <= MOST_BITS:
@@ -205,7 +207,8 @@ class _Rescaling:
         limit = max(_NEARLY_BEST * min(errors.values()), _ROUNDINGS)
         limit = min(limit, thresholds.FORWARD_ERROR)
         found = {bits for bits, error in errors.items() if error <= limit}
-        # If the layer is right unscaled, the code after it needs its range.
+        # If the unscaled layer is correct, its output range is the problem, and
+        # a wider output repairs it.
         return {0} if 0 in found else found
 
     def _error(self, bits, degree):
@@ -243,7 +246,7 @@ class _Rescaling:
 
 
 def _bits(array, other):
-    """Returns by how many powers of two an array is larger than another."""
+    """Returns log2 of the ratio of two arrays' norms."""
     sizes = [np.linalg.norm(a.astype("float64")) for a in (array, other)]
     return math.log2(max(sizes[0], 1e-300) / sizes[1])
 
@@ -257,10 +260,10 @@ def _agree(results, exact):
 
 @contextlib.contextmanager
 def _other_weights(layer, size):
-    """Context that gives a layer other weights, none of them zero.
+    """Context that gives a layer random weights without zeros.
 
-    A weight of all zeros, as a bias is before training, gets numbers like the
-    layer's outputs.
+    A weight of all zeros, such as a bias before training, gets values as large
+    as the layer's outputs.
     """
     random, variables = np.random.default_rng(0), own_trainable(layer)
     with restoring(variables):

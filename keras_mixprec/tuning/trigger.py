@@ -5,35 +5,35 @@ from collections import deque
 from keras_mixprec.backend.common import any_worker
 from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 
-# The number of non-finite steps that trigger a diagnosis, before any false
-# alarm.
+# Until the first false alarm, this many non-finite steps trigger a diagnosis.
 _PATIENCE = 1
 
 # A search for the loss scale may skip this many more steps than a diagnosis
-# expects, because the gradients of the first steps grow.
+# predicts, because gradients may grow during the first steps.
 _SLACK = 3
 
 
 class Trigger:
-    """Decides when non-finite steps are reason for a diagnosis.
+    """Decides when non-finite steps are a reason for a diagnosis.
 
-    A step counts if any worker skipped it or had a loss that is not finite.
-    One within 500 steps triggers a diagnosis. Each false alarm, such as bad
-    data, doubles that number. Skipped steps in a row trigger a diagnosis in any
-    case, unless there were too few since the last false alarm. If a diagnosis
-    says how far the loss scale has to fall, that explains as many skipped
-    steps.
+    A non-finite step is one that any worker skipped, or whose loss was not
+    finite. One such step triggers a diagnosis. After each false alarm, such as
+    bad data, twice as many within 500 steps are needed. A streak of skipped
+    steps needs the same number, but over all steps since the last false alarm.
+    If a diagnosis predicts how far the loss scale will fall, the next skipped
+    steps are expected and trigger nothing.
 
     Args:
         watch: The `Watch`.
 
     Attributes:
-        span: Int. Steps that non-finite ones are counted over.
-        last_nonfinite_step: Int. The last reading that found new ones, `None`
-            before.
+        span: Int. Non-finite steps are counted over this many steps.
+        last_nonfinite_step: Int. The last reading that found new non-finite
+            steps, `None` before.
     """
 
-    # A healthy scale search that has found its ceiling loses one step in 2000.
+    # A healthy dynamic loss scale skips about one step in 2000, so rarely two
+    # in this span.
     span = 500
 
     def __init__(self, watch):
@@ -43,11 +43,11 @@ class Trigger:
         self._patience = _PATIENCE
         self._examined_row = False
         self._known = self._explained = 0
-        # Pairs of a step and the total then, within the span.
+        # Pairs of a step and the total at this step, within the span.
         self._seen = deque()
 
     def count(self) -> int:
-        """Counts, and returns how many non-finite steps there were so far."""
+        """Updates and returns the total number of non-finite steps."""
         before = self._here
         now = self._watch.counter_log.look()
         self._here = now.nonfinite
@@ -58,10 +58,10 @@ class Trigger:
         return self._total
 
     def read(self, step: int) -> bool:
-        """Counts, and returns whether that is reason for a diagnosis.
+        """Updates the count, and returns whether to make a diagnosis.
 
         Args:
-            step: Int. How many steps were taken.
+            step: Int. The number of steps taken.
         """
         self.count()
         if self._seen and self._total > self._seen[-1][1]:
@@ -69,8 +69,8 @@ class Trigger:
         self._seen.append((step, self._total))
         while self._seen[0][0] < step - self.span:
             self._seen.popleft()
-        # A run may be stuck while no diagnosis is allowed. It is diagnosed as
-        # soon as one is.
+        # A run may get stuck while no diagnosis is allowed, so the streak stays
+        # a reason until a diagnosis is made.
         is_stuck = self._in_a_row >= TRIGGER_STEPS
         self._examined_row &= is_stuck
         newly_stuck = is_stuck and not self._examined_row
@@ -79,14 +79,14 @@ class Trigger:
         return enough and self._total > self._explained
 
     def examined(self):
-        """Notes that the steps that are skipped now are being diagnosed."""
+        """Records that the current streak of skipped steps is diagnosed."""
         self._examined_row = self._in_a_row >= TRIGGER_STEPS
 
     def explain(self, skips: int):
-        """Takes the next skipped steps for a search for the loss scale.
+        """Expects the next skipped steps as part of a loss scale search.
 
         Args:
-            skips: Int. The number of steps, from a diagnosis.
+            skips: Int. The number of skipped steps that a diagnosis predicts.
         """
         self._explained = self._total_read() + skips + _SLACK * bool(skips)
 
@@ -95,7 +95,7 @@ class Trigger:
         self._seen = deque(list(self._seen)[-1:])
 
     def false_alarm(self):
-        """Waits for twice as many non-finite steps from now on."""
+        """Requires twice as many non-finite steps from now on."""
         self._patience *= 2
         self.start_over()
         self._known = self._total_read()

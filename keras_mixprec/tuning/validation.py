@@ -1,7 +1,7 @@
-"""Lets a metric on held-back data decide about returns to 16 bits.
+"""Checks returns to 16 bits, and the plan, by a metric on held-back data.
 
-The same weights are evaluated in float32 and under a plan. Evaluations are
-counted; those that can wait do so until enough steps were taken.
+The same weights are evaluated in float32 and under a plan. The number of
+evaluations is limited by the number of steps.
 """
 
 import math
@@ -18,16 +18,16 @@ from keras_mixprec.tuning.proposal import by_policy
 # A run may make this many evaluations, plus one for each `_STEPS` steps.
 _EVALUATIONS, _STEPS = 50, 100
 
-# If an evaluation is expected to take more seconds, a message announces it.
+# A message announces an evaluation that will take more seconds than this.
 _PATIENCE = 2.0
 
 _OVER_BUDGET = "; validation is over its budget"
 
 
 class Validation:
-    """Compares a metric on held-back data with float32's, if there are data.
+    """Compares a metric on held-back data with its float32 value.
 
-    All workers evaluate at the same steps, and the worst result of all counts.
+    All workers evaluate at the same steps, and the worst result counts.
 
     Args:
         tuner: The `PrecisionTuner`, for its arguments.
@@ -48,7 +48,7 @@ class Validation:
         self._warned = False
 
     def begin(self, step: int):
-        """Evaluates once in float32, so that a mistake ends `fit` at once.
+        """Evaluates once in float32, so that an error ends `fit` at once.
 
         Args:
             step: Int.
@@ -67,13 +67,13 @@ class Validation:
     # Returning to 16 bits.
 
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
-        """Returns which layers may return to 16 bits, and the metric then.
+        """Returns the layers that may return to 16 bits, and the metric then.
 
-        If the metric is not within the tolerance, the fewest layers stay that
-        bring it there.
+        If the metric is not within the tolerance, as few layers as possible
+        stay demoted to bring it there.
 
         Args:
-            paths: Set of paths of demoted layers, which a diagnosis has found
+            paths: Set of paths of demoted layers that a diagnosis has found
                 sound.
             step: Int.
         """
@@ -117,14 +117,14 @@ class Validation:
     # The end of training.
 
     def sign_off(self, step: int, may_demote: bool):
-        """Compares the metric under the plan with float32's.
+        """Compares the metric under the plan with its float32 value.
 
-        If it is not within the tolerance, the fewest layers that bring it there
-        are demoted, or named if they may not be demoted.
+        If the metric is not within the tolerance, demotes as few layers as
+        possible to bring it there, or only names these layers.
 
         Args:
             step: Int.
-            may_demote: Boolean, whether anything may be changed.
+            may_demote: Boolean, whether layers may be demoted.
         """
         if self._held_back is None or not self._watch.taken:
             return
@@ -160,7 +160,7 @@ class Validation:
         wanted = repairs.all_in_float32(step, reason, "validation")
         blamed = self._to_blame(trials, wanted)
         if not blamed:
-            return [], "; no evaluations were left to find the layers to blame"
+            return [], "; no evaluations are left to find the layers to blame"
         wanted = {path: wanted[path] for path in blamed}
         named = f" because of {listed(blamed)}"
         if self._tuner.dry_run:
@@ -172,28 +172,29 @@ class Validation:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
         wanted |= repairs.left_alone(wanted, step)
         changes = repairs.demote(wanted)
-        # Training has ended, so no step recompiles the model.
+        # Training has ended, so there is no step to time.
         repairs.take_rebuild_seconds()
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
 
     def _to_blame(self, trials, wanted):
         """Returns the fewest layers to demote for a metric within tolerance."""
-        self._announce(f"searches {len(wanted)} layers for those to blame")
+        self._announce(f"searches {len(wanted)} layers for the cause")
         errors = dict.fromkeys(wanted, 0.0)
         for name, own in self._watch.examiner.schedule.errors.items():
             path = name.partition("#")[0]
             error = own.get("forward", 0.0)
             if path in errors and not errors[path] >= error:
                 errors[path] = min(error, 1e9)
-        # Workers see different batches, so they agree on one order.
+        # Workers measure different errors on their batches, but must try the
+        # layers in the same order.
         agreed = any_worker(self._watch.model, [*errors.values()])
         errors = dict(zip(errors, agreed, strict=True))
         ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # With all layers in float32 the model equals the reference.
+            # All layers in float32 give the reference without an evaluation.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
@@ -208,18 +209,18 @@ class Validation:
     # Evaluating.
 
     def _trials(self, step):
-        """Returns the `_Trials` of now, `None` if the reference fails."""
+        """Returns new `_Trials`, or `None` if the float32 evaluation fails."""
         self._announce(f"evaluates the model at step {step}")
         reference, error = math.nan, None
         try:
             reference = self._timed(self._evaluation.in_float32)
-        # The other workers wait for this one.
+        # Do not raise the error: the other workers wait for this one below.
         except Exception as raised:
             error = raised
         if error is None and not math.isfinite(reference):
             error = (
-                f"{self._held_back.name} is {reference:g} in float32 too, so "
-                "it decides nothing: look at the weights and the held-back data"
+                f"{self._held_back.name} is {reference:g} in float32 too; "
+                "check the weights and the held-back data"
             )
         (failed,) = any_worker(self._watch.model, [error is not None])
         if error is not None:
@@ -231,12 +232,12 @@ class Validation:
         return None if failed else _Trials(self, reference)
 
     def over_budget(self, evaluations: int) -> bool:
-        """Returns whether so many evaluations are too many now."""
+        """Returns whether the budget does not allow this many evaluations."""
         allowed = _EVALUATIONS + self._watch.taken // _STEPS
         return self._count + evaluations > allowed
 
     def evaluate(self, assignment: dict, reference: float) -> tuple:
-        """Returns the metric, and whether it is within tolerance.
+        """Returns the metric, and whether it is within the tolerance.
 
         Args:
             assignment: As for `Evaluation.with_policies`.
@@ -246,7 +247,8 @@ class Validation:
             value = self._timed(
                 lambda: self._evaluation.with_policies(assignment)
             )
-        # Some backends refuse to mix some dtypes within a layer.
+        # Some backends reject mixed dtypes within a layer. Such a plan is not
+        # within the tolerance.
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
@@ -282,7 +284,7 @@ class Validation:
 
 
 class _Trials:
-    """Evaluations of the metric with the weights of now, each made once.
+    """Evaluates the metric with the current weights, once for each key.
 
     Args:
         validation: `Validation`.
@@ -296,10 +298,12 @@ class _Trials:
         self._known = {}
 
     def within(self, key, assignment: dict, is_must: bool = False) -> bool:
-        """Returns whether the metric is within tolerance and the budget.
+        """Returns whether the metric is within the tolerance.
+
+        Returns `False` if the budget allows no evaluation.
 
         Args:
-            key: The key of the evaluation.
+            key: Identifies the evaluation.
             assignment: As for `Evaluation.with_policies`.
             is_must: Boolean, whether to ignore the budget.
         """
@@ -314,7 +318,7 @@ class _Trials:
         return self._known[key][1]
 
     def value(self, key) -> float:
-        """Returns the metric that `within` has found, or NaN."""
+        """Returns the metric that `within` has computed, or NaN."""
         return self._known.get(key, (math.nan,))[0]
 
 
