@@ -1,4 +1,4 @@
-"""The GPUs and versions that the system reports, without the backend."""
+"""Reads GPUs and versions from the system, without a backend."""
 
 import contextlib
 import importlib.metadata
@@ -25,7 +25,7 @@ class Gpus(NamedTuple):
         driver: String, the driver's version, `""` if none answers.
         error: String, the error of `nvidia-smi`.
         on_bus: Int. The number of GPUs on the PCI bus, with or without a
-            driver. `None` if it is not known.
+            driver. `None` if the number is not known.
         memory: Tuple of bytes.
     """
 
@@ -99,7 +99,7 @@ def _on_bus():
 
 _PACKAGES = ("keras", "numpy", "ml_dtypes", "tensorboard", "setuptools")
 
-# CUDA's libraries, as pip installs them.
+# CUDA's libraries: the name in a pip package, and the name in the report.
 _LIBRARIES = {"cudnn": "cudnn", "cuda-runtime": "cuda"}
 
 
