@@ -46,8 +46,7 @@ except ImportError:  # Windows
 # the machine would slow down, or the system would kill other processes.
 _SHARE = 0.9
 
-# The search ends within 1/32 of the exact answer: a finer one takes more trials
-# than the difference is worth.
+# The search ends within 1/32 of the exact answer, to save trials.
 _EXACT = 32
 
 
@@ -100,7 +99,7 @@ class LargestBatch:
 
     @property
     def ratio(self) -> float | None:
-        """The batch size as a multiple of the baseline's.
+        """The batch size divided by the baseline's.
 
         `None` if there is no baseline, if no batch fits under the baseline, or
         if a search reached `max_size`.
@@ -339,7 +338,7 @@ def _samples(count):
 
 
 def _labelled(policy, baseline):
-    """Returns the policies by name. Plans have none, so they get one."""
+    """Returns the policies by name, plans as `plan` or `baseline plan`."""
     found = {}
     for name, value in (("policy", policy), ("baseline", baseline)):
         if isinstance(value, PrecisionPlan):
@@ -568,7 +567,7 @@ class Trainer:
         self._batch = first_batch(job.data)
 
     def asked(self) -> dict[str, str]:
-        """Returns the `asked` of `ResumeFile` that only this process knows."""
+        """Returns the entries of `asked` that only this process knows."""
         return {**surroundings(), "data": fingerprint(self._batch)}
 
     def run(self, size: int) -> dict:

@@ -247,9 +247,9 @@ class TradeOff(list):
 
     With held-back data, the error says how much worse the metric is than in
     float32, in the metric's own unit. It is 0 if the metric is better. Without
-    held-back data, the error is the larger one of loss and gradients. It is
-    infinite if the step is finite in float32 only, or if a layer cannot mix the
-    dtypes of its inputs.
+    held-back data, the error is that of the loss or of the gradients, whichever
+    is larger. It is infinite if the step is finite in float32 only, or if a
+    layer cannot mix the dtypes of its inputs.
 
     Args:
         points: Iterable of dicts with all these keys but `pareto_optimal`.
@@ -311,7 +311,7 @@ class _Start(NamedTuple):
 def _starting_point(
     model: keras.Model, policy: str, matcher: Matcher
 ) -> _Start:
-    """Returns the policies that the rules and the model give.
+    """Returns the policies of all layers before the search.
 
     Args:
         model: A built `keras.Model`. If any of its layers computes in 16 bits,
@@ -341,8 +341,8 @@ def _starting_point(
     return start
 
 
-# The float32 metric of the same model may differ by this share between two
-# processes. A larger difference means that the resumed search is another one.
+# The float32 metric may differ by this share between two processes. A larger
+# difference means that the model or the data have changed.
 _SAME = 1e-4
 
 _ALL_WIDE = "Even with all layers in float32 that the rules allow, "
@@ -386,7 +386,7 @@ class _Search:
         self._model = model
         self._start = start
         self._evaluation = evaluation
-        # Reject the file of another search here, before any trial runs.
+        # Rejects the file of another search before any trial runs.
         self._file = ResumeFile(resume, "trials", asked)
         self._trials = {
             frozenset(paths): _Trial(frozenset(paths), *numbers)
@@ -402,7 +402,7 @@ class _Search:
             for batch in batches
         ]
         for _, criterion in self._criteria:
-            criterion.noise  # noqa: B018  Cached before dtypes change.
+            criterion.noise  # noqa: B018  Computed before dtypes change.
         paths = [entry.path for entry in start.candidates]
         self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
         self._reference = evaluation.reference() if evaluation else None
@@ -447,7 +447,7 @@ class _Search:
         if not self._evaluation:
             return causes
         others = [path for path in self._ranked if path not in found]
-        self._metric(())  # The trade-off begins with no layer in float32.
+        self._metric(())  # The trade-off needs the metric without float32.
 
         def fits(paths):
             return self._worse_by(self._metric(found | paths)) <= limits.metric

@@ -252,7 +252,7 @@ class _Walk:
     def _add_array(self, value):
         try:
             array = np.asarray(keras.ops.convert_to_numpy(value))
-        except Exception:  # Some arrays cannot be copied to the host.
+        except Exception:  # It cannot be read, so only its type counts.
             self._take(type(value).__name__)
             return
         self._take("array", array.dtype, array.shape)

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # For example `keras-mixprec report logs | head`.
-        # Python flushes stdout again at exit, which would raise this again.
+        # Python flushes stdout at exit, which would raise the same error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:

@@ -196,8 +196,8 @@ def _train(policy, epochs, callbacks=()):
         *train, _BATCH, epochs, verbose=0, callbacks=[*callbacks]
     ).history
     optimizer, steps = model.optimizer, epochs * -(-TRAINING_IMAGES // _BATCH)
-    # Keras' own wrapper does not count skipped steps. They are the steps that
-    # it has not applied.
+    # Keras' own wrapper does not count skipped steps, so the number of applied
+    # steps is subtracted from all.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rows = precision_summary(model).to_list()
     return DemoRun(

@@ -51,7 +51,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
     if compiled:
         try:
             return keras.saving.load_model(path)
-        except Exception as error:  # The type of the error depends on the file.
+        except Exception as error:  # Loading may raise any error.
             refused = error
     try:
         found = keras.saving.load_model(path, compile=False)

@@ -84,7 +84,7 @@ def add_command(commands: Any, name: str, command: Command) -> None:
 
 
 def given(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Returns the arguments with some names, without those that are not set.
+    """Returns the arguments that are set and have one of the names.
 
     Args:
         arguments: The parsed arguments.

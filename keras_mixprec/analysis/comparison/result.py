@@ -29,7 +29,7 @@ _LISTED = (
 
 _MEASURED_BY = {
     "device": "the device memory that the backend counts",
-    "compiled_program": "the compiled program's memory, by the compiler",
+    "compiled_program": "the compiled program's, as the compiler reports it",
     "process": "the resident memory of each policy's own process",
 }
 
@@ -404,8 +404,7 @@ def _policy(arm):
     policy = arm["policy"]
     if isinstance(policy, str):
         return "+".join([policy, *arm["settings"]])
-    # Imported here, because it imports Keras, which showing a table does not
-    # need.
+    # Imported late, because a table can be shown without Keras.
     from keras_mixprec.policies.plan import PrecisionPlan
 
     return PrecisionPlan(policy["layers"], default=policy["default"])
@@ -436,7 +435,7 @@ def check(content: Any, path: str) -> dict:
 
 
 def from_json(content: Any) -> Any:
-    """Returns content with non-finite numbers in place of their names."""
+    """Returns parsed JSON with non-finite numbers in place of their names."""
     if isinstance(content, dict):
         return {key: from_json(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""`compare_precisions`: the same training under several policies."""
+"""`compare_precisions`: compares policies by training."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
-# Endings of the names of metrics for which higher is better, or lower is.
+# With `mode="auto"`, the ending of the metric's name tells if higher is better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
@@ -387,7 +387,7 @@ class Store:
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
-        # A resumed call may add seeds in another order.
+        # Sorted, because a resumed call may add seeds in another order.
         arm["seeds"] = sorted(
             [*arm["seeds"], seed],
             key=lambda s: self.record["seeds"].index(s["seed"]),

@@ -1,8 +1,8 @@
 """Trains a model under one policy with one seed, in turns.
 
 The training runs in its own thread or process. It pauses at the end of each
-block until its next turn. Its process-wide settings and random state hold
-during its turns only.
+block until its next turn. Its process-wide settings and random state apply
+only during its turns.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ def run(
     except BaseException as error:
         why = one_line(error, _LONGEST), traceback.format_exc()
         answer = "failed", why
-    # Sending fails if the comparison has ended.
+    # If the comparison has ended, sending fails, and nobody needs the answer.
     with connection, contextlib.suppress(OSError):
         if answer is not None:
             turns.end(*answer)

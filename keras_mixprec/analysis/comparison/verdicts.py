@@ -114,7 +114,7 @@ def _student_t(degrees):
     if degrees <= len(_T):
         return _T[degrees - 1]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    # From Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
     first = (z**3 + z) / (4 * degrees)
     return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 

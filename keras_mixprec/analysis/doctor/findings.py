@@ -41,7 +41,7 @@ def judge(facts: dict, gpus: Gpus) -> list[Finding]:
     Args:
         facts: Dict. `backend` is the backend's name. `status` is `"ok"`,
             `"missing"` or `"broken"`, and `error` is the reason. `kind`,
-            `devices`, `compute_capability` and `instructions` are those of
+            `devices`, `compute_capability` and `instructions` are as in
             `recommend_policy().capabilities`, `None` or empty without a
             backend. `versions` is a dict of strings.
         gpus: `Gpus`, as the system reports them.
@@ -89,7 +89,7 @@ def _unseen(facts, gpus):
             "https://github.com/tensorflow/tensorflow/issues/62328",
         )
     elif gpus.error or gpus.on_bus:
-        said = gpus.error or f"{gpus.on_bus} on the PCI bus, no nvidia-smi"
+        said = gpus.error or f"{gpus.on_bus} on the PCI bus, but no nvidia-smi"
         yield Finding(
             "no-driver",
             "error",

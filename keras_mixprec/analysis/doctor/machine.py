@@ -13,7 +13,7 @@ from keras_mixprec._version import __version__
 _QUERY = "name,driver_version,memory.total,compute_cap"
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 
-# The output of nvidia-smi if no driver answers.
+# nvidia-smi prints one of these if no driver answers.
 _FAILED = re.compile(r"^(NVIDIA-SMI has failed|Failed to|No devices).*", re.M)
 
 

@@ -166,6 +166,6 @@ def _results(results):
     ]
     if bad:
         right = len(results) - len(bad)
-        return f"{right} of {len(results)} right; {', '.join(bad)}"
+        return f"{right} of {len(results)} results right; {', '.join(bad)}"
     formats = ", ".join(dict.fromkeys(r["format"] for r in results))
     return f"{formats}: {len(results)} results right, within the bounds"

@@ -15,7 +15,7 @@ from keras_mixprec.backend import active
 # stops growing halfway.
 _TERMS = 512
 
-# Bits after the binary point in the inputs of each product.
+# Bits after the binary point in the numbers of each format.
 _DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
 # Results with a larger error are "wrong", because training cannot use them.

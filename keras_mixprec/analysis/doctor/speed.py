@@ -180,7 +180,7 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         outputs, gradients = replay.vjp(
             lambda tensors: [function(tensors, dtype)],
             tensors,
-            # Any cotangents of this shape will do.
+            # Any cotangents of this shape will do, because only time counts.
             lambda outputs: outputs,
         )
         if function is not _block:

@@ -231,7 +231,8 @@ def wrapper_dtype_ignored(view):
     """
     for entry in view.in_float32:
         holder, inside = entry.layer, list(sublayers(entry.layer))
-        # The dtype of a `Sequential` has no effect, so it shows no intention.
+        # A `Sequential` computes nothing itself, so its dtype is no request for
+        # float32.
         means = not isinstance(holder, keras.Sequential)
         if not inside or only_runs_graph(holder) or entry.path == MODEL_PATH:
             continue
