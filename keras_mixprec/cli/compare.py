@@ -26,7 +26,8 @@ _OPTIONS: dict[str, Any] = {
     "function of the model (default: loss)",
     "--mode": {
         "choices": ["auto", "min", "max"],
-        "help": "min or max: which metric is better (default: by its name)",
+        "help": "whether a lower (min) or a higher (max) metric is better; "
+        "auto decides by its name (default: auto)",
     },
     "--tolerance": {
         "type": float,

@@ -21,7 +21,7 @@ class _Explain(argparse.Action):
 def _codes(what):
     return {
         "type": lambda text: text.split(","),
-        "help": f"{what} rules whose codes start like this: KMP101,KMP4",
+        "help": f"{what} rules with these codes or prefixes: KMP101,KMP4",
     }
 
 

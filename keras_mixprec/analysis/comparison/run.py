@@ -74,9 +74,9 @@ def compare_precisions(
             Layers follow this policy unless they have a dtype of their own.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`; batches, such as a
             `tf.data.Dataset`, a `DataLoader` or a `PyDataset`; a function that
-            returns one of these; or `"module:name"`. Only `steps` batches are
-            read. They are kept in memory. If there are fewer, they are repeated
-            in the same order.
+            returns one of these; or `"module:name"`. At most `steps` batches
+            are read, and kept in memory. Fewer batches are repeated in the same
+            order.
         policies: List, or dict by name, of policy names and `PrecisionPlan`s.
             The first one is the reference. Settings are added with `+`, or
             follow a plan in a tuple: `"float32+tf32"` or another name for

@@ -2,7 +2,8 @@
 
 An arm is one of the compared policies. The reference is the first arm, float32
 by default. With the same seed, an arm and the reference start from the same
-weights and see the same batches. So the spread is that of their differences.
+weights and see the same batches. The spread is the standard deviation of the
+differences by seed.
 
 The intervals are computed here because SciPy is not a dependency.
 """
