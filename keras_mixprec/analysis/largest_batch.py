@@ -162,8 +162,8 @@ def largest_batch(
             rows of the first batch.
         policy: Policy name, `keras.DTypePolicy` or `PrecisionPlan`. Defaults
             to `"mixed_float16"`.
-        baseline: The policy that `ratio` compares with. `None` saves this second
-            search, and about half of the time. Defaults to `"float32"`.
+        baseline: The policy that `ratio` compares with. `None` saves its
+            search, about half of the time. Defaults to `"float32"`.
         min_size: Int. Samples in the first trial. Defaults to `1`.
         max_size: Int. Samples in the largest trial. Defaults to `65536`.
         step: Int. All sizes but the first are multiples of `step`. Defaults to
