@@ -72,8 +72,7 @@ class Found:
 
     def __str__(self):
         if not self.batch_size:
-            tried = _samples(self.fails_at)
-            return f"{self.policy}: no batch fits (smallest tried: {tried})"
+            return f"{self.policy}: not even {_samples(self.fails_at)} fit"
         text = f"{self.policy}: {_samples(self.batch_size)} fit"
         if self.fails_at is None:
             return f"{text}, larger batches were not tried"

@@ -538,8 +538,9 @@ class _Search:
 
     def _named(self, value):
         name = self._evaluation.held_back.name
-        exact = self._reference
-        return f"{name} is {value:.6g}, against {exact:.6g} in float32"
+        return (
+            f"{name} is {value:.6g}, against {self._reference:.6g} in float32"
+        )
 
 
 def _batches_of(data: tuple, size: int) -> list:
@@ -628,6 +629,4 @@ def _describe(errors):
 def _off(error):
     if math.isinf(error):
         return "not finite"
-    if error < 10:
-        return f"off by {error:.1%}"
-    return f"off by {error:.0e} times its value"
+    return f"off by {error:.1%}" if error < 10 else f"off by {error:.0e}x"
