@@ -1,13 +1,13 @@
-"""Tools beside training: doctor, lint, fewest float32 layers, comparison.
+"""Tools to run outside training: doctor, lint, comparison and searches.
 
 Files:
 
-- `minimize_float32.py`: the smallest set of layers that has to compute in
-  float32, and the search that finds it.
+- `minimize_float32.py`: finds the smallest set of layers that must compute in
+  float32.
 - `isolated.py`: runs a function in a new process or thread.
-- `resume.py`: keeps the results of an interrupted call in a file.
-- `largest_batch.py`: finds how many samples train at once.
-- `doctor/`: checks and measures 16 bits on a machine.
-- `lint/`: finds in a model what 16 bits break or do not speed up.
+- `resume.py`: stores results in a file, so that a call can continue.
+- `largest_batch.py`: finds the largest batch that fits into memory.
+- `doctor/`: checks a machine, and measures its speed in 16 bits.
+- `lint/`: checks a model for faults in 16 bits before training.
 - `comparison/`: trains under several policies, and finds the best one.
 """

@@ -1,8 +1,7 @@
-"""Functions that run in a new process or thread and answer messages.
+"""Runs functions in a new process or thread, and exchanges messages with them.
 
-If the process is killed, the caller goes on, and learns how it ended and what
-it printed last. This file does not import Keras, because the backend may be
-broken.
+If the process is killed, the caller gets an error with the signal and the last
+output. This file does not import Keras, because the backend may be broken.
 """
 
 import contextlib
@@ -17,20 +16,21 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-# Characters of the last output of a process.
+# `EndedError.printed` keeps this many characters of the output.
 _LAST = 2000
 
-# A process needs seconds to end. After that it is killed.
+# A process with a backend takes seconds to exit. After this time it is killed.
 SECONDS_TO_END = 30
 
 
 class EndedError(Exception):
-    """A process has ended before it answered. The message says how.
+    """Raised if a process ends before it answers.
 
     Attributes:
-        signal: String, the name of the signal that killed it, or `""`.
+        signal: String, the name of the signal that killed the process, or
+            `""`.
         status: Int, the exit status.
-        printed: String, its last output.
+        printed: String, the last output of the process.
     """
 
     def __init__(self, status: int, printed: str):
@@ -49,7 +49,7 @@ class Threaded:
 
     Args:
         target: Function `(connection, *args)`.
-        args: Tuple.
+        args: Tuple of further arguments.
     """
 
     def __init__(self, target: Callable, args: tuple):
@@ -60,7 +60,7 @@ class Threaded:
         self._running.start()
 
     def send(self, message: Any) -> None:
-        """Sends a message. It is lost if the other side has ended."""
+        """Sends a message, which is lost if the other side has ended."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -68,11 +68,11 @@ class Threaded:
         """Returns the next message.
 
         Args:
-            timeout: Float. Seconds to wait. Defaults to `None`: any time.
+            timeout: Float. Seconds to wait. Defaults to `None`: no limit.
 
         Raises:
             EndedError: If the other side has ended.
-            TimeoutError: If the message takes longer.
+            TimeoutError: If no message arrives in time.
         """
         if not self._connection.poll(timeout):
             raise TimeoutError
@@ -82,12 +82,12 @@ class Threaded:
             raise self._ended() from None
 
     def ask(self, message: Any, timeout: float | None = None) -> Any:
-        """Sends a message, and returns the answer, as `receive` does."""
+        """Sends a message and returns the answer, as `receive` does."""
         self.send(message)
         return self.receive(timeout)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Waits at most so long for its end, and closes the connection."""
+        """Waits up to `seconds` for the end, and closes the connection."""
         self._running.join(seconds)
         self._connection.close()
 
@@ -100,11 +100,11 @@ class Isolated(Threaded):
 
     Args:
         target: Function `(connection, *args)` at the top of a module.
-        args: Tuple.
+        args: Tuple of further arguments.
         imports_main: Boolean. If `True`, the process imports the caller's
-            script, so that it finds functions of the script. Defaults to
-            `True`.
-        **environment: Strings. Environment variables of the process.
+            script, so that `target` and `args` may use functions from it.
+            Defaults to `True`.
+        **environment: Strings. Environment variables for the process.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class Isolated(Threaded):
         os.close(file)
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        # Not a daemon, because a daemon may not start workers that read data.
-        # The process unpickles it after redirecting its output, so that an
-        # error is recorded.
+        # The process redirects its output before it unpickles the job, so that
+        # errors of unpickling are recorded.
         job = pickle.dumps((target, args))
+        # Not a daemon, because a daemon may not start data-loading workers.
         self._running = context.Process(
             target=_run, args=(self._output, other, job)
         )
@@ -130,7 +130,7 @@ class Isolated(Threaded):
         other.close()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Waits at most so long for its end, then kills it."""
+        """Waits up to `seconds` for the process to end, then kills it."""
         self._running.join(seconds)
         if self._running.is_alive():
             self._running.kill()
@@ -155,7 +155,7 @@ def _run(output, connection, job):
 
 @contextlib.contextmanager
 def _started_with(environment, imports_main):
-    """Context that sets environment variables for new processes."""
+    """Context in which new processes get these environment variables."""
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

@@ -1,15 +1,15 @@
-"""`largest_batch`: how many samples train at once, by trying.
+"""`largest_batch`: finds the largest batch that fits into memory, by training.
 
-The memory of a train step is not known beforehand, so sizes are tried in
-processes. A process that ran out of memory may be dead, or unable to train: JAX
-raises the same error for every later step.
+Trials run in a process of their own, because running out of memory may kill the
+process. It may also be unable to train afterwards: JAX raises the same error
+for every later step.
 
-A process trains on one size after the other until one does not fit. Memory left
-from earlier sizes may be the reason, so that size is tried once more in a new
-process. Sizes that fit need no second try.
+One process tries one size after another until a size does not fit. Memory that
+earlier sizes left behind may be the reason, so a new process tries that size
+once more.
 
 Two places decide whether memory ran out: `backend/common.py` for an error that
-the process reports, and `_why_it_ended` for a process that died.
+the process reports, and `_after_end` for a process that died.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-# The share of the available memory that a process on a CPU may take. If it took
-# more, the machine would slow down, or the system would kill other processes.
+# A trial on a CPU may take this share of the available memory. If it took more,
+# the machine would slow down, or the system would kill other processes.
 _SHARE = 0.9
 
-# The answer is exact to 1/32, because sizes are multiples of powers of two.
+# The search ends within 1/32 of the exact answer, to save trials.
 _EXACT = 32
 
 
@@ -56,12 +56,13 @@ class Found:
 
     Attributes:
         policy: String, a policy's name or `"plan"`.
-        batch_size: Int. Samples of the largest batch that trained, 0 if none
+        batch_size: Int. Samples in the largest batch that trained, 0 if none
             did.
-        fails_at: Int. Samples of the smallest batch that ran out of memory,
+        fails_at: Int. Samples in the smallest batch that ran out of memory,
             `None` if none did.
-        trials: List of dicts, in the order of the trials: `size`, `fits`, and
-            `peak_bytes` and `measured_by` if it did, `because` if not.
+        trials: List of dicts, in the order of the trials. Each has `size` and
+            `fits`. If the size fits, it has `peak_bytes` and `measured_by`,
+            else `because`.
     """
 
     policy: str
@@ -74,17 +75,17 @@ class Found:
             return f"{self.policy}: not even {_samples(self.fails_at)} fit"
         text = f"{self.policy}: {_samples(self.batch_size)} fit"
         if self.fails_at is None:
-            return f"{text}, and no more were tried"
+            return f"{text}, larger batches were not tried"
         return f"{text}, {self.fails_at:,} do not"
 
 
 @dataclasses.dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that trains under a policy. Print it for a sentence.
+    """The largest batch that trains under a policy. Print it for a summary.
 
     Attributes:
         found: The `Found` of the policy.
-        baseline: The `Found` of the other policy, or `None`.
+        baseline: The `Found` of the baseline policy, or `None`.
     """
 
     found: Found
@@ -92,15 +93,15 @@ class LargestBatch:
 
     @property
     def batch_size(self) -> int:
-        """Samples of the largest batch that trains, 0 if none does."""
+        """Samples in the largest batch that trains, 0 if none does."""
         return self.found.batch_size
 
     @property
     def ratio(self) -> float | None:
-        """The batch size as a multiple of the baseline's.
+        """The batch size divided by the baseline's.
 
-        `None` without a baseline, if no batch fits with it, or if a search
-        ended at `max_size`.
+        `None` if there is no baseline, if no batch fits under the baseline, or
+        if a search reached `max_size`.
         """
         base = self.baseline
         if base is None or not base.batch_size:
@@ -141,46 +142,46 @@ def largest_batch(
 ) -> LargestBatch:
     """Finds the largest batch that trains under a policy, by training.
 
-    The batch is doubled until a train step runs out of memory. Then the sizes
-    between the last two are searched. Trials run in a new process, which trains
-    on one size after the other. A size that does not fit is tried once more in
-    another new process.
+    The function doubles the batch until a train step runs out of memory. Then
+    it searches between the last two sizes. Trials run in a new process, which
+    trains on one size after another. If a size does not fit, a fresh process
+    tries it once more.
 
     Trials cannot use GPU memory that other processes hold, so call this before
-    the backend uses the GPU. On a CPU the libraries and the batch itself need
-    memory of the same process.
+    the backend uses the GPU. On a CPU, the libraries and the batch itself take
+    memory from the same process.
 
     Args:
         build: Function without arguments that returns a compiled model, or
-            `"module:name"` of one. Each process imports it, and calls it under
-            the policy.
+            `"module:name"` of one. Each process imports the function, and calls
+            it under the policy.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`; batches, such as a
             `tf.data.Dataset`, a `DataLoader` or a `PyDataset`; or a function
-            that returns one of these, or `"module:name"`. The rows of the first
-            batch are repeated.
+            that returns one of these, or `"module:name"`. Trials repeat the
+            rows of the first batch.
         policy: Policy name, `keras.DTypePolicy` or `PrecisionPlan`. Defaults
             to `"mixed_float16"`.
-        baseline: The policy that `ratio` compares with, or `None`. Its search
-            doubles the time. Defaults to `"float32"`.
-        min_size: Int. Samples of the first trial. Defaults to `1`.
-        max_size: Int. Samples of the largest trial. Defaults to `65536`.
-        step: Int. Sizes are multiples of it. Defaults to `None`: the answer is
-            exact up to 63 samples, and to 3% above.
-        steps: Int. Train steps of each trial. Defaults to `2`, because
-            optimizers make their variables in the first.
+        baseline: The policy that `ratio` compares with. `None` saves its
+            search, about half of the time. Defaults to `"float32"`.
+        min_size: Int. Samples in the first trial. Defaults to `1`.
+        max_size: Int. Samples in the largest trial. Defaults to `65536`.
+        step: Int. All sizes but the first are multiples of `step`. Defaults to
+            `None`: the answer is exact up to 63 samples, and within 3% above.
+        steps: Int. Train steps per trial. Defaults to `2`, because optimizers
+            create their variables in the first step.
         timeout: Float. Seconds that a trial may take, including imports and
             compilation. Defaults to `600.0`.
         memory_limit: Int. Bytes that the process may allocate, libraries
-            included (CPUs under Linux only, by `RLIMIT_DATA`). Defaults to
-            `None`: 90% of the memory that is available now, or the limit that
-            the system has set.
-        resume: String or path. A JSON file that stores each trial. The same
-            call continues from it. Defaults to `None`.
+            included (only on Linux CPUs, by `RLIMIT_DATA`). Defaults to `None`:
+            90% of the memory that is available now, or the system's own limit.
+        resume: String or path. A JSON file that stores each trial. After an
+            interruption, the same call continues from the file. Defaults to
+            `None`.
         verbose: 0 or 1. `1` prints a line for each trial.
 
     Returns:
         A `LargestBatch` with `.batch_size`, `.ratio`, `.found`, `.baseline` and
-        `.to_dict()`. Print it for a sentence.
+        `.to_dict()`. Print it for a summary.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -238,8 +239,8 @@ def largest_batch(
         trials = Trials(job, timeout)
         with contextlib.closing(trials):
             if file is None:
-                # Ask the other process, because the backend here would allocate
-                # device memory.
+                # Ask the trial's process, because the backend in this process
+                # would take device memory from the trials.
                 of_device = {} if resume is None else trials.asked()
                 asked |= of_device
                 file = ResumeFile(resume, "largest_batch", asked)
@@ -250,7 +251,7 @@ def largest_batch(
 
 
 class _Tried:
-    """The trials under one policy, continued from the file."""
+    """The trials of one policy, those in the resume file included."""
 
     def __init__(self, label, trials, file, verbose):
         self.rows = file.found.setdefault(label, [])
@@ -274,13 +275,13 @@ def _outcome(row):
         return f"out of memory ({row['because']})"
     if row["peak_bytes"] is None:
         return "fits"
-    return f"fits, peak of the {row['measured_by']} " + format_bytes(
+    return f"fits, peak memory by {row['measured_by']}: " + format_bytes(
         row["peak_bytes"]
     )
 
 
 def step_at(size: int) -> int:
-    """Returns the largest power of two that is at most 1/32 of a size.
+    """Returns the largest power of two up to 1/32 of a size, at least 1.
 
     Example:
     >>> from keras_mixprec.analysis.largest_batch import step_at
@@ -298,19 +299,19 @@ def search(
 ) -> tuple[int, int | None]:
     """Returns the largest size that fits, and the smallest that does not.
 
-    The size doubles until it does not fit. Then the interval between the last
-    two sizes is halved repeatedly.
+    The search doubles the size until a size does not fit. Then it bisects.
 
     Args:
-        fits: Function of a size. If a size does not fit, no larger size fits.
+        fits: Function that takes a size and returns `True` if it fits. If a
+            size does not fit, no larger size may fit.
         low: Int. The first size.
-        high: Int. The largest to try.
-        step: Int. All sizes but `low` are multiples of it, and the result is
-            exact to it. Defaults to `None`: `step_at` of the size.
+        high: Int. The largest size to try.
+        step: Int. All sizes but `low` are multiples of `step`. Defaults to
+            `None`: `step_at(size)`.
 
     Returns:
-        Pair of the largest size that fits, 0 if none does, and the smallest
-        that does not, `None` if `high` fits.
+        Pair: the largest size that fits (0 if none does), and the smallest
+        size that does not (`None` if `high` fits).
     """
 
     def unit_at(size):
@@ -322,7 +323,7 @@ def search(
     while fit < high and (fail is None or fail - fit > unit_at(fit)):
         unit = unit_at(fit)
         size = 2 * fit if fail is None else (fit + fail) // 2
-        # Take a multiple of the unit that was not tried yet.
+        # Round to a multiple of the unit that was not tried yet.
         size = min(max(size // unit, fit // unit + 1) * unit, high)
         if fits(size):
             fit = size
@@ -336,7 +337,7 @@ def _samples(count):
 
 
 def _labelled(policy, baseline):
-    """The policies by name. A plan has no name of its own."""
+    """Returns the policies by name, plans as `plan` or `baseline plan`."""
     found = {}
     for name, value in (("policy", policy), ("baseline", baseline)):
         if isinstance(value, PrecisionPlan):
@@ -357,8 +358,8 @@ def _available():
     return available and int(_SHARE * available)
 
 
-# C++ and Python print these before the process ends for lack of memory. A
-# thread needs memory for its stack.
+# Libraries print one of these before the process dies for lack of memory. A
+# thread that cannot start counts too, because its stack needs memory.
 _SCARCE = (
     "cannot allocate memory",
     "can't allocate memory",
@@ -373,9 +374,8 @@ _SCARCE = (
     "pthread_create",
 )
 
-# The system ends a process with SIGKILL if memory runs out. Under a memory
-# limit, a library that does not check its allocations may crash, as oneDNN does
-# in TensorFlow.
+# The system sends SIGKILL if memory runs out. Under a memory limit, a library
+# that does not check its allocations may crash, as oneDNN does in TensorFlow.
 _KILLED = ("SIGKILL",)
 _KILLED_IF_LIMITED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT")
 
@@ -392,19 +392,19 @@ class Trials:
         self._job = job
         self._timeout = timeout
         self._process: Isolated | None = None
-        # `True` if the system limits the memory of a process. The caller asked
-        # for that, or a process that has trained reported it.
+        # `True` if trials have a memory limit: from the caller, or from the
+        # system, as the first trial that fits reports.
         self._limited = job.memory_limit is not None
 
     def run(self, size: int) -> dict:
-        """Returns what `Trainer.run` does, or why memory has run out.
+        """Returns the result of `Trainer.run`, or why memory ran out.
 
         Args:
-            size: Int. Samples of the batch.
+            size: Int. Samples in the batch.
 
         Raises:
             Exception: Any other error of the trial.
-            TimeoutError: If it takes too long.
+            TimeoutError: If the trial takes too long.
         """
         used = self._process is not None
         found = self._ask("run", size)
@@ -415,7 +415,7 @@ class Trials:
         return self.run(size) if used else found
 
     def asked(self) -> dict[str, str]:
-        """Returns what `Trainer.asked` does.
+        """Returns the result of `Trainer.asked`.
 
         Raises:
             Exception: The error of the process.
@@ -425,8 +425,8 @@ class Trials:
     def close(self) -> None:
         """Ends the process, if there is one."""
         if self._process is not None:
-            # Kill the process: it has nothing to save, and a clean exit takes
-            # seconds.
+            # Kill the process, because a clean exit takes seconds and there is
+            # nothing to save.
             self._process.close()
             self._process = None
 
@@ -440,7 +440,7 @@ class Trials:
         except TimeoutError:
             self.close()
             raise TimeoutError(
-                f"{trial} takes longer than {self._timeout:g} seconds. Raise "
+                f"{trial} took longer than {self._timeout:g} seconds. Raise "
                 "`timeout`, or lower `max_size`."
             ) from None
         except EndedError as ended:
@@ -453,41 +453,40 @@ class Trials:
 
     def _after_end(self, ended, trial):
         printed = ended.printed.lower()
-        # For example, C++ prints an exception that nothing caught.
         scarce = any(words in printed for words in _SCARCE)
         kills = _KILLED_IF_LIMITED if self._limited else _KILLED
         if scarce or ended.signal in kills:
             return {"fits": False, "because": str(ended)}
         hint = ""
-        # The process imports the script. If that starts another process, this
-        # one ends before it prints anything.
+        # Each trial imports the caller's script. If the script calls
+        # `largest_batch` on import, the process ends without any output.
         if ended.status == 1 and not printed:
             hint = (
                 " Call `largest_batch` below `if __name__ == '__main__':`, "
                 "because each trial imports the script."
             )
         error = RuntimeError(f"{trial} failed: {ended}.{hint}")
-        last = f"It printed last:\n{ended.printed or 'nothing'}"
+        last = f"Its last output:\n{ended.printed or 'none'}"
         return {"error": error, "traceback": last}
 
 
-# So many rows are repeated: memory does not depend on their values.
+# Trials repeat this many rows, because memory does not depend on their values.
 _ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The job of every trial of a search.
+    """The arguments that all trials of a search share.
 
     Attributes:
         build: Function without arguments that returns a compiled model, or
             `"module:name"` of one.
         data: A batch, or a function or `"module:name"` that returns one.
         policy: String, the name of a policy, or a `PrecisionPlan`.
-        steps: Int. Train steps of a trial.
+        steps: Int. Train steps per trial.
         memory_limit: Int. Bytes that the process may allocate, or `None`.
-        available: Int. Bytes that it may allocate on a CPU beyond its
-            libraries if there is no other limit, or `None`.
+        available: Int, used without another limit. Bytes that the process may
+            allocate on a CPU beyond its libraries, or `None`.
     """
 
     build: Callable | str
@@ -499,12 +498,12 @@ class Job:
 
 
 def serve(connection: Any, job: Job) -> None:
-    """Answers until the connection is closed.
+    """Answers requests until the connection is closed.
 
     Args:
-        connection: Connection of a pipe. It receives `"run"` and a size, or
-            `"asked"`, and answers with the result of that method of `Trainer`,
-            or with a dict that has `"error"`.
+        connection: Connection of a pipe. A request is `"run"` and a size, or
+            `"asked"`. The answer is the result of this method of `Trainer`, or
+            a dict with `"error"`.
         job: The `Job`.
     """
     trainer: Any = None
@@ -537,23 +536,22 @@ def first_batch(data: Any) -> tuple:
         data: As `largest_batch` takes it.
 
     Raises:
-        TypeError: If they are not arrays.
-        ValueError: If there are no rows, or arrays have different numbers of
-            rows.
+        TypeError: If the data are not arrays.
+        ValueError: If there are no rows, or the arrays differ in length.
     """
     batch = sources.read_batches("data", data, _ROWS, most=1).batches[0]
     leaves = tree.flatten(batch)
     if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
         kinds = sorted({type(leaf).__name__ for leaf in leaves})
         raise TypeError(
-            "`data` must be arrays, whose rows can be repeated. "
+            "`data` must be arrays, so that rows can be repeated. "
             f"Received: data of {', '.join(kinds)}"
         )
     return tree.map_structure(lambda leaf: leaf[:_ROWS], batch)
 
 
 class Trainer:
-    """A model and a batch, which is repeated to the size of a trial.
+    """Trains a model on a batch, whose rows it repeats to the wanted size.
 
     Args:
         job: The `Job`.
@@ -568,15 +566,15 @@ class Trainer:
         self._batch = first_batch(job.data)
 
     def asked(self) -> dict[str, str]:
-        """Returns the part of the question that only this process knows."""
+        """Returns the entries of `asked` that only this process knows."""
         return {**surroundings(), "data": fingerprint(self._batch)}
 
     def run(self, size: int) -> dict:
-        """Trains on a batch of a size.
+        """Trains on a batch of this size.
 
         Returns:
-            Dict: `fits`, `True`; `peak_bytes` and `measured_by` of the peak;
-            and `limited`, whether the system limits this process's memory.
+            Dict of `fits` (`True`), `peak_bytes`, `measured_by`, and `limited`
+            (`True` if this process has a memory limit).
         """
         batch = tree.map_structure(
             lambda leaf: leaf[np.arange(size) % len(leaf)], self._batch
@@ -584,7 +582,7 @@ class Trainer:
         memory.reset_peak()
         for _ in range(self._steps):
             logs = self._model.train_on_batch(*batch)
-            # JAX raises an error of a step only when the result is read.
+            # JAX raises a step's error only when a result is read.
             tree.map_structure(keras.ops.convert_to_numpy, logs)
         peak, measured_by = memory.peak_bytes()
         return {
@@ -596,7 +594,7 @@ class Trainer:
 
 
 def _limit_memory(job):
-    """Sets the limit; returns `True` if there is one."""
+    """Limits the memory. Returns `True` if the process has any limit."""
     limit = job.memory_limit
     on_cpu = active.query_devices()[0] == "cpu"
     used = memory.sizes_in_proc().get("VmData") if on_cpu else None
@@ -608,8 +606,8 @@ def _limit_memory(job):
             )
         return False
     if limit is not None and limit < used:
-        # Linux takes no memory away from the process, so it would train in the
-        # memory that its libraries have freed.
+        # Linux would accept this limit. A small model could then train in the
+        # memory that the libraries have freed, and the answer would be wrong.
         raise ValueError(
             f"`memory_limit` must be above {format_bytes(used)}, which the "
             f"libraries need without a model. Received: memory_limit={limit}"

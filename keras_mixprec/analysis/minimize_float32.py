@@ -1,4 +1,4 @@
-"""The smallest set of layers that has to compute in float32."""
+"""Finds the smallest set of layers that must compute in float32."""
 
 import contextlib
 import math
@@ -77,13 +77,14 @@ def minimize_float32(
     resume: str | os.PathLike | None = None,
     log_dir: str | os.PathLike | None = None,
 ) -> PrecisionPlan:
-    """Finds the smallest set of layers that has to compute in float32.
+    """Finds the smallest set of layers that must compute in float32.
 
-    All other layers compute in 16 bits. The loss and the gradients agree with
-    float32's within a tolerance, on every batch of the data. The search moves
-    the least exact layers to float32 one by one, then tries halves of them in
-    16 bits again, until no layer can be left out. If either of two layers would
-    do, the one with the most multiply-adds stays in 16 bits.
+    All other layers compute in 16 bits, and the loss and the gradients stay
+    within a tolerance of float32's on every batch. The search moves the least
+    exact layers to float32, twice as many each time, until the errors are small
+    enough. Then it tries to move them back to 16 bits, until each one that is
+    left is needed. If either of two layers would do, the one with more
+    multiply-adds stays in 16 bits.
 
     The model's own `train_step` runs many times without updates, and the model
     does not change. Each batch takes dozens of steps, and a step takes some
@@ -91,57 +92,59 @@ def minimize_float32(
 
     Args:
         model: A compiled `keras.Model`. If some of its layers compute in 16
-            bits, its other layers stay as they are.
+            bits, the other layers keep their policies.
         x: Inputs: an array, or a list or dict of arrays.
-        y: Their targets. Defaults to `None`.
-        sample_weight: Their weights. Defaults to `None`.
+        y: Targets, as `fit` takes them. Defaults to `None`.
+        sample_weight: Sample weights. Defaults to `None`.
         policy: String. `"mixed_float16"` or `"mixed_bfloat16"`.
-        tolerance: Float. How far the loss may be off, as a share of float32's.
-        gradient_tolerance: Float. How far the gradient of any layer's variables
-            may be off, as a share of float32's.
+        tolerance: Float. The largest error of the loss, as a share of the loss
+            in float32.
+        gradient_tolerance: Float. The largest error of any layer's gradient, as
+            a share of the gradient in float32.
         rules: Iterable of `PrecisionRule`, as for `apply_policy`. Layers that
-            match a rule always follow it. `[]` leaves all to the search.
+            match a rule always follow it. `[]` leaves all layers to the search.
         batch_size: Int. Samples per batch.
         verbose: 0 or 1. `1` shows a progress bar that counts the trials.
-        validate_fn: Function of the model that returns a number, or held-back
-            data, as `validate` of `PrecisionTuner`. The search then adds the
-            fewest layers that bring the metric within `validation_tolerance` of
-            float32's. Defaults to `None`.
-        monitor: String. The metric of held-back data that counts, as
-            `EarlyStopping` names it. Defaults to `"val_loss"`.
+        validate_fn: Function that takes the model and returns a number, or
+            held-back data, as for `validate` of `PrecisionTuner`. The search
+            then moves more layers to float32, as few as possible, until the
+            metric is within `validation_tolerance` of float32's. Defaults to
+            `None`.
+        monitor: String. The metric to read from held-back data, named as for
+            `EarlyStopping`. Defaults to `"val_loss"`.
         mode: String. `"min"`, `"max"` or `"auto"`, as for `PrecisionTuner`.
             Defaults to `"auto"`.
-        validation_tolerance: Float, in the metric's own unit. How much worse
-            than in float32 it may be. Defaults to `0.002`.
-        resume: String or path-like, a JSON file that stores finished trials. A
-            search that was killed continues from it, with the same result. Only
+        validation_tolerance: Float. How much worse the metric may be than in
+            float32, in the metric's own unit. Defaults to `0.002`.
+        resume: String or path-like, a JSON file that stores finished trials.
+            After an interruption, the same call continues from the file. Only
             the tolerances may change. Defaults to `None`.
         log_dir: String or path-like, a folder in which all trials are logged
             for the TensorBoard tab. Defaults to `None`.
 
     Returns:
-        A `PrecisionPlan`, not applied yet. For each layer that the search put
-        in float32, the reason gives the errors of loss and gradients, or the
-        metric, without it. `plan.trade_off` lists all trials with the share of
-        the FLOPs in 16 bits and the error. `plan.trade_off.pareto()` lists the
+        A `PrecisionPlan`, not applied yet. For each layer that the search moved
+        to float32, the reason gives the error or the metric with this layer in
+        16 bits. `plan.trade_off` lists all trials with their errors and their
+        shares of the FLOPs in 16 bits. `plan.trade_off.pareto()` lists the
         trials that no other trial beats.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If the model is not compiled, the data do not fit it,
-            float32 is not finite on them, or no set reaches the tolerance. If
-            `monitor` or `mode` is given without `validate_fn`. If `resume` is
-            damaged or belongs to another model or other data.
-        OSError: If `log_dir` cannot be written, before the first trial.
+        ValueError: If the model is not compiled, the data do not fit the model,
+            the step in float32 is not finite, or no set reaches the tolerance.
+            If `monitor` or `mode` is given without `validate_fn`. If `resume`
+            is damaged or belongs to another model or other data.
+        OSError: If `log_dir` cannot be written. This is checked first.
 
     Warns:
         UserWarning: If a rule in `rules`, other than a default one, matches no
             layer.
 
-    The loss scale is the optimizer's if it is fixed, and 1 if the model
-    computes in float16 without loss scaling. Otherwise it is the scale that
-    fits the gradients of most layers. Steps run operation by operation, so the
-    result under XLA or on another backend may differ.
+    The search uses the optimizer's loss scale if it is fixed, and 1 if the
+    model computes in float16 without loss scaling. Otherwise it uses the scale
+    that suits the gradients of most layers. Steps run operation by operation,
+    so the result under XLA or on another backend may differ.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -178,7 +181,7 @@ def minimize_float32(
             "The loss of this model needs targets. Call "
             "`minimize_float32(model, x, y)`. Received: y=None"
         )
-    # The search looks for overflow, so NumPy need not warn of it.
+    # Trials overflow on purpose, so NumPy need not warn about it.
     with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
         log = None if log_dir is None else stack.enter_context(RunLog(log_dir))
         build_for(model, data)
@@ -206,7 +209,7 @@ def _plan(start, policy, causes):
     policies = start.policies | dict.fromkeys(found, "float32")
     reasons = start.reasons | found
     default = policies.pop(MODEL_PATH)
-    # A plan has reasons for layers only, in their order.
+    # Drop the reason for the model itself: a plan has reasons for layers only.
     reasons = {p: reasons[p] for p in policies if reasons.get(p)}
     notes = {p: note for p, note in start.notes.items() if p in policies}
     return PrecisionPlan(policies, default, reasons, notes)
@@ -216,7 +219,7 @@ class _Trial(NamedTuple):
     """The errors of a model with some layers in float32.
 
     Attributes:
-        paths: Set of the paths of these layers.
+        paths: Set of the paths of the layers in float32.
         loss: Float. The error of the loss, as a share.
         gradient: Float. The error of the worst gradient, as a share.
         metric: Float. The metric on held-back data, `None` if not evaluated.
@@ -229,11 +232,11 @@ class _Trial(NamedTuple):
 
 
 class TradeOff(list):
-    """The trials of a search: share of the FLOPs in 16 bits against error.
+    """The trials of a search: error against share of the FLOPs in 16 bits.
 
     A list of dicts, most FLOPs in 16 bits first:
 
-    | key | what |
+    | key | content |
     |---|---|
     | `share_in_16_bits` | share of the FLOPs in 16 bits, 0 to 1 |
     | `error` | see below; `None` if not evaluated |
@@ -242,10 +245,11 @@ class TradeOff(list):
     | `loss_error`, `gradient_error` | errors as shares |
     | `metric` | the metric on held-back data, `None` if not evaluated |
 
-    With held-back data the error is the difference of the metric from float32,
-    in its own unit, and 0 if the metric is better. Without such data it is the
-    larger of the errors of loss and gradients. It is infinite if only float32
-    is finite, or if a layer cannot mix its dtypes.
+    With held-back data, the error says how much worse the metric is than in
+    float32, in the metric's own unit. It is 0 if the metric is better. Without
+    held-back data, the error is that of the loss or of the gradients, whichever
+    is larger. It is infinite if the step is finite in float32 only, or if a
+    layer cannot mix the dtypes of its inputs.
 
     Args:
         points: Iterable of dicts with all these keys but `pareto_optimal`.
@@ -258,7 +262,8 @@ class TradeOff(list):
         for point in sorted(
             points, key=lambda p: (-p["share_in_16_bits"], _error(p))
         ):
-            # The first of several points with equal shares is the best one.
+            # Points with equal shares are sorted by error, so only the first
+            # of them can be optimal.
             self.append({**point, "pareto_optimal": _error(point) < best})
             best = min(best, _error(point))
 
@@ -267,10 +272,10 @@ class TradeOff(list):
         return [point for point in self if point["pareto_optimal"]]
 
     def as_event(self) -> dict:
-        """Returns the event for the log."""
+        """Returns the trials as an event for the log."""
         title = "error of loss or gradients (share)"
         if self._metric:
-            title = f"{self._metric} worse than in float32 by"
+            title = f"{self._metric}: how much worse than in float32"
         return {"kind": TRADE_OFF_EVENT, "title": title, "points": [*self]}
 
 
@@ -285,7 +290,7 @@ class _Start(NamedTuple):
     Attributes:
         policies: Dict of path to policy name, the model itself included.
         reasons, notes: As in a `PrecisionPlan`.
-        candidates: List of `LayerEntry`, the layers that the search decides on.
+        candidates: List of `LayerEntry`, the layers that the search may move.
         layers: Dict of path to layer, the model itself included.
     """
 
@@ -296,7 +301,7 @@ class _Start(NamedTuple):
     layers: dict
 
     def assignment(self) -> dict:
-        """Returns the layers that follow each policy, by its name."""
+        """Returns a dict from each policy name to its layers."""
         found = {}
         for path, policy in self.policies.items():
             found.setdefault(policy, []).append(self.layers[path])
@@ -306,7 +311,7 @@ class _Start(NamedTuple):
 def _starting_point(
     model: keras.Model, policy: str, matcher: Matcher
 ) -> _Start:
-    """Returns the policies that the rules and the model decide.
+    """Returns the policies of all layers before the search.
 
     Args:
         model: A built `keras.Model`. If any of its layers computes in 16 bits,
@@ -324,26 +329,27 @@ def _starting_point(
         start.policies[path] = policy
         if is_fixed(entry.layer):
             start.policies[path] = own
-            start.notes[path] = f"left alone: it follows {own}"
+            start.notes[path] = f"its policy must stay {own}"
         elif rule:
             start.policies[path] = rule.policy
             start.reasons[path] = rule.reason
         elif mixed and not is_16_bit(own):
             start.policies[path] = own
-            start.reasons[path] = f"the model keeps it in {own}"
+            start.reasons[path] = f"the model sets its policy to {own}"
         elif not only_runs_graph(entry.layer):
             start.candidates.append(entry)
     return start
 
 
-# The float32 metric may differ by this share in another process.
+# The float32 metric may differ by this share between two processes. A larger
+# difference means that the model or the data have changed.
 _SAME = 1e-4
 
-_ALL_WIDE = "With every layer in float32 that the rules allow, "
+_ALL_WIDE = "Even with all layers in float32 that the rules allow, "
 
 
 class _Limits(NamedTuple):
-    """The tolerances of loss, gradients and metric, as given."""
+    """The tolerances for loss, gradients and metric."""
 
     loss: float
     gradient: float
@@ -351,7 +357,7 @@ class _Limits(NamedTuple):
 
 
 class _Search:
-    """The search of one model, whose layers follow the starting point.
+    """The search for one model, whose layers follow the starting point.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -380,7 +386,7 @@ class _Search:
         self._model = model
         self._start = start
         self._evaluation = evaluation
-        # A file of another search is refused before any trial.
+        # Rejects the file of another search before any trial runs.
         self._file = ResumeFile(resume, "trials", asked)
         self._trials = {
             frozenset(paths): _Trial(frozenset(paths), *numbers)
@@ -396,7 +402,7 @@ class _Search:
             for batch in batches
         ]
         for _, criterion in self._criteria:
-            criterion.noise  # noqa: B018  As the weights and dtypes are now.
+            criterion.noise  # noqa: B018  Computed before dtypes change.
         paths = [entry.path for entry in start.candidates]
         self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
         self._reference = evaluation.reference() if evaluation else None
@@ -406,7 +412,7 @@ class _Search:
         )
 
     def causes(self, limits: _Limits) -> dict:
-        """Returns the layers of the set, with the error without each one."""
+        """Returns the layers to keep in float32, each with its reason."""
         try:
             return self._causes(limits)
         finally:
@@ -441,7 +447,7 @@ class _Search:
         if not self._evaluation:
             return causes
         others = [path for path in self._ranked if path not in found]
-        self._metric(())  # The curve begins here.
+        self._metric(())  # The trade-off needs the metric without float32.
 
         def fits(paths):
             return self._worse_by(self._metric(found | paths)) <= limits.metric
@@ -459,7 +465,7 @@ class _Search:
         }
 
     def _errors(self, paths: Iterable[str]) -> Errors:
-        """The errors with the layers at `paths` in float32."""
+        """Returns the errors with the layers at `paths` in float32."""
         paths = frozenset(paths)
         if paths not in self._trials:
             with computing_in("float32", self._layers(paths)):
@@ -468,14 +474,15 @@ class _Search:
         return Errors(*self._trials[paths][1:3])
 
     def _metric(self, paths):
-        """The metric with the layers at `paths` in float32."""
+        """Returns the metric with the layers at `paths` in float32."""
         paths = frozenset(paths)
         self._errors(paths)
         trial = self._trials[paths]
         if trial.metric is None:
             wide = {"float32": self._layers(paths)}
             metric = math.nan
-            # Some backends cannot mix some dtypes within a layer.
+            # The metric stays NaN if the backend cannot mix these dtypes within
+            # a layer, so the search passes over this trial.
             with contextlib.suppress(*active.replay().REFUSALS):
                 metric = self._evaluation.with_policies(wide)
             self._done(trial._replace(metric=metric))
@@ -531,7 +538,9 @@ class _Search:
 
     def _named(self, value):
         name = self._evaluation.held_back.name
-        return f"{name} is {value:.6g}, in float32 {self._reference:.6g}"
+        return (
+            f"{name} is {value:.6g}, against {self._reference:.6g} in float32"
+        )
 
 
 def _batches_of(data: tuple, size: int) -> list:
@@ -555,7 +564,7 @@ def _batches_of(data: tuple, size: int) -> list:
 def _identity_of(
     model: keras.Model, data: tuple, start: _Start, **arguments
 ) -> dict:
-    """Returns all that the errors of a search depend on, as short strings.
+    """Returns a short string for each input that the errors depend on.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -579,10 +588,10 @@ def _identity_of(
 
 
 def _examine(model, batches, start):
-    """The loss scale as a power of two, and the instabilities by path."""
+    """Returns log2 of the loss scale, and the instabilities by path."""
     given, adapts, *_ = scale_in_use(model)
     dtypes = {layer.compute_dtype for layer in flat_layers(model)}
-    # A float32 model scales no loss yet.
+    # A float32 model has no loss scaling yet, so predict its loss scale.
     adapts = adapts or (given == 0.0 and "float16" not in dtypes)
     found, lowest = {}, math.inf
     paths = {entry.path for entry in start.candidates}
@@ -598,7 +607,8 @@ def _examine(model, batches, start):
         if adapts:
             search = Search(model, batch, exact, compiled=False)
             bits = search.predict_scale_bits()
-        # A scale that adapts stays below what any batch overflows at.
+        # An overflow on any batch lowers a dynamic loss scale, so the batch
+        # with the lowest scale decides.
         lowest = min(lowest, bits)
         for call in exact.calls:
             if call.path in paths:
@@ -619,4 +629,4 @@ def _describe(errors):
 def _off(error):
     if math.isinf(error):
         return "not finite"
-    return f"off by {error:.1%}" if error < 10 else f"off {error:.0e} times"
+    return f"off by {error:.1%}" if error < 10 else f"off by {error:.0e}x"

@@ -1,7 +1,8 @@
-"""The file of an interrupted call, and whether the new call is the same.
+"""Stores the results of a call in a file, so that the same call can continue.
 
-A fingerprint decides that. It covers functions with all code that they reach,
-the bytes of arrays, configs and settings. Libraries count by their versions.
+Fingerprints tell if a call is the same. They cover the code of functions and of
+all functions that these call, the bytes of arrays, configs and settings.
+Libraries count by their versions.
 """
 
 import contextlib
@@ -42,22 +43,22 @@ VERSION = 1
 
 
 class ResumeFile:
-    """The results of a call so far, in case it is interrupted.
+    """A file with the results of a call so far.
 
     Args:
-        path: String or path-like, `None` for no file. If there is a file, its
-            results are kept.
+        path: String or path-like, `None` for no file. If the file exists, its
+            results are loaded.
         kind: String. The name of the tool, such as `"largest_batch"`.
-        asked: Dict of all that the answer depends on, as JSON can hold it.
+        asked: Dict of everything that the results depend on, in JSON types.
 
     Attributes:
-        found: Dict of results, to be added to. JSON can hold it, non-finite
-            numbers aside.
+        found: Dict of results, to which the caller adds. It holds JSON types
+            and non-finite numbers.
 
     Raises:
         TypeError: If `path` is not a path.
         ValueError: If the file is damaged, or belongs to another call.
-        OSError: If it cannot be read.
+        OSError: If the file cannot be read.
     """
 
     def __init__(self, path: Any, kind: str, asked: dict):
@@ -74,7 +75,7 @@ class ResumeFile:
             self._load(self._path)
 
     def save(self) -> None:
-        """Writes it, at once or not at all."""
+        """Writes the file, whole or not at all."""
         if self._path is not None:
             content = {"asked": self._asked, "found": self.found}
             write_json(self._path, {**self._head, **content})
@@ -88,8 +89,8 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "The file is damaged, or another tool has written it. Delete "
-                f"it to begin again. Received: resume={str(path)!r}"
+                "The file is damaged, or another tool wrote it. Delete it to "
+                f"start over. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 
@@ -101,11 +102,12 @@ def check_same(
 
     Args:
         path: String or path-like. The file.
-        asked: Dict of all that the answer depends on, by names for people.
-        before: The same dict of the call that wrote the file.
+        asked: Dict of everything that the results depend on. The message
+            quotes its keys.
+        before: The same dict, from the call that wrote the file.
 
     Raises:
-        ValueError: If they differ. The message names the differences.
+        ValueError: If the dicts differ.
     """
     names = {**asked, **before}
     differing = sorted(n for n in names if asked.get(n) != before.get(n))
@@ -118,7 +120,7 @@ def check_same(
 
 
 def surroundings() -> dict[str, str]:
-    """Returns the parts of `asked` that are not arguments of the call."""
+    """Returns the entries of `asked` for the machine and its settings."""
     found = find_devices()
     devices = [(d.name, d.memory) for d in list_devices()[1]]
     distribution = getattr(keras.distribution, "distribution", lambda: None)()
@@ -136,7 +138,7 @@ def fingerprint(*values: Any) -> str:
 
     Args:
         *values: Functions, classes, arrays, layers, containers of these, and
-            plain values. An object of another library counts by its class.
+            plain values. Objects from libraries count by class and config.
     """
     walk = _Walk()
     for value in values:
@@ -145,7 +147,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def unnamed(config: Any) -> Any:
-    """Returns a config without names: they depend on how many objects exist."""
+    """Returns a config without names, which depend on earlier objects."""
     if isinstance(config, Mapping):
         return {k: unnamed(v) for k, v in config.items() if k != "name"}
     if isinstance(config, list | tuple):
@@ -154,11 +156,11 @@ def unnamed(config: Any) -> Any:
 
 
 class _Walk:
-    """A hash of objects and of all that they refer to."""
+    """Hashes objects and everything that they refer to."""
 
     def __init__(self):
         self.found = hashlib.blake2b(digest_size=16)
-        # Kept, so that no id is used again.
+        # Keeps the objects alive, so that Python does not reuse their ids.
         self._seen = {}
 
     def add(self, value):
@@ -206,7 +208,8 @@ class _Walk:
         module = function.__globals__.get("__name__") or ""
         if _is_library(module):
             self._take("function", module, function.__qualname__)
-            # A decorator of a library keeps the user's function here.
+            # Decorators such as `functools.cache` keep the user's function
+            # in this attribute.
             self.add(getattr(function, "__wrapped__", None))
             return
         self._take("function")
@@ -228,7 +231,7 @@ class _Walk:
             elif name in _LOADS and value in known:
                 self.add(known[value])
             elif name == "IMPORT_NAME":
-                # An import that fails here fails in the function too.
+                # An import that fails here would also fail in the function.
                 with contextlib.suppress(Exception):
                     self.add(importlib.import_module(value))
             else:
@@ -249,11 +252,11 @@ class _Walk:
     def _add_array(self, value):
         try:
             array = np.asarray(keras.ops.convert_to_numpy(value))
-        except Exception:  # On a device of its own, or not filled yet.
+        except Exception:  # It cannot be read, so only its type counts.
             self._take(type(value).__name__)
             return
         self._take("array", array.dtype, array.shape)
-        # The bytes of an object array are addresses.
+        # The bytes of an object array are addresses, which change every run.
         if array.dtype == object:
             self.add(array.tolist())
         else:
@@ -302,6 +305,6 @@ def _is_library(name):
     if name.partition(".")[0] in ("keras_mixprec", "builtins"):
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:  # Built in, or typed in a notebook.
+    if file is None:  # A built-in module or a notebook.
         return name in sys.builtin_module_names
     return os.path.realpath(file).startswith(_LIBRARIES)

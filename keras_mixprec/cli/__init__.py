@@ -1,11 +1,11 @@
 """The command line, `keras-mixprec`.
 
-Files, one a command:
+Each command has a file:
 
 - `doctor.py`, `lint.py`, `compare.py`, `convert.py`, `report.py`, `serve.py`;
   `demo.py` runs the demo.
-- `options.py`: the declaration of commands, and the options that they share.
-- `files.py`: reads models and arrays, and checks files before they are written.
+- `options.py`: declares commands, and the options that several commands share.
+- `files.py`: reads models and arrays, and checks output files.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from keras_mixprec.cli import (
 )
 from keras_mixprec.cli.options import Command, add_command
 
-# Modules that a command needs beyond the core.
+# If one of these is missing, the message says how to install it. Any other
+# missing module is a bug.
 _EXTRAS = ("jax", "matplotlib", "sklearn", "tensorflow", "torch")
 
 
@@ -32,15 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        argv: List of strings. Defaults to the process' arguments.
+        argv: List of strings. Defaults to the arguments of the process.
 
     Returns:
-        Int. The exit status. 0: done. 1: `doctor`, `lint`, `compare` or
-        `report` found something as severe as asked for. 2: usage error, with a
-        message on stderr. 130: interrupted.
+        Int. The exit code. 0: done. 1: the command found a serious problem.
+        2: usage error, with a message on stderr. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
-    # Keras chooses its backend when it is imported.
+    # Set before Keras is imported, because Keras then chooses its backend.
     if backend := getattr(arguments, "backend", None):
         os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # For example `keras-mixprec report logs | head`.
-        # Python flushes once more when it exits.
+        # Python flushes stdout at exit, which would raise the same error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
             message += ". Or choose another --backend"
     except (OSError, TypeError, ValueError) as error:
         # The messages of argument checks contain "Received: ". Any other error
-        # is a defect, which shows its traceback.
+        # is a bug, so its traceback is shown.
         wrong_call = isinstance(error, OSError) or "Received: " in str(error)
         if arguments.traceback or not wrong_call:
             raise
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _demo(arguments):
-    # Keras chooses its backend when it is imported.
+    # Imported late, because Keras chooses its backend on import.
     from keras_mixprec.cli.demo import run_demo, shortfall
 
     runs = run_demo(arguments.epochs, arguments.log_dir, arguments.open)
@@ -92,19 +92,22 @@ _DEMO = Command(
         "--epochs": {
             "type": int,
             "default": 6,
-            "help": "passes over the images (default: 6)",
+            "help": "epochs of each training (default: 6)",
         },
         "--log-dir": {
             "default": "logs",
-            "help": "folder of the log (default: logs)",
+            "help": "folder for the log (default: logs)",
         },
-        "--open": {"action": "store_true", "help": "open the page of the run"},
+        "--open": {
+            "action": "store_true",
+            "help": "open the report in a browser",
+        },
     },
     "backend",
-    "watch how a layer that float16 breaks is found and repaired",
-    "Trains a small network on images of handwritten digits. One of its layers "
-    "overflows float16. It trains in float32, in float16 by Keras alone, and "
-    "in float16 with the monitor and the tuner.",
+    "show how a layer that overflows float16 is found and repaired",
+    "Trains a small network on images of handwritten digits three times: in "
+    "float32, in float16 with Keras alone, and in float16 with the monitor and "
+    "the tuner. One of its layers overflows in float16.",
 )
 
 

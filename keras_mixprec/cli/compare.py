@@ -17,31 +17,36 @@ _OPTIONS: dict[str, Any] = {
     "data": "module:name of arrays, batches, or a function that returns them",
     "--policies POLICY": {
         "nargs": "+",
-        "help": "a name such as float32+tf32, or the file of a plan; all are "
-        "compared with the first (default: float32 mixed_bfloat16 "
+        "help": "policy names, such as float32+tf32, or files of plans; the "
+        "first one is the reference (default: float32 mixed_bfloat16 "
         "mixed_float16)",
     },
     "--validation-data DATA": "module:name of data for the metric",
-    "--metric": "a key of what evaluate() returns, or module:name of a "
+    "--metric": "a metric that evaluate() returns, or module:name of a "
     "function of the model (default: loss)",
     "--mode": {
         "choices": ["auto", "min", "max"],
-        "help": "which end of the metric is better (default: by its name)",
+        "help": "whether a lower (min) or a higher (max) metric is better; "
+        "auto decides by its name (default: auto)",
     },
     "--tolerance": {
         "type": float,
         "help": "how much worse the metric may be, as a share of the first "
-        "policy's (default: 0.002)",
+        "policy's metric (default: 0.002)",
     },
-    "--seeds": {"type": int, "help": "trainings of each policy (default: 3)"},
-    "--steps": {"type": int, "help": "steps of each training (default: 100)"},
+    "--seeds": {
+        "type": int,
+        "help": "how many times each policy trains (default: 3)",
+    },
+    "--steps": {"type": int, "help": "steps per training (default: 100)"},
     "--blocks": {
         "type": int,
-        "help": "timed blocks that the steps form (default: 10)",
+        "help": "number of blocks to time, which must divide --steps "
+        "(default: 10)",
     },
     "--batch-size": {"type": int, "help": "samples per batch (default: 32)"},
     "--callbacks": "module:name of a function that returns a list of callbacks",
-    "--resume FILE": "store what is finished there, and continue from it",
+    "--resume FILE": "store finished trainings here, and continue from them",
     "--isolate": {
         "action": "store_true",
         "help": "train each policy in its own process, to measure memory on a "
@@ -61,7 +66,7 @@ def _run(arguments):
         asked["policies"] = dict(map(_policy, texts))
         if len(asked["policies"]) < len(texts):
             raise ValueError(f"Name each policy once. Received: {texts}")
-    # Keras chooses its backend when it is imported.
+    # Imported late, because Keras chooses its backend on import.
     from keras_mixprec.analysis.comparison.run import compare_precisions
     from keras_mixprec.reporting.text_formats import to_json
 
@@ -75,7 +80,7 @@ def _run(arguments):
 
 
 def _policy(text):
-    """Returns a name, and a policy or plan with its further settings."""
+    """Returns a policy's name, and the policy or plan with its settings."""
     policy, *settings = text.split("+")
     if not policy.endswith(".json"):
         return text, text
@@ -89,10 +94,10 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "json html backend",
-    "train under several policies: speed, memory, accuracy",
+    "compare the speed, memory and accuracy of policies",
     "Trains a model under several policies in turns, on the same batches and "
-    "from the same weights. Prints the step time and memory of each, and "
-    "whether its metric is within the tolerance.",
+    "from the same weights. Prints the step time, the memory and the metric of "
+    "each policy.",
     "keras-mixprec compare digits:build digits:data --metric accuracy",
-    "a policy is worse than the tolerance allows, or failed",
+    "a policy failed, or is worse than the tolerance allows",
 )

@@ -23,8 +23,8 @@ _OPTIONS: dict[str, Any] = {
     "--out FILE": {"required": True, "help": "the .keras file to write"},
     "--tolerance": {
         "type": float,
-        "help": "largest error of an output that is accepted, as a share of "
-        "its norm (default: 0.05)",
+        "help": "largest accepted error of an output, as a share of its norm "
+        "(default: 0.05)",
     },
     "--batch-size": {"type": int, "help": "samples per batch (default: 32)"},
 }
@@ -33,7 +33,7 @@ _OPTIONS: dict[str, Any] = {
 def _run(arguments):
     _check(arguments)
     files.say("Loading Keras")
-    # Keras chooses its backend when it is imported.
+    # Imported late, because Keras chooses its backend on import.
     from keras_mixprec.inference.convert import convert_for_inference
     from keras_mixprec.policies.plan import PrecisionPlan
 
@@ -57,7 +57,7 @@ def _run(arguments):
 
 
 def _show_progress():
-    """Shows the progress of the search for layers, which may take minutes."""
+    """Shows progress on stderr, because the search may take minutes."""
     log = logging.getLogger("keras_mixprec.inference")
     log.handlers = [logging.StreamHandler(sys.stderr)]
     log.setLevel(logging.INFO)
@@ -65,7 +65,7 @@ def _show_progress():
 
 
 def _check(arguments):
-    """Raises usage errors before anything is loaded."""
+    """Raises if an argument is wrong, before any file is loaded."""
     formats, to = ("auto", *SIXTEEN_BITS), arguments.to
     if to not in formats and not to.endswith(".json"):
         raise ValueError(
@@ -82,7 +82,7 @@ def _check(arguments):
         files.check_writable(path)
         if os.path.realpath(path) in read:
             raise ValueError(
-                "The output must be another file than the inputs. "
+                "The output would replace an input. Write to another file. "
                 f"Received: {path}"
             )
 
@@ -92,8 +92,8 @@ COMMAND = Command(
     _OPTIONS,
     "json html import backend",
     "convert a saved model to 16 bits for inference",
-    "Writes a model of half the size, with weights in 16 bits. Compares its "
-    "outputs with float32's on the calibration data.",
+    "Writes a model with 16-bit weights, which is half the size. Compares its "
+    "outputs with the float32 model's on the calibration data.",
     "keras-mixprec convert model.keras --to float16 --calibration x.npz "
     "--out small.keras",
 )

@@ -1,4 +1,4 @@
-"""The demo: a layer that float16 breaks, named and repaired in training."""
+"""The demo: training finds and repairs a layer that overflows float16."""
 
 import math
 import pathlib
@@ -20,20 +20,20 @@ TRAINING_IMAGES = 1437
 _BATCH = 32
 
 # The repaired run may be this much less accurate than float32. Float32 runs
-# with other seeds differ by up to 3 points on 360 test images.
+# with different seeds differ by up to 3 points on the 360 test images.
 _TOLERANCE = 0.05
 
 
 class DemoRun(NamedTuple):
-    """How one training run of the demo went.
+    """The result of one training run.
 
     Attributes:
-        accuracy: Float. Share of the test images it gets right.
+        accuracy: Float. Share of the test images that are classified correctly.
         loss: Float. The loss of the last epoch.
-        steps: Int. Steps taken or skipped.
-        skipped: Int. Steps skipped.
+        steps: Int. Number of steps, skipped ones included.
+        skipped: Int. Number of skipped steps.
         wide: List of strings, the layers that compute in float32.
-        share: Float. Share of the FLOPs that are in 16 bits.
+        share: Float. Share of the FLOPs in 16 bits.
     """
 
     accuracy: float
@@ -46,11 +46,11 @@ class DemoRun(NamedTuple):
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class ResponseNorm(layers.Layer):
-    """Divides each channel by how strong all channels are.
+    """Scales each channel by its strength relative to the other channels.
 
-    It is the global response normalization of ConvNeXt V2 (arXiv 2301.00808),
-    written by hand. Float16 ends at 65504. The sum of squares over an image of
-    8 x 8 pixels exceeds that for numbers above 32.
+    A hand-written global response normalization of ConvNeXt V2 (arXiv
+    2301.00808). It sums squares over images of 8 x 8 pixels. For numbers above
+    32, the sum exceeds 65504, the largest number in float16.
     """
 
     def __init__(self, **kwargs):
@@ -58,12 +58,12 @@ class ResponseNorm(layers.Layer):
         self.scale = None
 
     def build(self, input_shape):
-        """Makes a scale for each channel."""
+        """Creates a scale for each channel."""
         shape = (input_shape[-1],)
         self.scale = self.add_weight(shape, "ones", name="scale")
 
     def call(self, inputs):
-        """Returns a tensor of the shape of `inputs`."""
+        """Returns the normalized `inputs`."""
         squares = ops.sum(inputs * inputs, axis=(1, 2), keepdims=True)
         strength = ops.sqrt(squares + 1e-6)
         mean = ops.mean(strength, axis=-1, keepdims=True)
@@ -73,25 +73,25 @@ class ResponseNorm(layers.Layer):
 def run_demo(
     epochs: int = 6, log_dir: str = "logs", show: bool = False
 ) -> dict[str, DemoRun]:
-    """Trains a network that float16 breaks three times, and repairs it once.
+    """Trains a network in float32, in float16, and in float16 with repairs.
 
-    The images are scikit-learn's 1797 handwritten digits, which come with that
-    package. The network has a normalization that was written by hand. It is
-    trained in float32, in float16 by Keras alone, and in float16 with
-    `MixPrecMonitor` and `PrecisionTuner`.
+    The network has a hand-written normalization layer, which overflows float16.
+    The second run uses Keras alone. The third run uses `MixPrecMonitor` and
+    `PrecisionTuner`. The data are the 1797 images of handwritten digits that
+    come with scikit-learn.
 
     Args:
         epochs: Int >= 1. Defaults to `6`.
-        log_dir: String. Where `MixPrecMonitor` writes. Defaults to `"logs"`.
-        show: Boolean. Whether to open the page of the run in a browser.
-            Defaults to `False`.
+        log_dir: String. Folder for the log. Defaults to `"logs"`.
+        show: Boolean. If `True`, opens the report in a browser. Defaults to
+            `False`.
 
     Returns:
         Dict from `"float32"`, `"float16"` and `"repaired"` to `DemoRun`.
 
     Raises:
         TypeError: If `epochs` is not an integer.
-        ValueError: If it is below 1.
+        ValueError: If `epochs` is below 1.
         OSError: If `log_dir` cannot be written to.
 
     Example:
@@ -131,10 +131,10 @@ def run_demo(
 
 
 def shortfall(runs: dict[str, DemoRun]) -> str | None:
-    """Returns a sentence if the repair has failed, `None` if not.
+    """Returns a sentence if the repair has failed, else `None`.
 
     Args:
-        runs: What `run_demo` returned.
+        runs: The result of `run_demo`.
     """
     exact, repaired = runs["float32"].accuracy, runs["repaired"].accuracy
     if not math.isfinite(runs["float32"].loss):
@@ -142,8 +142,8 @@ def shortfall(runs: dict[str, DemoRun]) -> str | None:
     if exact - repaired <= _TOLERANCE:
         return None
     return (
-        f"The repaired run should reach float32's accuracy of {exact:.1%} "
-        f"within {_TOLERANCE:.0%}. It reached {repaired:.1%}"
+        f"The repaired run has an accuracy of {repaired:.1%}, which is not "
+        f"within {_TOLERANCE:.0%} of float32's {exact:.1%}"
     )
 
 
@@ -178,9 +178,9 @@ def build_model(policy: str = "float32") -> keras.Model:
 
 
 def load_images():
-    """Returns the training images and labels, then those for testing.
+    """Returns the training images and labels, then the test images and labels.
 
-    Pixels are from 0 to 255, as in image files.
+    Pixels range from 0 to 255, as in image files.
     """
     digits = load_digits()
     images = (digits.images[..., None] / 16.0 * 255.0).astype("float32")
@@ -196,7 +196,8 @@ def _train(policy, epochs, callbacks=()):
         *train, _BATCH, epochs, verbose=0, callbacks=[*callbacks]
     ).history
     optimizer, steps = model.optimizer, epochs * -(-TRAINING_IMAGES // _BATCH)
-    # Keras' own wrapper counts the steps that it has applied, and no others.
+    # Keras' own wrapper does not count skipped steps, so the number of applied
+    # steps is subtracted from all.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rows = precision_summary(model).to_list()
     return DemoRun(

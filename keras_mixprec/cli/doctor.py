@@ -1,4 +1,4 @@
-"""`keras-mixprec doctor`: measures what the machine can do in 16 bits."""
+"""`keras-mixprec doctor`: checks a machine, and times it in 16 bits."""
 
 from keras_mixprec.analysis.doctor.run import run_in_process
 from keras_mixprec.cli.options import Command
@@ -6,7 +6,7 @@ from keras_mixprec.cli.options import Command
 _OPTIONS = {
     "--quick": {
         "action": "store_true",
-        "help": "take seconds rather than half a minute",
+        "help": "measure less, in seconds instead of half a minute",
     },
     "--issue": {
         "action": "store_true",
@@ -26,7 +26,7 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "json backend",
-    "measure what 16 bits bring on this machine",
+    "check this machine, and measure its speed in 16 bits",
     "Lists devices, number formats, versions and known problems. Checks the "
     "results of each format, and times it against float32. Progress goes to "
     "stderr.",

@@ -12,7 +12,8 @@ from typing import Any
 from keras_mixprec._files import check_regular
 from keras_mixprec.formats import printable
 
-# Characters of a message. A file with a `Lambda` gives 368.
+# Keras' messages are cut to this length. The longest useful one, about a
+# `Lambda` layer in a file, has 368 characters.
 _LETTERS = 400
 
 
@@ -21,13 +22,13 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
 
     Args:
         path: String.
-        modules: List of names of modules to import before.
-        compiled: Boolean. If `True`, the model is compiled as the file says,
-            unless its loss, optimizer or metrics cannot be loaded. A message
-            says so. Defaults to `False`.
+        modules: List of strings, names of modules to import first.
+        compiled: Boolean. If `True`, the model is compiled as the file says. If
+            its loss, optimizer or metrics cannot be loaded, a message says so,
+            and the model is not compiled. Defaults to `False`.
 
     Raises:
-        ValueError: If there is no such file, or no model in it.
+        ValueError: If there is no such file, or Keras cannot load it.
     """
     import keras
 
@@ -41,16 +42,16 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
         raise ValueError(f"There is no such file. Received: {path}")
     if path.endswith(".keras") and not zipfile.is_zipfile(path):
         raise ValueError(
-            f"The file is damaged, or no .keras file. Received: {path}"
+            f"The file is damaged, or it is no .keras file. Received: {path}"
         )
-    # Keras then knows our optimizer and policies.
+    # These imports register our optimizer and policies with Keras.
     importlib.import_module("keras_mixprec.loss_scaling.optimizer")
     importlib.import_module("keras_mixprec.policies.rescaled")
     refused: Exception | None = None
     if compiled:
         try:
             return keras.saving.load_model(path)
-        except Exception as error:  # The type of the error depends on the file.
+        except Exception as error:  # Loading may raise any error.
             refused = error
     try:
         found = keras.saving.load_model(path, compile=False)
@@ -60,7 +61,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
         ) from error
     if refused is not None:
         say(
-            f"The optimizer, loss and metrics of {path} are not checked: they "
+            f"Checking {path} without its optimizer, loss and metrics. They "
             f"cannot be loaded{_why(refused)}"
         )
     return found
@@ -72,31 +73,32 @@ def say(message: str) -> None:
 
 
 def _why(error):
-    # Each object in the file adds a message of its own around the inner one.
+    # Keras wraps the message once for each enclosing object. The innermost one
+    # names the cause.
     message = str(error).rpartition("Exception encountered: ")[2]
     if missing := re.search(r"ould not locate (\w+ '[^']+')", message):
         return (
-            f" without the {missing[1]}: add --import MODULE, the module that "
-            "registers it with @keras.saving.register_keras_serializable()"
+            f" without the {missing[1]}: add --import MODULE for the module "
+            "with its @keras.saving.register_keras_serializable()"
         )
     return f": {first_line(message.partition(' Full object')[0])}"
 
 
 def data(path: str | None) -> tuple[Any, Any]:
-    """Returns `x` and `y` of a file, `None` if the file lacks one.
+    """Returns `x` and `y` from a file, `None` for an array that is missing.
 
     Args:
         path: String, or `None` for no file.
 
     Raises:
-        ValueError: If it holds no arrays.
+        ValueError: If the file holds no arrays.
     """
     import numpy as np
 
     if path is None:
         return None, None
     try:
-        # Opened here: NumPy does not close what it cannot read.
+        # NumPy would leave a file open that it cannot read, so open it here.
         with open(path, "rb") as file:
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.ndarray):
@@ -114,7 +116,7 @@ def data(path: str | None) -> tuple[Any, Any]:
 
 
 def first_line(error: Exception | str) -> str:
-    """Returns the first line, shortened: Keras may add a whole config."""
+    """Returns the first line, shortened, because Keras may add a config."""
     line = str(error).strip().partition("\n")[0]
     return textwrap.shorten(line.rstrip("."), _LETTERS, placeholder=" ...")
 
@@ -123,10 +125,10 @@ def check_writable(path: str) -> None:
     """Raises if a file cannot be written, before the command does its work.
 
     Args:
-        path: String. Its folder is made if it is missing.
+        path: String. Its folder is created if it is missing.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     path = os.path.abspath(path)
     folder = os.path.dirname(path)
@@ -134,4 +136,4 @@ def check_writable(path: str) -> None:
     check_regular(path)
     there = path if os.path.exists(path) else folder
     if not os.access(there, os.W_OK):
-        raise PermissionError(errno.EACCES, "It cannot be written", there)
+        raise PermissionError(errno.EACCES, "No permission to write", there)

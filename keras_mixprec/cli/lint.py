@@ -1,4 +1,4 @@
-"""`keras-mixprec lint`: checks a saved model before it trains."""
+"""`keras-mixprec lint`: checks a saved model before training."""
 
 import argparse
 
@@ -21,7 +21,7 @@ class _Explain(argparse.Action):
 def _codes(what):
     return {
         "type": lambda text: text.split(","),
-        "help": f"{what} rules whose codes start so, such as KMP101,KMP4",
+        "help": f"{what} rules with these codes or prefixes: KMP101,KMP4",
     }
 
 
@@ -33,8 +33,8 @@ _OPTIONS = {
         "action": _Explain,
         "help": "print what a rule looks for, and exit",
     },
-    "--policy NAME": "check the model as apply_policy(model, NAME) would set "
-    "it, such as mixed_float16 (default: as it is)",
+    "--policy NAME": "check the model under this policy, such as mixed_float16 "
+    "(default: the model's own policies)",
     "--data FILE": {
         "default": None,
         "help": "an .npz file with the arrays x and y, or with each input by "
@@ -43,13 +43,13 @@ _OPTIONS = {
     "--fail-on": {
         "choices": ("high", "medium", "low", "never"),
         "default": "high",
-        "help": "the lowest severity for exit status 1 (default: high)",
+        "help": "the lowest severity for exit code 1 (default: high)",
     },
 }
 
 
 def _run(arguments):
-    # Keras chooses its backend when it is imported.
+    # Imported late, because Keras chooses its backend on import.
     from keras_mixprec.analysis.lint.lint import lint
 
     x, y = files.data(arguments.data)
@@ -78,9 +78,9 @@ COMMAND = Command(
     _run,
     _OPTIONS,
     "json import backend",
-    "check a saved model before it trains in 16 bits",
-    "Finds what 16 bits will break in a model, or not speed up. Pass --data, "
-    "because most faults depend on the numbers that layers get.",
+    "check a saved model before you train it in 16 bits",
+    "Finds the parts of a model that fail or gain nothing in 16 bits. Pass "
+    "--data, because most faults depend on the numbers that layers get.",
     "keras-mixprec lint model.keras --policy mixed_float16 --data batch.npz",
     "a finding is as severe as --fail-on",
 )

@@ -1,4 +1,4 @@
-"""The declaration of commands, and the options that they share."""
+"""Declares commands, and the options that several commands share."""
 
 import argparse
 import textwrap
@@ -19,7 +19,7 @@ _SHARED: dict[str, dict[str, Any]] = {
         "dest": "modules",
         "action": "append",
         "default": [],
-        "help": "a module that registers the model's own layers; repeatable",
+        "help": "a module that registers custom layers; repeatable",
     },
     "json": {"action": "store_true", "help": "print JSON"},
 }
@@ -28,18 +28,18 @@ _SHARED: dict[str, dict[str, Any]] = {
 class Command(NamedTuple):
     """A command: `keras-mixprec NAME`.
 
-    The arguments of `run` lack options that are neither given nor have a
-    default. `given` returns those that a function takes.
+    The parsed arguments hold only options that the user gave or that have a
+    default. `given` selects the ones that a function takes.
 
     Attributes:
-        run: Function of the arguments that returns the exit status.
+        run: Function that takes the parsed arguments and returns the exit code.
         options: Dict from an argument, such as `"model"` or `"--data FILE"`, to
-            the arguments of `ArgumentParser.add_argument`, or to its help.
+            the arguments of `ArgumentParser.add_argument`, or to a help text.
         shared: String. Names of the shared options that the command has.
-        help: String, a line of the list of commands.
+        help: String, the command's line in the list of commands.
         description: String, the first paragraph of the command's own help.
-        example: String, a call. Defaults to none.
-        fails: String. When the exit status is 1. Defaults to never.
+        example: String, an example call. Defaults to none.
+        fails: String, the condition for exit code 1. Defaults to none.
     """
 
     run: Callable
@@ -52,7 +52,7 @@ class Command(NamedTuple):
 
 
 def add_command(commands: Any, name: str, command: Command) -> None:
-    """Adds a command to the parser's.
+    """Adds a command to the parser.
 
     Args:
         commands: The result of `ArgumentParser.add_subparsers`.
@@ -67,7 +67,7 @@ def add_command(commands: Any, name: str, command: Command) -> None:
         help=command.help,
         description=textwrap.fill(command.description, 80),
         epilog=f"example:\n  {command.example}\n\n" * bool(command.example)
-        + f"exit status: 0 = done, {fails}2 = usage error",
+        + f"exit codes: 0 = done, {fails}2 = usage error",
     )
     asked = command.shared.split()
     shared = {
@@ -84,7 +84,7 @@ def add_command(commands: Any, name: str, command: Command) -> None:
 
 
 def given(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Returns the arguments that were given, by name.
+    """Returns the arguments that are set and have one of the names.
 
     Args:
         arguments: The parsed arguments.

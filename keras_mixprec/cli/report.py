@@ -34,6 +34,6 @@ COMMAND = Command(
     "html",
     "print a monitor's log",
     "Prints the log of MixPrecMonitor: loss scale, skipped steps, dtypes, "
-    "verdicts, and the changes of the tuner.",
-    fails="a run is failing or severe",
+    "verdicts, and the changes that the tuner made.",
+    fails="a run fails or has a severe fault",
 )

@@ -1,4 +1,4 @@
-"""`keras-mixprec serve`: shows the tab's page without TensorBoard."""
+"""`keras-mixprec serve`: shows the "Mixed Precision" tab in a browser."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ _OPTIONS = {
     "--port": {
         "type": int,
         "default": 6007,
-        "help": "where to listen, 0 for any free port (default: 6007)",
+        "help": "the port to listen on; 0 = any free port (default: 6007)",
     },
 }
 
@@ -27,7 +27,7 @@ def _run(arguments):
     with PageServer(log_dir, port) as server:
         found = "" if server.endpoints.listed() else ", which has no run yet"
         shown = printable(f"{log_dir}{found}")
-        print(f"{server.url} shows {shown}; Ctrl+C ends it")
+        print(f"{server.url} shows {shown}. Press Ctrl+C to stop.")
         sys.stdout.flush()
         try:
             server.serve_forever()
@@ -43,6 +43,6 @@ COMMAND = Command(
     "show a monitor's log in a browser, live",
     'Serves the page of TensorBoard\'s "Mixed Precision" tab for the runs in a '
     "folder, until Ctrl+C. Only this machine can open the page. To see it on "
-    "another machine, call there: ssh -L 6007:127.0.0.1:6007 HOST.",
+    "another machine, run there: ssh -L 6007:127.0.0.1:6007 HOST.",
     "keras-mixprec serve logs",
 )

@@ -17,10 +17,10 @@ from keras_mixprec.reporting.text_formats import plain
 KIND, VERSION = "comparison", 1
 FORMAT = f"keras_mixprec.{KIND}"
 
-# JSON has no numbers for these; the log of a run has the same strings.
+# JSON has no such numbers, so files hold these strings, as run logs do.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
-# Figures without a column in the table: key of a row, head, unit.
+# Figures that are shown below the table: key in a row, title, unit.
 _LISTED = (
     ("samples_per_second", "Samples per second", ""),
     ("compile_seconds", "Compilation and first use", " s"),
@@ -28,8 +28,8 @@ _LISTED = (
 )
 
 _MEASURED_BY = {
-    "device": "the backend's own count of its device's memory",
-    "compiled_program": "the memory of the compiled program, by the compiler",
+    "device": "the device memory that the backend counts",
+    "compiled_program": "the compiled program's, as the compiler reports it",
     "process": "the resident memory of each policy's own process",
 }
 
@@ -40,7 +40,7 @@ class Best(NamedTuple):
     Attributes:
         policy: String, as `policies` of `compare_precisions` takes it, or a
             `PrecisionPlan` without its settings, which the reason names.
-        reason: String. The sentence that justifies it.
+        reason: String. Why this policy is the best.
     """
 
     policy: Any
@@ -83,10 +83,10 @@ class ComparisonResult(HtmlReport):
         """Writes `to_dict()` as JSON.
 
         Args:
-            path: String or path-like. The file, replaced if it is there.
+            path: String or path-like. An existing file is replaced.
 
         Raises:
-            OSError: If it cannot be written. The old file stays as it was.
+            OSError: If the file cannot be written. An existing file is kept.
         """
         write_json(path, plain(self.to_dict()))
 
@@ -100,7 +100,8 @@ class ComparisonResult(HtmlReport):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If it is damaged, of another version, or another file.
+            ValueError: If the file is damaged, has another version, or is not a
+                comparison.
         """
         check_regular(path)
         try:
@@ -115,8 +116,8 @@ class ComparisonResult(HtmlReport):
     def best(self) -> Best:
         """Returns the fastest policy within tolerance, and why.
 
-        It is the first policy, unless the whole intervals of another one say
-        that it is faster and within tolerance.
+        The best policy is the first one, unless another one is faster and
+        within tolerance over its whole confidence intervals.
 
         Returns:
             A named tuple of `policy`, as `policies=` takes it, and `reason`, a
@@ -125,9 +126,9 @@ class ComparisonResult(HtmlReport):
         return pick(self.record, self.rows)
 
     def to_html(self) -> str:
-        """Returns one page that needs neither a network nor a server."""
+        """Returns an HTML page that needs no network and no server."""
         versions = " ".join(map(" ".join, self.record["versions"].items()))
-        about = f"Begun {self.record['time']}. Versions: {versions}."
+        about = f"Started {self.record['time']}. Versions: {versions}."
         body = _html.joined(self._repr_html_(), element("p", about))
         return _html.page(self._title(), body)
 
@@ -173,13 +174,13 @@ class ComparisonResult(HtmlReport):
         )
 
     def _table(self):
-        """The heads of the columns, and the cells of each row."""
+        """Returns the column heads, and the cells of each row."""
         metric = self.record["metric"]
         heads = ["", "step", "speed", "memory", "16 bits", metric, "verdict"]
         return [heads, *map(_cells, self.rows)]
 
     def _remarks(self) -> Iterator[str]:
-        """Yields sentences about what the table does not show."""
+        """Yields the sentences below the table."""
         record, shown = self.record, self.rows
         base, metric = shown[0]["name"], record["metric"]
         count = sum(len(s["step_seconds"]) for s in record["arms"][0]["seeds"])
@@ -189,16 +190,16 @@ class ComparisonResult(HtmlReport):
             f"Speed is {base}'s step time divided by the policy's: the median "
             f"of {pairs} of timed blocks, with its "
             f"{min(sure, default=1.0):.0%} interval. {metric} is the mean ± "
-            "standard deviation over seeds. It may be worse than "
-            f"{base}'s by {shown_tolerance(record)}."
+            "standard deviation over seeds. The tolerance is "
+            f"{shown_tolerance(record)} of {base}'s {metric}."
         )
         slower = [row["name"] for row in shown if is_slower(row)]
         if slower:
             yield f"Slower than {base}: {', '.join(slower)}."
         if any(row["speed"] and not is_known(row) for row in shown[1:]):
             yield (
-                "Six timed blocks are needed to say which policy is faster: "
-                "pass more `seeds`, or more `steps` in more `blocks`."
+                "Six timed blocks are needed to say which policy is faster. "
+                "Pass more `seeds`, or more `steps` and `blocks`."
             )
         for row in shown:
             yield from _about(row)
@@ -238,8 +239,8 @@ def _about(row):
     if row["skipped_steps"]:
         steps = formats.format_count(row["skipped_steps"], "step")
         yield (
-            f"{row['name']}: {steps} skipped, {row['seconds_lost']:.2g} s lost "
-            "to them."
+            f"{row['name']}: {steps} skipped, which cost "
+            f"{row['seconds_lost']:.2g} s."
         )
     for note in row["notes"]:
         yield f"{row['name']}: {note.rstrip('.')}."
@@ -262,8 +263,8 @@ def _memory(record):
 def rows(record: dict) -> list[dict]:
     """Returns a dict for each arm, in order.
 
-    Speed compares pairs: each timed block of an arm with the reference's block
-    of the same turn. A busy machine slows down both.
+    The speed compares each timed block of an arm with the reference's block of
+    the same turn, because a busy machine slows down both.
 
     Args:
         record: The record of a comparison.
@@ -285,13 +286,13 @@ def _row(arm, record):
         "name": arm["name"],
         "status": arm["status"],
         **verdicts.judge_metric(arm, record),
-        # `fmean` raises where both infinities are in it.
+        # `fmean` would raise if both inf and -inf are among the metrics.
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "metric_spread": statistics.stdev(metrics) if finite else None,
         "step_seconds": step,
         "speed": _speed(arm, reference),
         "samples_per_second": step and record["samples_per_step"] / step,
-        # Later seeds may reuse compiled functions.
+        # Later seeds may reuse compiled functions, so only the first counts.
         "compile_seconds": seeds[0]["compile_seconds"] if seeds else None,
         "memory_bytes": arm["memory"] and arm["memory"]["peak_bytes"],
         "memory_ratio": _memory_ratio(arm, reference),
@@ -322,16 +323,16 @@ def _speed(arm, reference):
 
 def _memory_ratio(arm, reference):
     ours, base = arm["memory"], reference["memory"]
-    # Peaks that were measured in other ways cannot be compared.
+    # Peaks that were measured in different ways cannot be compared.
     if not (ours and base) or ours["measured_by"] != base["measured_by"]:
         return None
     return ours["peak_bytes"] / base["peak_bytes"]
 
 
 def is_known(row: dict) -> bool:
-    """Returns `True` with enough pairs of blocks to tell which is faster.
+    """Returns `True` if there are enough pairs of blocks to compare speeds.
 
-    That takes six pairs: the range of five holds the true median only in 94%.
+    Six pairs are enough. The range of five has a confidence of only 94%.
     """
     return (
         row["speed"] is not None
@@ -349,7 +350,7 @@ def shown_speed(row: dict) -> str:
     if row["speed"] is None:
         return "-"
     values = [row["speed"][name] for name in ("estimate", "low", "high")]
-    # A slower policy must not be shown as 1.00.
+    # With two digits, a slightly slower policy would be shown as 1.00.
     near = any(x != 1 and round(x, 2) == 1 for x in values)
     digits = 3 if near or values[0] < 0.1 else 2
     middle, low, high = (f"{value:.{digits}f}" for value in values)
@@ -366,7 +367,7 @@ def pick(record: dict, rows: list[dict]) -> Best:
 
     Args:
         record: The record of a comparison.
-        rows: The rows that `rows` returned.
+        rows: The result of `rows`.
     """
     allowed = [
         (row["speed"]["estimate"], index)
@@ -386,7 +387,7 @@ def _gain(record, rows, row):
     return (
         f"{row['name']} trains {shown_speed(row)} times as fast as {base}. Its "
         f"{record['metric']} is within {shown_tolerance(record)} of {base}'s "
-        f"with {seeds}: {row['why']}."
+        f"for {seeds}: {row['why']}."
     )
 
 
@@ -403,18 +404,21 @@ def _policy(arm):
     policy = arm["policy"]
     if isinstance(policy, str):
         return "+".join([policy, *arm["settings"]])
-    # Imported here because it imports Keras, which a table does not need.
+    # Imported late, because a table can be shown without Keras.
     from keras_mixprec.policies.plan import PrecisionPlan
 
     return PrecisionPlan(policy["layers"], default=policy["default"])
 
 
 def check(content: Any, path: str) -> dict:
-    """Returns the record in a file, or raises a `ValueError`.
+    """Returns the record in the content of a file.
 
     Args:
         content: The parsed JSON of a result or of a file to resume from.
-        path: String. The file, for the error.
+        path: String. The file, for the message.
+
+    Raises:
+        ValueError: If there is no record of this version.
     """
     if isinstance(content, dict):
         content = content.get("record", content.get("found", content))
@@ -431,7 +435,7 @@ def check(content: Any, path: str) -> dict:
 
 
 def from_json(content: Any) -> Any:
-    """Returns content with non-finite numbers in place of their names."""
+    """Returns parsed JSON with non-finite numbers in place of their names."""
     if isinstance(content, dict):
         return {key: from_json(value) for key, value in content.items()}
     if isinstance(content, list):

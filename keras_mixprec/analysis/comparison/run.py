@@ -1,4 +1,4 @@
-"""`compare_precisions`: the same training under several policies."""
+"""`compare_precisions`: compares policies by training."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
-# Endings of metric names that tell which end is better.
+# With `mode="auto"`, the ending of the metric's name tells if higher is better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
@@ -51,59 +51,61 @@ def compare_precisions(
     resume: str | os.PathLike | None = None,
     verbose: int = 1,
 ) -> ComparisonResult:
-    """Trains a model under several policies: speed, memory and accuracy.
+    """Compares the speed, memory and accuracy of policies by training.
 
     Each policy trains in one `fit`, on the same batches in the same order and
-    from the same initial weights. Its losses equal the losses of a plain `fit`
-    of `build()` under that policy. An epoch is a block of steps, and policies
+    from the same initial weights. The losses equal the losses of a plain `fit`
+    of `build()` under the same policy. An epoch is a block of steps. Policies
     take turns block by block, so a busy machine slows down all of them. The
     first block compiles functions, so it is not timed. If a policy fails, its
     row says why.
 
-    All models of a seed exist at the same time, each with its variables and
-    optimizer. Only one of them trains at a time. The function sets random
-    seeds, and restores the random state at its end.
+    All models with the same seed are in memory at once, with their optimizers,
+    but only one of them trains at a time. The function sets random seeds, and
+    restores the random state at its end.
 
     The name of a policy means Keras' own policy on every layer. `apply_policy`
-    keeps the output in float32. To compare such a model, pass its plan:
+    keeps some layers in float32. To compare its result, pass the plan:
     `apply_policy(build(), "mixed_float16")`.
 
     Args:
         build: Function without arguments that returns a compiled model, or
-            `"module:name"` of one. It is called under each policy, which its
-            layers follow unless they are given a dtype of their own.
+            `"module:name"` of one. The function is called under each policy.
+            Layers follow this policy unless they have a dtype of their own.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`; batches, such as a
             `tf.data.Dataset`, a `DataLoader` or a `PyDataset`; a function that
-            returns one of these; or `"module:name"`. Batches are read once, as
-            many as there are steps, kept in memory, and repeated in this order
-            if there are fewer.
+            returns one of these; or `"module:name"`. At most `steps` batches
+            are read, and kept in memory. Fewer batches are repeated in the same
+            order.
         policies: List, or dict by name, of policy names and `PrecisionPlan`s.
-            All are compared with the first. Settings are added with `+`, or
+            The first one is the reference. Settings are added with `+`, or
             follow a plan in a tuple: `"float32+tf32"` or another name for
             `set_matmul_precision`, `"float32+graph_rewrite_bfloat16"` for
             `graph_rewrite`, `"mixed_float16+monitor+tuner"` for our callbacks.
-        metric: String, a key of what `model.evaluate(return_dict=True)`
-            returns, or a function of the trained model that returns a number.
-            Defaults to `"loss"`.
-        mode: String. `"min"` or `"max"`: which end of the metric is better.
-            Defaults to `"auto"`, by its name.
-        tolerance: Float. How much worse than the first policy's the metric may
-            be, as a share. Defaults to `0.002`.
-        seeds: Int, how many times each policy trains, with other initial
-            weights each time; or a list of seeds. Defaults to `3`.
+        metric: String, a key of the result of
+            `model.evaluate(return_dict=True)`, or a function that takes the
+            trained model and returns a number. Defaults to `"loss"`.
+        mode: String. `"min"` if a lower metric is better, `"max"` if a higher
+            one is. Defaults to `"auto"`: the name of the metric decides.
+        tolerance: Float. How much worse the metric may be, as a share of the
+            first policy's metric. Defaults to `0.002`.
+        seeds: Int, how many times each policy trains, with new initial weights
+            each time; or a list of seeds. Defaults to `3`.
         steps: Int. Training steps of each policy with each seed. Defaults to
             `100`.
-        blocks: Int of at least 2 that divides `steps`. Defaults to `10`.
+        blocks: Int. Number of blocks that the steps form, at least 2. It must
+            divide `steps`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
         validation_data: Data for the metric, in the form of `data`. The metric
-            uses all of it. Defaults to `None`, the training data.
+            uses all of it. Defaults to `None`: the training data.
         callbacks: Function without arguments that returns a list of callbacks
             for one `fit`, or `"module:name"`. Defaults to `None`.
         isolate: Boolean. If `True`, each policy trains in a new process. The
-            process imports `build` and the script of the call, so call it below
-            `if __name__ == "__main__":`. Defaults to `False`.
-        resume: String or path-like, a JSON file that stores what is finished.
-            The same call continues from it. Defaults to `None`.
+            process imports `build` and the calling script, so call this
+            function below `if __name__ == "__main__":`. Defaults to `False`.
+        resume: String or path-like, a JSON file that stores finished trainings.
+            After an interruption, the same call continues from the file.
+            Defaults to `None`.
         verbose: `0` or `1`. `1` shows a progress bar that counts the blocks.
 
     Returns:
@@ -112,9 +114,9 @@ def compare_precisions(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If a value is not allowed, data have no batch, or something
-            cannot be imported. Also if `resume` belongs to another comparison,
-            or if all policies fail with the same error.
+        ValueError: If an argument has a wrong value, there are no data, or an
+            import fails. Also if `resume` belongs to another comparison, or if
+            all policies fail with the same error.
 
     Example:
     >>> def build():
@@ -231,7 +233,7 @@ def _higher_is_better(metric, mode):
 
 
 def _named(metric):
-    """A metric's name; of a function, one with a colon."""
+    """Returns a metric's name. The name of a function has a colon."""
     if isinstance(metric, str):
         return metric
     name = getattr(metric, "__qualname__", type(metric).__qualname__)
@@ -239,7 +241,7 @@ def _named(metric):
 
 
 def _code(name, value):
-    # A metric may have the name that `evaluate` gives it.
+    # A metric without a colon is a key of `evaluate`'s result, not an import.
     named = name == "metric" and ":" not in str(value)
     return value if named else sources.resolve(name, value)
 
@@ -247,8 +249,8 @@ def _code(name, value):
 def _started(arm, seed, job):
     """Starts the training of one arm with one seed.
 
-    A thread has its own global policy, names and seeds in Keras, so each arm
-    trains as if it were alone. Only one of them trains at a time.
+    Keras keeps the global policy, names and seeds for each thread, so an arm
+    trains in its thread as if it were alone.
     """
     if job.isolated:
         return isolated.Isolated(
@@ -261,7 +263,7 @@ def _started(arm, seed, job):
 
 
 def _run(store, arms, job, verbose):
-    """Trains all, and returns the traceback of the last failure."""
+    """Trains all arms, and returns the traceback of the last failure."""
     seeds = store.record["seeds"]
     total = sum(len(store.missing(seed)) for seed in seeds) * job.blocks
     shown = verbose if total else 0
@@ -293,12 +295,12 @@ def _run(store, arms, job, verbose):
 
 
 def _turns(workers):
-    """Lets one worker after the other train a block, and yields the answers."""
+    """Lets the workers train a block in turns, and yields their answers."""
     for turn in itertools.count():
         names = list(workers)
         if not names:
             return
-        # The order rotates, so that no policy always follows the same one.
+        # The order rotates, so that no policy always trains first.
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
             try:
@@ -311,7 +313,7 @@ def _turns(workers):
 
 
 def _check_any_done(record, batches, traceback):
-    """Raises the error that all policies have in common."""
+    """Raises if all policies failed with the same error."""
     errors = {arm["error"] for arm in record["arms"]}
     if any(arm["seeds"] for arm in record["arms"]) or len(errors) > 1:
         return
@@ -324,7 +326,7 @@ def _check_any_done(record, batches, traceback):
 
 
 class Store:
-    """The record, as it grows.
+    """The record of a comparison, saved after each training.
 
     Args:
         facts: Dict. The record without `format`, `version`, `time` and `arms`.
@@ -355,7 +357,7 @@ class Store:
         }
         for arm, other in zip(arms, before.get("arms", ()), strict=False):
             done = [s for s in other["seeds"] if s["seed"] in facts["seeds"]]
-            # An arm that failed is tried once more.
+            # On resuming, an arm that failed is tried once more.
             if done:
                 again = {"status": "done", "error": None}
                 self.arm(arm.name).update({**other, **again, "seeds": done})
@@ -364,11 +366,11 @@ class Store:
         self.save()
 
     def arm(self, name: str) -> dict:
-        """Returns the arm of that name."""
+        """Returns the arm with this name."""
         return next(a for a in self.record["arms"] if a["name"] == name)
 
     def missing(self, seed: int) -> list[str]:
-        """Returns the names of the arms that are not done with a seed."""
+        """Returns the names of the arms that have yet to train with a seed."""
         return [
             arm["name"]
             for arm in self.record["arms"]
@@ -385,7 +387,7 @@ class Store:
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
-        # Seeds may finish in any order.
+        # Sorted, because a resumed call may add seeds in another order.
         arm["seeds"] = sorted(
             [*arm["seeds"], seed],
             key=lambda s: self.record["seeds"].index(s["seed"]),

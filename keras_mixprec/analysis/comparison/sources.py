@@ -1,4 +1,4 @@
-"""Functions, data and policies from the caller, as what a comparison needs."""
+"""Reads the functions, data and policies that the caller passes."""
 
 import dataclasses
 import importlib
@@ -23,10 +23,10 @@ from keras_mixprec.policies.scope import resolve as check_policy_name
 
 
 def resolve(name: str, value: Any) -> Any:
-    """Returns the object at `"module:name"`. Other values are returned as is.
+    """Returns the object at `"module:name"`, and any other value unchanged.
 
     Args:
-        name: String. The argument's name as the caller typed it.
+        name: String. The argument's name, for messages.
         value: String or object.
 
     Raises:
@@ -46,11 +46,11 @@ def import_from(name: str, value: str) -> Any:
     """Returns the object at `"module:name"`, or the module at `"module"`.
 
     Args:
-        name: String. The argument's name as the caller typed it.
+        name: String. The argument's name, for messages.
         value: String.
 
     Raises:
-        ValueError: If importing raises any error.
+        ValueError: If the import fails.
     """
     module, _, path = value.partition(":")
     try:
@@ -59,7 +59,7 @@ def import_from(name: str, value: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # The caller's files exist. The files of importlib are frozen.
+        # Name only files that exist: the files of importlib are frozen.
         own = os.path.exists(last.filename)
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
@@ -73,12 +73,12 @@ def check_function(name: str, value: Any, optional: bool = False) -> None:
     """Raises if a value is neither a function nor `"module:name"` of one.
 
     Args:
-        name: String. The argument's name as the caller typed it.
+        name: String. The argument's name, for messages.
         value: Object.
-        optional: Boolean. If `True`, it may be `None`.
+        optional: Boolean. If `True`, the value may be `None`.
     """
     found = resolve(name, value)
-    made = isinstance(found, keras.Model)  # Which is callable too.
+    made = isinstance(found, keras.Model)  # A model is callable too.
     if (made or not callable(found)) and not (optional and value is None):
         raise TypeError(
             f"`{name}` must be a function without arguments, or 'module:name' "
@@ -87,7 +87,7 @@ def check_function(name: str, value: Any, optional: bool = False) -> None:
 
 
 def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
-    """Returns the compiled model that a function makes under a policy.
+    """Returns the compiled model that a function builds under a policy.
 
     The policy becomes Keras' global policy. For a plan, or if the function sets
     another policy, `apply_policy` sets the model's policies afterwards.
@@ -100,7 +100,7 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
         The model, and the global policy after `build`.
 
     Raises:
-        TypeError: If the function returns anything else.
+        TypeError: If the function does not return a model.
         ValueError: If the model is not compiled.
     """
     plan = policy if isinstance(policy, PrecisionPlan) else None
@@ -127,10 +127,9 @@ def check_sendable(name: str, value: Any, what: str) -> None:
     """Raises if a value cannot be sent to a new process.
 
     Args:
-        name: String. The argument's name as the caller typed it.
+        name: String. The argument's name, for messages.
         value: Object.
-        what: String. The beginning of the message: subject and verb of what
-            runs in that process.
+        what: String. The beginning of the message, such as `"Trials run"`.
     """
     main = sys.modules.get("__main__")
     why = ""
@@ -154,11 +153,11 @@ class Batches:
 
     Args:
         batches: List of tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
-        arrays: The tuple of arrays that the batches are slices of. Defaults to
-            `None`: there is none.
+        arrays: Tuple of the arrays from which the batches were cut. Defaults to
+            `None`: the data were not arrays.
 
     Attributes:
-        batches: That list.
+        batches: The list of batches.
     """
 
     def __init__(self, batches: list, arrays: tuple | None = None):
@@ -166,11 +165,12 @@ class Batches:
         self._arrays = arrays
 
     def fit_arguments(self, steps: int) -> dict[str, Any]:
-        """Returns the arguments of a `fit` with `steps` batches in each epoch.
+        """Returns arguments for a `fit` with `steps` batches per epoch.
 
-        If an epoch is one pass over arrays, `fit` gets the arrays, as in the
-        caller's own `fit`. On torch the losses depend on the kind of data,
-        because reading it draws from the generator that dropout uses.
+        If an epoch is one pass over arrays, `fit` gets the arrays, so that the
+        losses equal those of the caller's own `fit`. On torch they depend on
+        the kind of data, because reading data draws from the random generator
+        that dropout uses.
         """
         if self._arrays is not None and steps == len(self.batches):
             names = "x", "y", "sample_weight"
@@ -179,18 +179,18 @@ class Batches:
         return {"x": self._repeated(), "steps_per_epoch": steps}
 
     def samples_per_step(self, steps: int) -> float:
-        """Returns the mean number of samples of the first `steps` batches."""
+        """Returns the mean number of samples in the first `steps` batches."""
         counts = map(samples, itertools.islice(self._repeated(), steps))
         return sum(counts) / steps
 
     def _repeated(self):
-        # Keras takes generators, and no other iterators.
+        # `fit` accepts generators, but no other iterators.
         while True:
             yield from self.batches
 
 
 def samples(batch: tuple) -> int:
-    """Returns the number of samples of a batch."""
+    """Returns the number of samples in a batch."""
     leaf = next(leaf for leaf in tree.flatten(batch) if leaf is not None)
     return int(leaf.shape[0])
 
@@ -201,15 +201,15 @@ def read_batches(
     """Reads the caller's data.
 
     Args:
-        name: String. The argument's name as the caller typed it.
+        name: String. The argument's name, for messages.
         data: Arrays, an iterable of batches, a function that returns either,
             or `"module:name"` of one of these.
         batch_size: Int. Samples per batch of arrays.
-        most: Int. How many batches to read. Defaults to `None`, all.
+        most: Int. How many batches to read. Defaults to `None`: all.
 
     Raises:
-        TypeError: If it has another type.
-        ValueError: If there is no batch in it, or the arrays differ in length.
+        TypeError: If the data have another type.
+        ValueError: If there is no sample, or the arrays differ in length.
     """
     data = resolve(name, data)
     if callable(data) and not _iterable(data):
@@ -268,7 +268,7 @@ def _batch(batch):
 
 
 def _to_array(leaf):
-    # Ragged and sparse tensors are no arrays, and go to `fit` as they are.
+    # Ragged and sparse tensors are not arrays, so `fit` gets them unchanged.
     return as_numpy(leaf) if hasattr(leaf, "__array__") else leaf
 
 
@@ -285,7 +285,7 @@ SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class ArmRequest:
-    """One row of a comparison.
+    """A policy to compare, with its settings.
 
     Attributes:
         name: String, unique.
@@ -298,7 +298,7 @@ class ArmRequest:
     settings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict:
-        """Returns the record's entry for it."""
+        """Returns the record's entry for the arm."""
         policy: Any = self.policy
         if isinstance(policy, PrecisionPlan):
             policy = {"default": policy.default, "layers": dict(policy)}
@@ -321,7 +321,7 @@ def parse_arms(policies: Any) -> list[ArmRequest]:
     arms = [_arm(name, entry) for name, entry in entries]
     if not arms:
         raise ValueError(
-            f"`policies` must have at least one. Received: {policies!r}"
+            f"`policies` must not be empty. Received: {policies!r}"
         )
     names = [arm.name for arm in arms]
     twice = [name for name in names if names.count(name) > 1]

@@ -1,8 +1,8 @@
 """Trains a model under one policy with one seed, in turns.
 
 The training runs in its own thread or process. It pauses at the end of each
-block until its next turn. Its process-wide settings and random state hold
-during its turns only.
+block until its next turn. Its process-wide settings and random state apply
+only during its turns.
 """
 
 import contextlib
@@ -50,25 +50,26 @@ from keras_mixprec.policies.matmul_precision import (
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import model_share_in_16_bits
 
-# Characters of an error, in a row of a table.
+# Error messages are cut to this length to fit into the row of a table.
 _LONGEST = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The job that all policies share.
+    """The arguments that all trainings share.
 
     Attributes:
-        build: Function without arguments that returns a compiled model. Here
-            and below it may be `"module:name"`.
+        build: Function without arguments that returns a compiled model, or
+            `"module:name"` of one.
         steps: Int. Training steps.
-        blocks: Int. In how many blocks.
-        metric: String, a key of what `evaluate` returns, or a function of the
-            trained model.
-        callbacks: Function that returns a list of callbacks, or `None`.
-        data: Pair of `Batches`, to train on and to evaluate.
-        isolated: Boolean. `True` in a process of its own.
-        asks_for_memory: Boolean. `True` until its peak is known.
+        blocks: Int. Number of blocks that the steps form.
+        metric: String, a key of the result of `evaluate`, or a function of the
+            trained model, or `"module:name"` of one.
+        callbacks: Function that returns a list of callbacks, or `"module:name"`
+            of one, or `None`.
+        data: Pair of `Batches`: one to train on, one to evaluate.
+        isolated: Boolean. `True` if each training has its own process.
+        asks_for_memory: Boolean. `True` if the memory has to be measured.
     """
 
     build: Any
@@ -82,18 +83,19 @@ class Job:
 
 
 class StoppedError(Exception):
-    """The comparison has ended before this training did."""
+    """Raised in a training if the comparison ends early."""
 
 
 def run(
     connection: Any, arm: ArmRequest, seed: int, job: Job, distribution: Any
 ) -> None:
-    """Trains, as the target of a thread or a new process.
+    """Trains in turns. This is the target of a thread or process.
 
     Args:
-        connection: Its end of the connection. It receives `"go"` or `"stop"`,
-            and answers `("block", seconds)` at the end of each block but the
-            last, then `("done", dict)` or `("failed", (sentence, traceback))`.
+        connection: The training's end of the connection. It receives `"go"` or
+            `"stop"`. It sends `("block", seconds)` at the end of each block but
+            the last, then `("done", dict)` or `("failed", (sentence,
+            traceback))`.
         arm: The `ArmRequest`.
         seed: Int.
         job: The `Job`.
@@ -112,26 +114,23 @@ def run(
     except BaseException as error:
         why = one_line(error, _LONGEST), traceback.format_exc()
         answer = "failed", why
-    # The comparison may have ended.
+    # If the comparison has ended, sending fails, and nobody needs the answer.
     with connection, contextlib.suppress(OSError):
         if answer is not None:
             turns.end(*answer)
 
 
 def _matmul(name):
-    scope = matmul_precision(name)  # Raises if the device does not have it.
+    scope = matmul_precision(name)  # Raises if the device lacks this precision.
     if name in ("float32", "tf32"):
-        # A scope on TensorFlow would discard every policy's compiled functions
-        # at every turn. This keeps them.
+        # Entering `matmul_precision` on TensorFlow discards the compiled
+        # functions of all policies. Doing so at every turn would be slow.
         return computed_in(name)
     return scope
 
 
 class _Turns:
-    """The end of a connection at which an arm waits for its turns.
-
-    The settings of the arm hold during its turns only.
-    """
+    """Waits for the turns of an arm, and applies its settings during them."""
 
     def __init__(self, connection, settings):
         self._connection = connection
@@ -142,7 +141,7 @@ class _Turns:
         self.rewrite: Any = None
 
     def await_turn(self):
-        """Waits for the next turn, and puts the settings in force."""
+        """Waits for the next turn, then applies the settings."""
         try:
             answer = self._connection.recv()
         except EOFError as error:  # The comparison has ended.
@@ -159,20 +158,20 @@ class _Turns:
             self._inside.callback(self.rewrite.off)
 
     def give_back(self, seconds):
-        """Ends this turn with a block's seconds, and waits for the next one."""
+        """Ends this turn, sends the block's time, and waits for the next."""
         with random_state_kept():
             self.end("block", seconds)
             self.await_turn()
 
     def end(self, kind, content):
-        """Ends the last turn with a message."""
+        """Undoes the settings and sends a message."""
         self._inside.close()
         self._connection.send((kind, content))
 
 
 @contextlib.contextmanager
 def random_state_kept():
-    """Context that restores the state of random numbers at its end."""
+    """Context that restores the random state at its end."""
     runtime = active.runtime()
     state = random.getstate(), np.random.get_state(), runtime.random_state()
     try:
@@ -184,22 +183,23 @@ def random_state_kept():
 
 
 class _BlockTimer(keras.callbacks.Callback):
-    """Times each epoch, a block of steps, and pauses between them.
+    """Times each epoch, which is a block of steps, and pauses between epochs.
 
-    It is the last callback, so the time of the other callbacks counts.
+    This is the last callback, so the times include the other callbacks.
 
     Attributes:
         seconds: List of floats, one for each block so far.
         joules: List of floats, the energy of each block. It is empty if the
             devices do not count energy.
-        memory: Dict. The peak of the first block.
+        memory: Dict. The peak memory of the first block.
     """
 
     def __init__(self, turns, callbacks):
         super().__init__()
         self._turns = turns
-        # Our callbacks share one session. Its budget is a share of the training
-        # time, which must not include the pauses.
+        # All our callbacks share one session, so the first one is enough. The
+        # session must not count pauses as training time, because its budget is
+        # a share of that time.
         ours = [c for c in callbacks if isinstance(c, CopiedCallback)]
         self._monitors = ours[:1]
         self.seconds: list[float] = []
@@ -214,7 +214,7 @@ class _BlockTimer(keras.callbacks.Callback):
         self._began = _clock.now()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Ends a block. Keras has read its logs, so its steps are done."""
+        """Ends a block. Keras has read the logs, so all steps have finished."""
         ended = _clock.now()
         self.seconds.append(ended - self._began)
         self.memory = self.memory or memory.memory_record(self.model)
@@ -229,12 +229,13 @@ class _BlockTimer(keras.callbacks.Callback):
 
 
 def _train(arm, seed, job, turns):
-    """Trains in turns, and returns the record's entry of the seed.
+    """Trains in turns, and returns the record's entry for the seed.
 
-    Its key `"arm"` has what the record keeps of the arm.
+    The key `"arm"` holds facts that the record stores once for the arm.
     """
     batches, held_back = job.data
-    # The memory that other models hold on the device.
+    # The peak includes the memory that other models hold on the device, so this
+    # memory is measured first and subtracted later.
     before = None
     if (
         memory.peak_bytes()[1] == "device"
@@ -262,7 +263,7 @@ def _train(arm, seed, job, turns):
         if isinstance(optimizer, LossScaleOptimizer)
     )
     of_arm = _facts(model, turns.rewrite, notes)
-    if job.asks_for_memory:  # This may compile the step once more.
+    if job.asks_for_memory:  # Only once, because it may compile the step again.
         batch = batches.batches[0]
         if job.isolated:
             of_arm["memory"] = _known(memory.memory_record(model, batch))
@@ -282,7 +283,7 @@ def _train(arm, seed, job, turns):
 
 
 def _model(arm, seed, job):
-    """The model before training, and notes on changes to it."""
+    """Returns the model before training, and notes about changes to it."""
     keras.utils.set_random_seed(seed)
     model, left = build_model(job.build, arm.policy)
     notes = []
@@ -292,7 +293,8 @@ def _model(arm, seed, job):
             f"{arm.policy!r} with its rules"
         )
     if keras.dtype_policies.get(left).variable_dtype in SIXTEEN_BITS:
-        # Initializers draw other numbers for variables in 16 bits.
+        # Initializers draw other numbers for variables in 16 bits, so copy the
+        # weights of a float32 model.
         with random_state_kept():
             keras.utils.set_random_seed(seed)
             exact, _ = build_model(job.build, "float32")
@@ -316,7 +318,7 @@ def _scale_loss(model):
             "`ensure_loss_scaling` wrapped its optimizer, which did not scale "
             "the loss"
         ]
-    # Keras' own optimizer does not count skipped steps.
+    # Keras' own loss scaling does not count skipped steps, so use ours.
     for name, optimizer in optimizers_of(model).items():
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             setattr(model, name, adopt(optimizer))
@@ -324,7 +326,7 @@ def _scale_loss(model):
 
 
 def _monitors(settings, folder):
-    """Our own callbacks, quiet, with a temporary log."""
+    """Returns our own callbacks, silent and with a temporary log."""
     from keras_mixprec.callbacks.monitor import MixPrecMonitor
     from keras_mixprec.callbacks.tuner import PrecisionTuner
 
@@ -377,7 +379,7 @@ def _metric(model, metric, held_back):
 def _timings(timer, job, samples):
     steps = job.steps // job.blocks
     first, *timed = [seconds / steps for seconds in timer.seconds]
-    timed = timed or [first]  # Training was stopped in the first block.
+    timed = timed or [first]  # A callback stopped training in the first block.
     joules = timer.joules[1:]
     return {
         "step_seconds": timed,
@@ -389,20 +391,20 @@ def _timings(timer, job, samples):
 
 
 def _facts(model, rewrite, notes):
-    """Returns the record's facts on an arm after training."""
+    """Returns facts about an arm after training, for the record."""
     share = model_share_in_16_bits(model)
     if rewrite is not None:
-        # The layers do not know what the graph computes in 16 bits.
+        # Layers do not know which operations the rewrite put in 16 bits.
         notes = [*notes, f"graph rewrite: {rewrite}"]
         share = None
     precision = in_force()
     if precision.products != "float32":
-        notes = [*notes, f"float32 products are in {precision}"]
+        notes = [*notes, f"float32 products are computed in {precision}"]
     return {"notes": notes, "share_of_flops_16bit": share}
 
 
 def _own(found, before):
-    """The peak of one turn on a device, without the memory of other models."""
+    """Returns the peak of one turn, without the memory of other models."""
     if found is None or before is None:
         return None
     return {

@@ -1,10 +1,11 @@
 """Judges if an arm's final metric is as good as the reference's.
 
-The reference is the first arm, float32 unless the caller chose another. Seeds
-are paired: an arm and the reference start from the same weights and see the
-same batches. The spread is the spread of the differences by seed.
+An arm is one of the compared policies. The reference is the first arm, float32
+by default. With the same seed, an arm and the reference start from the same
+weights and see the same batches. The spread is the standard deviation of the
+differences by seed.
 
-SciPy has the intervals, and is no dependency of this package.
+The intervals are computed here because SciPy is not a dependency.
 """
 
 import itertools
@@ -22,18 +23,18 @@ NOT_MEASURED = "not measured"
 
 CONFIDENCE = 0.95
 
-# The usual choice: four of five comparisons tell them apart.
+# The usual statistical power: the chance to find a difference that exists.
 _POWER = 0.8
 
 
 class Interval(NamedTuple):
-    """An estimate, and between which numbers the true one lies.
+    """An estimate and its confidence interval.
 
     Attributes:
         estimate: Float.
         low: Float.
         high: Float.
-        confidence: Float. How often such an interval holds the true number.
+        confidence: Float. How often such an interval contains the true value.
     """
 
     estimate: float
@@ -43,12 +44,12 @@ class Interval(NamedTuple):
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Returns the median and the order statistics that enclose the true one.
+    """Returns the median and its confidence interval, for any distribution.
 
-    Times are skewed, so this assumes nothing about their distribution. The
-    number of values below the true median is binomial with p = 1/2. The range
-    of fewer than 6 values holds the median in less than 95% of cases. The
-    interval is the range then, with its own confidence.
+    Step times are skewed, so a normal distribution cannot be assumed. The
+    number of values below the true median is binomial with p = 1/2, so two of
+    the sorted values bound the interval. Fewer than 6 values cannot give 95%
+    confidence. The interval is then their range, with its own confidence.
 
     Args:
         values: List of at least one float.
@@ -70,11 +71,11 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def mean_interval(values: Sequence[float], spread: float) -> Interval:
-    """Returns the mean and its interval of 95%, by Student's t.
+    """Returns the mean and its 95% confidence interval, by Student's t.
 
     Args:
         values: List of at least two floats.
-        spread: Float. Their standard deviation.
+        spread: Float. The standard deviation of the values.
     """
     n, middle = len(values), fmean(values)
     half = _student_t(n - 1) * spread / math.sqrt(n)
@@ -82,15 +83,15 @@ def mean_interval(values: Sequence[float], spread: float) -> Interval:
 
 
 def seeds_needed(distance: float, spread: float) -> int | None:
-    """Returns about how many seeds are needed to tell a mean from a limit.
+    """Estimates how many seeds are needed to tell a mean from a limit.
 
     Args:
         distance: Float. The distance of the mean from the limit.
         spread: Float. Standard deviation over seeds.
 
     Returns:
-        Int. With so many seeds, four of five comparisons tell them apart, if
-        the distance and the spread are true. `None` if the distance is 0.
+        Int. With this number of seeds, four of five comparisons decide, if the
+        distance and the spread are true. `None` if the distance is 0.
 
     References:
         - Guenther, Sample Size Formulas for Normal Theory T Tests, The
@@ -110,11 +111,11 @@ _T = (
 
 
 def _student_t(degrees):
-    """The same `t` for any degrees of freedom, to four digits."""
+    """Returns the `t` with `P(|T| <= t) = 0.95`, to four digits."""
     if degrees <= len(_T):
         return _T[degrees - 1]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    # From Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
     first = (z**3 + z) / (4 * degrees)
     return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
@@ -122,10 +123,11 @@ def _student_t(degrees):
 def judge_metric(arm: dict, record: dict) -> dict:
     """Returns the verdict on an arm's metric.
 
-    The limit is a share of the reference's mean. The arm is within tolerance
-    if the whole interval of the difference is on the good side of the limit,
-    worse if the interval is on the bad side, and not told apart if the limit is
-    inside the interval. A non-finite metric is worse than a finite one.
+    The limit is the tolerance times the reference's mean. The arm is within
+    tolerance if the whole interval of the difference is on the good side of the
+    limit. The arm is worse if the interval is on the bad side. It is undecided
+    if the limit is inside the interval. A non-finite metric is worse than a
+    finite one.
 
     Args:
         arm: One of the record's arms.
@@ -145,7 +147,7 @@ def judge_metric(arm: dict, record: dict) -> dict:
         return _verdict(NOT_MEASURED, f"{reference['name']} failed")
     both = pairs(arm, reference)
     if not both:
-        return _verdict(NOT_MEASURED, "no seed was done by both")
+        return _verdict(NOT_MEASURED, "no seed is finished with both policies")
     return _not_finite(both) or _same(both) or _tested(both, record)
 
 
@@ -164,16 +166,16 @@ def _not_finite(both):
         for side in zip(*both, strict=True)
     )
     if theirs:
-        why = f"the reference is not finite with {theirs} of {n} seeds"
+        why = f"the reference is not finite for {theirs} of {n} seeds"
         return _verdict(UNDECIDED, why, seeds=n)
     if ours:
-        why = f"not finite with {ours} of {n} seeds"
+        why = f"the metric is not finite for {ours} of {n} seeds"
         return _verdict(WORSE, why, seeds=n)
     return None
 
 
 def _same(both):
-    """The verdict on runs that are equal bit for bit, else `None`."""
+    """Returns a verdict if all runs are equal bit for bit, else `None`."""
     if not all(
         r["losses"] and all(r[key] == a[key] for key in ("losses", "metric"))
         for a, r in both
@@ -187,17 +189,17 @@ def _tested(both, record):
     n, name = len(both), record["metric"]
     differences = [a["metric"] - r["metric"] for a, r in both]
     if n < 2:
-        why = f"{name} {differences[0]:+.3g} with one seed; pass more `seeds`"
+        why = f"{name} {differences[0]:+.3g} for one seed; pass more `seeds`"
         return _verdict(UNDECIDED, why, seeds=n)
     grid = _grid(both, record)
     if grid is None:
         why = (
-            f"{name} is the same with all seeds although the losses differ, so "
-            "its resolution is unknown"
+            f"{name} is equal for all seeds although the losses differ, so its "
+            "resolution is unknown"
         )
         return _verdict(UNDECIDED, why, seeds=n)
-    # A few rounded numbers may be equal by chance, so the spread is at least
-    # that of the rounding.
+    # A few rounded numbers may be equal by chance. So the spread is at least
+    # the spread that rounding alone causes.
     spread = max(stdev(differences), grid / math.sqrt(6))
     interval = mean_interval(differences, spread)
     why = f"{name} {_how_much(interval)}"
@@ -210,16 +212,17 @@ def _tested(both, record):
     if worse.low > limit:
         return _verdict(WORSE, why, interval, n)
     needed = seeds_needed(limit - worse.estimate, spread)
-    why += f"; about {needed} seeds would tell" if needed else ""
+    why += f"; about {needed} seeds would decide" if needed else ""
     return _verdict(UNDECIDED, why, interval, n, needed)
 
 
 def _grid(both, record):
-    """Returns the step of a metric that counts samples, 0 for other metrics.
+    """Returns the resolution of a metric that counts samples, else 0.
 
-    An accuracy is a multiple of `1 / samples`. Above 100,000 samples the step
-    does not matter. For a function of the caller the step is at most the
-    smallest difference between two of its values, `None` if all are equal.
+    An accuracy is a multiple of `1 / samples`. Above 100,000 samples the
+    resolution does not matter. A caller's function may count any number of
+    samples, so its resolution is the smallest difference between two of its
+    values, or `None` if all are equal.
     """
     values = sorted(seed["metric"] for pair in both for seed in pair)
     if ":" in record["metric"]:
@@ -235,7 +238,7 @@ def _grid(both, record):
 
 def _how_much(interval):
     *numbers, confidence = interval
-    # No "-0", which rounding may leave.
+    # Adding 0.0 turns -0.0 into 0.0, so that no "-0" is shown.
     estimate, low, high = (f"{x + 0.0:+.3g}" for x in numbers)
     return f"{estimate} ({low} to {high}, {confidence:.0%})"
 

@@ -1,16 +1,15 @@
-"""Checks and measures 16 bits on this machine, before training.
+"""Checks a machine, and measures its speed in 16 bits, before training.
 
-One file finds facts and another judges them, so that tests can judge machines
-that other people recorded. The package `devices` lists the devices and their
-native formats, because `recommend_policy` reads them too. It also stores the
-measurements.
+One file finds facts and another judges them, so that tests can judge recorded
+machines. The package `devices` lists the devices and their native formats, and
+stores the measurements, because `recommend_policy` reads both.
 
 Files:
 
 - `run.py`: `doctor`, and the report on a backend from a new process.
-- `examine.py`: the report on the active backend, from all other files.
-- `machine.py`: GPUs and versions as the system reports them.
-- `findings.py`: problems that the facts show, by `known_bad.toml` too.
+- `examine.py`: builds the report on the active backend.
+- `machine.py`: reads GPUs and versions from the system.
+- `findings.py`: finds problems in the facts, with the list `known_bad.toml`.
 - `self_test.py`: compares the results of each format with float64.
 - `speed.py`: times products, convolutions and a block in each format.
 - `report.py`: `DoctorReport`, and its text.

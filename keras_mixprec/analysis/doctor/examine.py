@@ -1,4 +1,4 @@
-"""Examines the active backend, in this process."""
+"""Examines the active backend in this process."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,8 @@ from keras_mixprec.devices.native_formats import formats_of
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.matmul_precision import in_force
 
-# These variables change the speed or the results of 16 bits.
+# The report lists these variables, because they change the speed or the results
+# of 16 bits.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
@@ -39,7 +40,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
     """Returns the report on the active backend.
 
     Args:
-        quick: Boolean. Whether to measure less.
+        quick: Boolean. If `True`, measures less.
         say: Function that shows a line of progress.
     """
     start = _clock.now()
@@ -85,7 +86,7 @@ def examine(quick: bool, say: Callable) -> DoctorReport:
 
 
 def _settings():
-    """The settings in force that matter in 16 bits, by name."""
+    """Returns the settings that matter in 16 bits, by name."""
     found = {n: os.environ[n] for n in _VARIABLES if n in os.environ}
     found["matmul precision"] = str(in_force())
     policy = keras.config.dtype_policy().name
@@ -96,7 +97,8 @@ def _settings():
 
 def _devices(instructions, gpus):
     kind, devices = list_devices()
-    # TensorFlow reports no memory before it initializes a device.
+    # TensorFlow reports no memory before it initializes a device, so use the
+    # memory that nvidia-smi reports.
     known = gpus.memory if len(gpus.memory) == len(devices) else ()
     known = known or [None] * len(devices)
     return kind, [
@@ -121,7 +123,7 @@ def _supports(kind, device, instructions):
 
 
 def _formats(supports, quick):
-    """The formats to try. A quick report leaves out emulated ones."""
+    """Returns the formats to try. A quick report omits emulated ones."""
     tf32 = ["tf32"] if supports["tf32"]["status"] == "native" else []
     return ["float32", *tf32] + [
         format

@@ -1,4 +1,4 @@
-"""Findings about a machine, as a pure function of facts."""
+"""Finds problems in the facts about a machine."""
 
 import functools
 import tomllib
@@ -11,21 +11,21 @@ from packaging.version import InvalidVersion
 from keras_mixprec.analysis.doctor.machine import Gpus
 from keras_mixprec.devices.native_formats import lacks_tensor_cores
 
-# The oldest driver that runs builds for each major version of CUDA.
+# The oldest driver that works with each major version of CUDA.
 _DRIVERS = {"10": "440.33", "11": "450.80", "12": "525.60", "13": "580.65"}
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 
 class Finding(NamedTuple):
-    """A problem of a machine.
+    """A problem with a machine.
 
     Attributes:
         name: String that identifies the problem.
         level: String: `"error"` or `"warning"`.
-        text: String.
+        text: String. A description of the problem.
         fix: String. The remedy.
-        evidence: String. The page, or the run, that shows the problem. `""` if
-            the machine itself shows it.
+        evidence: String. A page or a run that shows the problem. `""` if the
+            machine itself shows it.
     """
 
     name: str
@@ -39,11 +39,11 @@ def judge(facts: dict, gpus: Gpus) -> list[Finding]:
     """Returns the problems that facts show, errors first.
 
     Args:
-        facts: Dict. `backend`: its name; `status`: `"ok"`, `"missing"` or
-            `"broken"`; `error`: string, why it is not ok. `kind` of the default
-            devices, `devices`, `compute_capability` and `instructions` as in
-            `recommend_policy().capabilities`, `None` and empty without a
-            backend. `versions`: dict of strings.
+        facts: Dict. `backend` is the backend's name. `status` is `"ok"`,
+            `"missing"` or `"broken"`, and `error` is the reason. `kind`,
+            `devices`, `compute_capability` and `instructions` are as in
+            `recommend_policy().capabilities`, `None` or empty without a
+            backend. `versions` is a dict of strings.
         gpus: `Gpus`, as the system reports them.
     """
     found = [
@@ -75,7 +75,7 @@ def _backend(facts):
 
 
 def _unseen(facts, gpus):
-    """GPUs of the machine that the backend does not use."""
+    """Yields a finding if the backend does not use the machine's GPUs."""
     if facts["kind"] != "cpu":
         return
     if gpus.names:
@@ -94,7 +94,7 @@ def _unseen(facts, gpus):
             "no-driver",
             "error",
             f"the driver of an NVIDIA GPU does not answer: {said}",
-            "install NVIDIA's driver and restart; for a container use "
+            "install NVIDIA's driver and restart; start a container with "
             "docker run --gpus all",
             "https://github.com/pytorch/pytorch/issues/67991",
         )
@@ -128,8 +128,8 @@ def _kernels(facts):
     if capability is None or not numbers:
         return
     wanted = tuple(capability)
-    # Kernels run on later GPUs of the same major version. PTX (compute_80) is
-    # compiled for all later GPUs.
+    # Kernels run on later GPUs of the same major version. The driver compiles
+    # PTX (compute_80) for any later GPU.
     later = [_arch(n) for n in built if n.startswith("compute_")]
     runs = any(n[0] == wanted[0] and n <= wanted for n in numbers)
     if not runs and not any(n <= wanted for n in later):
@@ -138,7 +138,7 @@ def _kernels(facts):
             "no-kernels",
             "error",
             f"this build of {facts['backend']} has kernels for "
-            f"{' '.join(built)}, none for compute capability {text}",
+            f"{' '.join(built)}, but none for compute capability {text}",
             "install a build for a newer CUDA",
             "https://github.com/pytorch/pytorch/issues/150733",
         )
@@ -156,7 +156,7 @@ def _numbers(version):
 
 @functools.cache
 def entries() -> tuple[dict, ...]:
-    """Returns `known_bad.toml`: combinations that are known to be bad."""
+    """Returns the entries of `known_bad.toml`."""
     file = resources.files(__package__) / "known_bad.toml"
     return tuple(tomllib.loads(file.read_text())["entry"])
 

@@ -1,4 +1,4 @@
-"""The GPUs and versions that the system reports, without the backend."""
+"""Reads GPUs and versions from the system, without a backend."""
 
 import contextlib
 import importlib.metadata
@@ -13,7 +13,7 @@ from keras_mixprec._version import __version__
 _QUERY = "name,driver_version,memory.total,compute_cap"
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 
-# The output of nvidia-smi if no driver answers.
+# nvidia-smi prints one of these if no driver answers.
 _FAILED = re.compile(r"^(NVIDIA-SMI has failed|Failed to|No devices).*", re.M)
 
 
@@ -25,7 +25,7 @@ class Gpus(NamedTuple):
         driver: String, the driver's version, `""` if none answers.
         error: String, the error of `nvidia-smi`.
         on_bus: Int. The number of GPUs on the PCI bus, with or without a
-            driver. `None` if it is not known.
+            driver. `None` if the number is not known.
         memory: Tuple of bytes.
     """
 
@@ -99,7 +99,7 @@ def _on_bus():
 
 _PACKAGES = ("keras", "numpy", "ml_dtypes", "tensorboard", "setuptools")
 
-# CUDA's libraries, as pip installs them.
+# CUDA's libraries: the name in a pip package, and the name in the report.
 _LIBRARIES = {"cudnn": "cudnn", "cuda-runtime": "cuda"}
 
 

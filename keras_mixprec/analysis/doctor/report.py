@@ -18,7 +18,7 @@ _SPEEDS = ("tf32", "bfloat16", "float16")
 
 
 def now() -> str:
-    """Returns the time, as reports state it."""
+    """Returns the current time in UTC and ISO format."""
     date = datetime.datetime.fromtimestamp(int(_clock.wall()), datetime.UTC)
     return date.isoformat()
 
@@ -34,21 +34,23 @@ class DoctorReport:
         findings: List of dicts: `name`, `level`, `text`, `fix`, `evidence`;
             errors first.
         quick: Boolean.
-        kind: String. The kind of the default devices, `None` without a backend.
+        kind: String. The kind of the default devices, such as `"cuda"`, `None`
+            without a backend.
         devices: List of dicts: `name`, `memory` in bytes, `capability` such
             as `"8.0"`, `architecture`, `instructions`, and `formats`, a dict
             from format to `status`, `note` and `source`.
-        settings: Dict of strings. The settings in force that matter here.
+        settings: Dict of strings. The settings that change the results or the
+            speed of 16 bits.
         speed: List of dicts: `operation`, `size`, `mode`, `seconds` in
-            float32, `ratios` (format -> times as fast as float32) and
+            float32, `ratios` (format -> speed as a multiple of float32's) and
             `left_out` (format -> reason).
         self_test: List of dicts: `format`, `operation`, `error`, `bound`,
             `status`, `note`.
         recommendation: Dict: `policy` and `reason` of `"auto"`. `None` without
             a backend.
-        cache: String, the file of the stored measurement, or `""`.
+        cache: String, the file with the stored measurement, or `""`.
         date: String, such as `"2026-11-23T05:00:00+00:00"`.
-        seconds: Float. How long it took.
+        seconds: Float. How long the examination took.
     """
 
     backend: dict
@@ -67,7 +69,7 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """`True` without a finding of level `"error"`."""
+        """`True` if no finding has the level `"error"`."""
         return not any(f["level"] == "error" for f in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ class DoctorReport:
         return element("pre", str(self))
 
     def _title(self):
-        """The backend and its devices."""
+        """Returns the backend, its version and its devices."""
         name, status = self.backend["name"], self.backend["status"]
         backend = _TITLES.get(name, name)
         if status != "ok":
@@ -135,7 +137,7 @@ def _device(device):
 
 
 def _speed(rows):
-    """Yields the table of speeds, with the formats that occur in it."""
+    """Yields the table of speeds, with a column for each measured format."""
     known = {f for row in rows for f in (*row["ratios"], *row["left_out"])}
     formats = [format for format in _SPEEDS if format in known]
     table = [("Speed, float32 = 1, forward and backward", "float32", *formats)]
@@ -156,7 +158,7 @@ def _speed(rows):
 
 
 def _results(results):
-    """The results of the self-test, in one line."""
+    """Returns the results of the self-test, in one line."""
     bad = [
         f"{r['operation']} in {r['format']} {r['status']}"
         for r in results
@@ -164,6 +166,6 @@ def _results(results):
     ]
     if bad:
         right = len(results) - len(bad)
-        return f"{right} of {len(results)} right; {', '.join(bad)}"
+        return f"{right} of {len(results)} results right; {', '.join(bad)}"
     formats = ", ".join(dict.fromkeys(r["format"] for r in results))
     return f"{formats}: {len(results)} results right, within the bounds"

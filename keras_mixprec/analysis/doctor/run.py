@@ -1,8 +1,8 @@
-"""`doctor`: measures what the machine can do in 16 bits.
+"""`doctor`: checks a machine, and measures its speed in 16 bits.
 
-Keras chooses its backend when it is imported, and a backend that crashes ends
-its process. So a backend that is not active, missing or broken is examined in a
-new process. Nothing here imports Keras.
+Keras chooses its backend on import, and a backend that crashes ends its
+process. So `doctor` examines every backend but the active one in a new process.
+This file does not import Keras at the top, because the import may fail.
 """
 
 import importlib
@@ -22,34 +22,34 @@ from keras_mixprec.analysis.isolated import EndedError, Isolated
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-# Characters of an error, and of the last output of a process that crashed.
+# Errors, and the last output of a crashed process, are cut to this length.
 _LONGEST = 400
 
 
 def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
-    """Examines and measures what 16 bits bring on this machine.
+    """Checks this machine, and measures its speed in 16 bits.
 
-    It lists the devices, their native number formats, versions, and
-    combinations that are known to be bad. It compares the results of each
-    format with float64. It times products, convolutions and the training of a
-    transformer block in each format against float32. It stores the measurements
-    for `recommend_policy` and `"auto"`.
+    The report lists the devices, their native number formats, versions and
+    known problems. `doctor` compares the results of each format with float64.
+    It times products, convolutions and the training of a transformer block in
+    each format against float32. It stores the measurements for
+    `recommend_policy` and `"auto"`.
 
-    It examines the active backend in this process, and initializes its default
-    devices. It examines any other backend in a new process. Policies and random
-    seeds do not change.
+    `doctor` examines the active backend in this process, and initializes its
+    default devices. It examines any other backend in a new process. Policies
+    and random seeds do not change.
 
     Args:
         backend: String. `"tensorflow"`, `"jax"` or `"torch"`. Defaults to
             `None`: the backend that Keras uses.
-        quick: Boolean. If `True`, it takes seconds rather than half a minute:
-            one size of each operation, and no emulated format. Defaults to
+        quick: Boolean. If `True`, measures one size of each operation and no
+            emulated format, in seconds instead of half a minute. Defaults to
             `False`.
 
     Returns:
         A `DoctorReport`: `print` it, show it in a notebook, or take its
         attributes, such as `findings` and `recommendation`, or `to_dict()`.
-        A backend that is missing or broken is one of its findings.
+        If the backend is missing or broken, a finding says so.
 
     Raises:
         ValueError: If there is no such backend.
@@ -76,7 +76,7 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
 
 
 def show(line: str) -> None:
-    """Shows a line of progress, on stderr."""
+    """Shows a line of progress on stderr."""
     print(f"doctor: {line} ...", file=sys.stderr, flush=True)
 
 
@@ -87,7 +87,7 @@ def run_in_process(
 
     Args:
         backend: String, or `None` for the backend in Keras' settings.
-        quick: Boolean. Whether to measure less.
+        quick: Boolean. If `True`, measures less.
         say: Function that shows a line of progress.
     """
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -110,11 +110,11 @@ def run_in_process(
 
 
 def _examine(connection: Any, quick: bool) -> None:
-    """Sends lines of progress, and the report at the end."""
+    """Sends lines of progress, then the report."""
     name = _configured_backend()
     connection.send(f"importing {name}")
     try:
-        # Imports Keras, and so the backend.
+        # This imports Keras and the backend, which may raise any error.
         from keras_mixprec.analysis.doctor.examine import examine
 
         report = examine(quick, connection.send)
@@ -129,7 +129,7 @@ def _examine(connection: Any, quick: bool) -> None:
 
 
 def _configured_backend():
-    """The backend in Keras' settings, without importing Keras."""
+    """Returns the backend in Keras' settings, without importing Keras."""
     if name := os.environ.get("KERAS_BACKEND"):
         return name
     home = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()

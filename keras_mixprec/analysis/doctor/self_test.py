@@ -11,13 +11,14 @@ from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.analysis.doctor.speed import products_in
 from keras_mixprec.backend import active
 
-# Terms of each sum. With so many, a sum in bfloat16 stops growing halfway.
+# Terms of each sum. This many show if a device sums in bfloat16: such a sum
+# stops growing halfway.
 _TERMS = 512
 
-# Bits after the binary point in the inputs of each product.
+# Bits after the binary point in the numbers of each format.
 _DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
-# Training cannot use results that are off by more than an eighth.
+# Results with a larger error are "wrong", because training cannot use them.
 _GROSS = 1 / 8
 
 
@@ -28,10 +29,10 @@ class Result(NamedTuple):
         format: String.
         operation: String.
         error: Float. The largest error, as a share of the result, or `None`
-            if it did not run.
+            without a finite result.
         bound: Float. The largest error that the format allows.
-        status: String: `"right"`; `"inaccurate"`, beyond the bound;
-            `"wrong"`, not finite or off by more than an eighth; `"fails"`.
+        status: String: `"right"`; `"inaccurate"` (beyond the bound); `"wrong"`
+            (not finite, or off by more than an eighth); or `"fails"`.
         note: String.
     """
 
@@ -55,11 +56,11 @@ def check_formats(formats: list[str]) -> list[Result]:
 def bound(format: str, operation: str) -> float:
     """Returns the largest error that a format allows, as a share of a result.
 
-    A sum of `_TERMS` terms of one sign in float32, in any order, is off by at
-    most `_TERMS` roundings to float32. Rounding to the format adds half of
-    `2**-digits` for the result, for each of up to 8 parts if cuBLAS splits a
-    sum, and for both inputs in TF32. Winograd's convolutions in float32 lose up
-    to three more bits. A cast is one rounding.
+    A float32 sum of `_TERMS` terms of one sign is off by at most `_TERMS`
+    roundings, in any order. Each rounding to the format adds half of
+    `2**-digits`. The bound allows 8 of them: cuBLAS may split a sum into up to
+    8 parts, and TF32 rounds both inputs. Winograd convolutions in float32 lose
+    up to three more bits. A cast is one rounding.
     """
     unit = 2.0 ** -(_DIGITS[format] + 1)
     if operation == "cast":
@@ -70,13 +71,13 @@ def bound(format: str, operation: str) -> float:
 
 
 def judge(format: str, operation: str, found, exact) -> Result:
-    """Returns the error of a result.
+    """Compares a result with the exact one.
 
     Args:
         format: String.
         operation: String.
         found: Array from the device.
-        exact: Float64 array without zeros, the right result.
+        exact: Float64 array without zeros, the exact result.
     """
     limit = bound(format, operation)
     found = np.asarray(found, "float64")
@@ -85,13 +86,13 @@ def judge(format: str, operation: str, found, exact) -> Result:
     error = float(np.max(np.abs(found - exact) / np.abs(exact)))
     gross = "wrong" if error > max(_GROSS, limit) else "inaccurate"
     status = "right" if error <= limit else gross
-    # The speed of all formats is compared with float32, so it must be right.
+    # Float32 is the reference for all formats, so it must be right.
     if status == "inaccurate" and format == "float32":
         status = "wrong"
     return Result(format, operation, error, limit, status)
 
 
-# The words for each status in a finding, and its level.
+# The text and the level of a finding for each status.
 _SAID = {
     "wrong": ("returns wrong results", "error"),
     "inaccurate": ("returns inaccurate results", "warning"),
@@ -110,10 +111,10 @@ def judge_results(results: list[Result], device: str) -> list[Finding]:
         operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
         finding = Finding(
             f"{status}-{format}",
-            # Nothing works if float32 is wrong.
+            # A machine whose float32 fails cannot train.
             "error" if format == "float32" else level,
             f"{device} {said} in {format}: {operations}",
-            f"do not train in {format} here; update driver and libraries",
+            f"do not train in {format} here; update the driver and libraries",
         )
         found.append(finding)
     return found
@@ -135,7 +136,7 @@ def _matmul(dtype):
 
 
 def _gradient(dtype):
-    """The gradient of a product's second factor, such as a kernel."""
+    """Returns the gradient for a product's second factor, and the exact one."""
     left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
 
     def gradient(left, right):
@@ -149,7 +150,7 @@ def _gradient(dtype):
 
 
 def _convolution(dtype):
-    # 3 x 3 x 57 terms: 513.
+    # Each result sums 3 x 3 x 57 = 513 terms, which is close to `_TERMS`.
     images, kernel = (
         _numbers(dtype, 2, 10, 10, 57),
         _numbers(dtype, 3, 3, 57, 32),
@@ -179,7 +180,7 @@ _OPERATIONS = {
 
 
 def _numbers(dtype, *shape):
-    """Returns numbers of one sign in float64 that the dtype holds exactly."""
+    """Returns positive float64 numbers that the dtype holds exactly."""
     random = np.random.default_rng(len(shape) + shape[0])
     held = np.dtype(getattr(ml_dtypes, dtype, dtype))
     return random.uniform(0.5, 1.5, shape).astype(held).astype("float64")

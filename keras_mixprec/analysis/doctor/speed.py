@@ -1,4 +1,4 @@
-"""The table of speeds: each format against float32."""
+"""Measures the speed of each format against float32."""
 
 import functools
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from keras_mixprec.backend import active
 from keras_mixprec.devices.timing import compare, seconds_of
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# A format slower than this multiple of float32's speed is left out if a call
-# would take longer than a second. On many CPUs float16 takes 100 times as long.
+# A format below this share of float32's speed is left out of sizes where a call
+# would take over a second. On many CPUs, float16 is 100 times slower.
 _SLOW = 0.5
 
-# These sizes take some tens of milliseconds on two CPU cores, or on a GPU.
+# With these sizes, a call takes tens of milliseconds on two CPU cores or a GPU.
 _ON_CPU = {
     "matmul": (256, 512, 1024, 1536),
     "convolution": (8, 16, (32, 64, 128, 256)),
@@ -36,12 +36,13 @@ class Row(NamedTuple):
 
     Attributes:
         operation: String: `"matmul"`, `"convolution"`, `"feed-forward"` or
-            `"block"`, forward and backward; the last two with an update.
+            `"block"`. All run forward and backward. The last two also update
+            their weights.
         size: String.
-        mode: String. How it ran: `"XLA"`, `"graph"` or `"eager"`.
-        seconds: Float, in float32; `None` if that failed.
+        mode: String. How the operation ran: `"XLA"`, `"graph"` or `"eager"`.
+        seconds: Float. The time in float32, `None` if it failed.
         ratios: Dict from a format to its speed as a multiple of float32's.
-        left_out: Dict from a format to the reason for having no ratio.
+        left_out: Dict from a format to the reason why it has no ratio.
     """
 
     operation: str
@@ -61,10 +62,11 @@ def measure_speed(
     """Returns the rows of the table.
 
     Args:
-        kind: String, of the default devices.
+        kind: String, the kind of the default devices.
         formats: List of strings, `"float32"` first.
-        quick: Boolean. If `True`, it takes one size of each, and only the
-            feed-forward half of the block. Attention takes seconds to compile.
+        quick: Boolean. If `True`, measures one size of each operation, and only
+            the feed-forward half of the block, because attention takes seconds
+            to compile.
         say: Function that shows a line of progress.
     """
     slowest = dict.fromkeys(formats, 1.0)
@@ -73,10 +75,10 @@ def measure_speed(
         say(f"{operation} {size}, {mode}")
         steps = {f: _step(f, workload, mode) for f in formats}
         try:
-            # The first call compiles.
+            # The first call compiles, so it is not timed.
             steps["float32"]()
             seconds = seconds_of(steps["float32"])
-        except Exception as error:  # Such as too little memory.
+        except Exception as error:  # For example, out of memory.
             why = {"float32": one_line(error)}
             rows.append(Row(operation, size, mode, None, {}, why))
             continue
@@ -87,7 +89,7 @@ def measure_speed(
         ]
         tried = {f: steps[f] for f in formats if f not in slow}
         found = compare(tried, 0.3 if quick else 1.2)
-        why = {f: f"{1 / slowest[f]:.0f} times as slow before" for f in slow}
+        why = {f: f"was {1 / slowest[f]:.0f} times slower above" for f in slow}
         left_out = why | found.errors
         rows.append(
             Row(operation, size, mode, found.seconds, found.ratios, left_out)
@@ -98,13 +100,13 @@ def measure_speed(
 
 
 def training_speed(rows: list[Row]) -> dict[str, float]:
-    """Returns the ratios of the training steps."""
+    """Returns the ratios of the row that is a whole training step."""
     trained = (row.ratios for row in rows if row.operation in _TRAINING)
     return next(trained, {})
 
 
 def _step(format, workload, mode):
-    """Returns one training step in a format, made in the first call."""
+    """Returns a training step in a format, which the first call builds."""
     dtype = "float32" if format == "tf32" else format
     made = functools.cache(lambda: training_step(*workload, dtype, mode))
 
@@ -160,17 +162,17 @@ def block(batch: int, length: int, width: int, attention: bool):
 
 
 def training_step(function, arrays: list, dtype: str, mode: str):
-    """Returns a function that runs it forward and backward, and waits.
+    """Returns a function that runs one step and waits for its results.
 
     Args:
-        function: Function of a list of tensors, such as `_product`.
-        arrays: List of float32 arrays, its arguments.
-        dtype: String. The dtype in which it computes.
+        function: Function of a list of tensors and a dtype, such as `_product`.
+        arrays: List of float32 arrays, from which the tensors are made.
+        dtype: String. The compute dtype.
         mode: String, one of the backend's `MODES`.
     """
     runtime, replay = active.runtime(), active.replay()
-    # In a model the inputs of a product have the dtype already. Only a block
-    # has variables, which each step casts.
+    # A product in a model gets inputs that have the dtype already, so casts are
+    # not timed. Only a block has float32 variables, which each step casts.
     own = "float32" if function is _block else dtype
     tensors = [ops.convert_to_tensor(array, own) for array in arrays]
 
@@ -178,7 +180,7 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         outputs, gradients = replay.vjp(
             lambda tensors: [function(tensors, dtype)],
             tensors,
-            # The gradient has the shape of the output, which is known only now.
+            # Any cotangents of this shape will do, because only time counts.
             lambda outputs: outputs,
         )
         if function is not _block:
@@ -231,7 +233,7 @@ def _attended(x, mixing, joining):
 
 
 def _normed(x):
-    # Keras' LayerNormalization computes its statistics in float32 too.
+    # Keras' LayerNormalization computes its statistics in float32 as well.
     wide = ops.cast(x, "float32")
     mean, variance = ops.moments(wide, axes=-1, keepdims=True)
     return ops.cast((wide - mean) * ops.rsqrt(variance + 1e-3), x.dtype)

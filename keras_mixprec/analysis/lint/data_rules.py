@@ -9,7 +9,8 @@ from keras_mixprec.numerics.arrays import largest_magnitude
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS
 
-# These findings are about the data, the weights or an adapting loss scale.
+# These verdicts are about the data, the weights or a dynamic loss scale, which
+# no change of dtypes repairs. So KMP101 leaves them out.
 _NOT_OF_ITS_PRECISION = {
     "bad_data",
     "divergence",
@@ -34,7 +35,7 @@ def wrong_on_the_data(view):
         if verdict.kind in _NOT_OF_ITS_PRECISION:
             continue
         if view.supposed and verdict.direction == "backward":
-            continue  # The model would get loss scaling when it is compiled.
+            continue  # Compiling under the checked policy adds loss scaling.
         kind = KINDS[verdict.kind]
         in_layer = verdict.layer not in (None, MODEL_PATH)
         by_scale = "advised_bits" in verdict.numbers
@@ -53,7 +54,7 @@ def wrong_on_the_data(view):
 def targets_beyond_format(view):
     """An output in float16 cannot reach targets above 65504.
 
-    Why: The loss cannot fall where outputs end below the targets.
+    Why: The loss stays high if outputs cannot reach the targets.
     Example: prices of 150000, and a last layer in float16.
     Fix: let the last layer compute in float32, or scale the targets.
     """
@@ -74,9 +75,9 @@ def targets_beyond_format(view):
 
 @rule("KMP106", "high")
 def task_cannot_be_learned(view):
-    """The model cannot reach its targets, or the loss needs other outputs.
+    """The last activation, the loss and the targets do not fit together.
 
-    Why: No precision helps then.
+    Why: The model cannot learn this task in any precision.
     Example: a `relu` at the end, and negative targets.
     Fix: change the last activation, the loss or the targets.
     """
@@ -89,9 +90,9 @@ def task_cannot_be_learned(view):
 
 @rule("KMP107", "low")
 def inputs_not_to_scale(view):
-    """Inputs are large, or their columns differ in scale, and none is scaled.
+    """Inputs are large or differ in scale, and no layer normalizes them.
 
-    Why: Large inputs make large products and gradients, in 16 bits most of all.
+    Why: Large inputs make large products and gradients, which overflow first.
     Example: one column from 0 to 1 beside one from 0 to 10000.
     Fix: add `keras.layers.Normalization`, or scale the data.
     """

@@ -1,4 +1,4 @@
-"""Rules of lint, their findings, and the repairs of these."""
+"""Lint rules, their findings, and the repairs."""
 
 import dataclasses
 import glob
@@ -32,14 +32,14 @@ _COLUMNS = ("severity", "code", "rule", "layer", "reason", "fix")
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that lint found, with its reason and its repair.
+    """A fault that lint found, with its reason and its repair.
 
     Attributes:
-        reason: String. A sentence with the numbers.
+        reason: String. A sentence that explains the fault, with numbers.
         fix: String. A sentence that says what to change.
         layer: String, the layer's path, or `None` for the whole model.
-        rules: Tuple of `PrecisionRule`s that repair it, often empty.
-        call: Function of the model that repairs it, such as
+        rules: Tuple of `PrecisionRule`s that repair the fault, often empty.
+        call: Function that takes the model and repairs the fault, such as
             `ensure_loss_scaling`, or `None`.
         numbers: Dict. The evidence, which JSON can hold.
         severity: `"high"` (training fails or learns something else),
@@ -60,7 +60,7 @@ class Finding:
 
     @property
     def repairs(self) -> str | None:
-        """The code that repairs it, `None` if you have to repair it."""
+        """The code that `apply` runs, `None` if you must repair the model."""
         if self.rules:
             return ", ".join(map(repr, self.rules))
         name = getattr(self.call, "__name__", None)
@@ -69,7 +69,7 @@ class Finding:
     def to_dict(self) -> dict:
         """Returns the finding as a dict that JSON can hold.
 
-        Numbers that JSON lacks are the strings "inf", "-inf" and "nan".
+        Non-finite numbers become the strings "inf", "-inf" and "nan".
         """
         return {
             "code": self.code,
@@ -99,13 +99,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One row of the table of rules.
+    """A lint rule.
 
     Attributes:
-        code: String, such as `"KMP101"`; no other rule ever gets it.
+        code: String, such as `"KMP101"`. A code is never used again for another
+            rule.
         severity: The default severity of its findings.
         check: Function of a `ModelView` that yields `Finding`s. The first line
-            of its docstring is the reason. The whole docstring is the page.
+            of the docstring is the rule's `reason`. The whole docstring is the
+            rule's `page`.
     """
 
     code: str
@@ -114,22 +116,22 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The name of the function."""
+        """The name of the check function."""
         return self.check.__name__
 
     @property
     def reason(self) -> str:
-        """One sentence for the documentation."""
+        """The first line of the docstring, which docs/lint.md lists."""
         return self._text().partition("\n")[0]
 
     @property
     def page(self) -> str:
-        """What `--explain` shows."""
+        """The text that `--explain` prints."""
         title = f"{self.code} {self.name}, {self.severity} at most"
         return f"{title}\n\n{self._text()}"
 
     def findings(self, view: ModelView) -> list[Finding]:
-        """Returns what the rule finds in a model."""
+        """Returns the rule's findings in a model."""
         return [
             dataclasses.replace(
                 finding,
@@ -145,17 +147,18 @@ class Rule:
 
 
 def rule(code: str, severity: str) -> Callable:
-    """Decorator that makes a check a `Rule` of the function's name.
+    """Decorator that turns a function into a `Rule` with the function's name.
 
     Args:
-        code: String, a new one.
-        severity: `"high"`, `"medium"` or `"low"`, the highest of its findings.
+        code: String, one that no rule had before.
+        severity: `"high"`, `"medium"` or `"low"`, the highest severity of the
+            rule's findings.
     """
     return lambda check: Rule(code, severity, check)
 
 
 def to_float32(path: str, reason: str) -> tuple[PrecisionRule, ...]:
-    """Returns the `rules` of a finding that put a layer in float32."""
+    """Returns the `rules` of a finding that move a layer to float32."""
     return (PrecisionRule(glob.escape(path), reason=reason),)
 
 
@@ -163,7 +166,7 @@ class Findings(Sequence):
     """The findings of lint, most severe first.
 
     Print it for text. A notebook shows a table. `to_dict()` and `to_json()`
-    return the same, and `apply()` makes the repairs that need no decision.
+    return the findings as data. `apply()` makes all automatic repairs.
     """
 
     def __init__(
@@ -181,33 +184,33 @@ class Findings(Sequence):
         self._ran = ran
 
     def at_least(self, severity: str) -> list[Finding]:
-        """Returns the findings of this severity, and of higher ones.
+        """Returns the findings with this severity or a higher one.
 
         Args:
             severity: `"high"`, `"medium"` or `"low"`.
 
         Raises:
-            ValueError: If it is another string.
+            ValueError: If `severity` is not one of these.
         """
         check_choice("severity", severity, SEVERITIES)
         last = SEVERITIES.index(severity)
         return [f for f in self if SEVERITIES.index(f.severity) <= last]
 
     def apply(self, severity: str = "low") -> PrecisionPlan:
-        """Repairs the model by the rules and calls of its findings.
+        """Repairs the model with the rules and calls of the findings.
 
-        If the model was checked under another policy, that policy is applied
-        first. Layers without a finding keep their policy.
+        If `lint` got a `policy`, `apply` sets this policy first. Layers without
+        a finding keep their policies.
 
         Args:
-            severity: The lowest severity that is repaired. Defaults to
-                `"low"`: all of them.
+            severity: The lowest severity to repair. Defaults to `"low"`: all
+                findings.
 
         Returns:
             The `PrecisionPlan` that the model now follows.
 
         Raises:
-            ValueError: If `severity` is another string.
+            ValueError: If `severity` is not `"high"`, `"medium"` or `"low"`.
         """
         found, model = self.at_least(severity), self._model
         if self._policy is not None:
@@ -221,7 +224,7 @@ class Findings(Sequence):
         return PrecisionPlan.from_model(model, reasons_of(model))
 
     def to_dict(self) -> dict:
-        """Returns everything as a dict that JSON can hold."""
+        """Returns all findings as a dict that JSON can hold."""
         counts = Counter(finding.severity for finding in self)
         return {
             "version": SCHEMA_VERSION,
@@ -237,7 +240,7 @@ class Findings(Sequence):
         return to_json(self.to_dict(), indent=2)
 
     def to_html(self) -> str:
-        """Returns a table as HTML."""
+        """Returns the findings as an HTML table."""
         rows = [
             [f.severity, f.code, f.rule, f.layer or "", f.reason, f.fix]
             for f in self
@@ -251,7 +254,7 @@ class Findings(Sequence):
         counts = self.to_dict()["counts"]
         listing = ", ".join(f"{n} {severity}" for severity, n in counts.items())
         policy = f" under {self._policy}" if self._policy else ""
-        ran = "" if self._ran else " (no samples, nothing was run)"
+        ran = "" if self._ran else " (without samples, so no step was run)"
         return f"Lint of {self._model.name!r}{policy}{ran}: {listing}."
 
     def __str__(self):
@@ -267,7 +270,7 @@ class Findings(Sequence):
 
 
 def _kept(plan):
-    """Rules that keep every layer as it is."""
+    """Returns rules that keep the policy of every layer."""
     reasons = plan.reasons
     return [
         PrecisionRule(

@@ -1,6 +1,6 @@
-"""Rules about layers: their numbers, their dtypes, the sizes of their products.
+"""Rules about layers: arguments, weights, dtypes and the sizes of products.
 
-They need no data.
+These rules need no data.
 """
 
 import math
@@ -29,13 +29,15 @@ from keras_mixprec.policies.names import is_fixed
 from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
 from keras_mixprec.policies.set_policies import reasons_of
 
-# How far the rounding of a feature may be off, as a share of its spread.
+# The largest rounding error of a feature that is not reported, as a share of
+# the feature's standard deviation.
 _OFF = 0.1
 
-# Other lint rules report these default rules, with numbers.
+# KMP301 leaves out these default rules, because other lint rules report the
+# same layers with numbers.
 _HAVE_THEIR_OWN = (OUTPUT, reads_raw_features)
 
-# Share of the multiply-adds below which a slow layer costs no time.
+# A slow layer with a smaller share of the multiply-adds costs little time.
 _SHARE_THAT_MATTERS = 0.1
 
 # Tensor Cores read 16 bytes at once, which is 8 numbers of 16 bits.
@@ -56,7 +58,7 @@ _WITH_KERNELS = (
 
 
 def _wide(entry, reason, why, **more):
-    """A finding that is repaired by float32 in this layer."""
+    """Returns a finding whose repair moves the layer to float32."""
     fix = "Let this layer compute in float32."
     return Finding(reason, fix, entry.path, to_float32(entry.path, why), **more)
 
@@ -68,7 +70,7 @@ def _wide(entry, reason, why, **more):
 def argument_beyond_format(view):
     """An argument of a layer becomes infinite or 0 in its compute dtype.
 
-    Why: The layer computes with the rounded number, so it returns 0 or
+    Why: The layer computes with the rounded argument, so it returns 0 or
     infinity.
     Example: `Rescaling(1e-9)` in float16 returns zeros.
     Fix: let this layer compute in float32.
@@ -83,7 +85,7 @@ def argument_beyond_format(view):
                     yield _wide(
                         entry,
                         f"Its {name}={value:g} is {becomes} in {form.name}, "
-                        f"whose numbers go from {form.smallest_subnormal:.0e} "
+                        f"which ranges from {form.smallest_subnormal:.0e} "
                         f"to {form.maximum:g}.",
                         f"{name}={value:g}",
                         numbers={"argument": name, "value": value},
@@ -113,13 +115,13 @@ def weights_beyond_format(view):
 
 @rule("KMP203", "high")
 def normalization_statistics(view):
-    """`Normalization` casts its features, so those far from 0 lose digits.
+    """`Normalization` casts its features, so features far from 0 lose digits.
 
-    Why: The digits are gone before the layer subtracts the mean.
-    Example: a feature of mean 100000 and deviation 1.
+    Why: The digits are lost before the layer subtracts the mean.
+    Example: a feature with mean 100000 and standard deviation 1.
     Fix: let this layer compute in float32.
     """
-    why = "features beyond 16 bits"
+    why = "features need more than 16 bits"
     for entry in view.low:
         if not cast_constants(entry.layer):
             continue
@@ -133,7 +135,7 @@ def normalization_statistics(view):
         off = float((steps / np.maximum(spread, 1e-30)).max())
         if largest > form.maximum:
             reason = (
-                f"Features up to {largest:g} (the mean and three standard "
+                f"Features up to {largest:g} (the mean plus three standard "
                 f"deviations) are infinite in {form.name}."
             )
             yield _wide(entry, reason, why, numbers={"largest": largest})
@@ -151,7 +153,7 @@ def _becomes(value, form):
     return "0" if 0 < abs(value) <= form.smallest_subnormal / 2 else None
 
 
-# Layers that 16 bits are known to be too narrow for.
+# Rules about layers that are known to need float32.
 
 
 @rule("KMP301", "medium")
@@ -192,20 +194,20 @@ def output_in_16_bits(view):
         form = get_format(entry.layer.compute_dtype)
         yield _wide(
             entry,
-            f"The model's {what} are in {form.name}. Below "
-            f"{form.smallest_subnormal / 2:.0e} they become 0, and near 1 they "
+            f"The model's {what} are in {form.name}. Values below "
+            f"{form.smallest_subnormal / 2:.0e} become 0, and values near 1 "
             f"are {form.epsilon:.0e} apart.",
-            f"makes the model's {what}",
+            f"computes the model's {what}",
             severity="medium" if probabilities else "low",
         )
 
 
-# The dtypes of layers.
+# Rules about the dtypes of layers.
 
 
 @rule("KMP501", "low")
 def no_16_bit_layers(view):
-    """No layer computes in 16 bits, so there is nothing to gain or to check.
+    """No layer computes in 16 bits, so there is nothing to check.
 
     Why: Lint checks layers in the dtypes that they have.
     Example: a model built under the policy "float32".
@@ -223,13 +225,14 @@ def no_16_bit_layers(view):
 def wrapper_dtype_ignored(view):
     """Setting the dtype of a layer does not reach the layers inside it.
 
-    Why: The layers inside keep their own policies, and go on in 16 bits.
+    Why: The layers inside keep their own policies, and compute in 16 bits.
     Example: `TimeDistributed(Dense(8), dtype="float32")` under mixed_float16.
     Fix: use a `PrecisionRule`, which reaches the layers inside.
     """
     for entry in view.in_float32:
         holder, inside = entry.layer, list(sublayers(entry.layer))
-        # The dtype of a model of layers has no effect.
+        # A `Sequential` computes nothing itself, so its dtype is no request for
+        # float32.
         means = not isinstance(holder, keras.Sequential)
         if not inside or only_runs_graph(holder) or entry.path == MODEL_PATH:
             continue
@@ -240,26 +243,26 @@ def wrapper_dtype_ignored(view):
         ]
         if means and len(narrow) == len(inside):
             yield Finding(
-                f"It is set to float32, but the {len(narrow)} layers in it "
-                f"({narrow[0].name!r} first) compute in "
+                f"It is set to float32, but the {len(narrow)} layers inside it "
+                f"(such as {narrow[0].name!r}) compute in "
                 f"{narrow[0].compute_dtype}.",
-                "Pass its dtype on to them, or use the rule "
+                "Pass the dtype to the inner layers, or use the rule "
                 f"kmp.PrecisionRule({entry.path!r}), which reaches them.",
                 entry.path,
-                to_float32(entry.path, "set to float32, with all inside it"),
+                to_float32(entry.path, "set to float32, with inner layers"),
                 numbers={"layers": len(narrow)},
             )
 
 
-# The precision of float32 products, and the size of products.
+# Rules about the precision of float32 products, and the sizes of products.
 
 
 @rule("KMP601", "medium")
 def products_below_float32(view):
     """TF32 keeps only 11 bits, which is too few for some float32 layers.
 
-    Why: A layer in float32 for its digits loses them again.
-    Example: `set_matmul_precision("tf32")` beside a demoted layer.
+    Why: A layer that was moved to float32 to keep its digits loses them again.
+    Example: `set_matmul_precision("tf32")` with a layer that the tuner demoted.
     Fix: call `set_matmul_precision("float32")`.
     """
     holds = in_force()
@@ -267,8 +270,8 @@ def products_below_float32(view):
         return
     for entry in _kept_for_digits(view):
         yield Finding(
-            "It is in float32 for its digits (precision_loss), but float32 "
-            f"products keep fewer than 24 bits: {holds}.",
+            "It is in float32 because of precision_loss, but float32 products "
+            f"keep fewer than 24 bits: {holds}.",
             "Call keras_mixprec.set_matmul_precision('float32') before "
             "training.",
             entry.path,
@@ -277,7 +280,7 @@ def products_below_float32(view):
 
 
 def _kept_for_digits(view):
-    """The layers with products that 16 bits were not enough for."""
+    """Returns the layers with products that are in float32 for their digits."""
     reasons = reasons_of(view.model)
     return [
         entry
@@ -290,8 +293,8 @@ def _kept_for_digits(view):
 def dimension_not_multiple_of_8(view):
     """Tensor Cores need matrix dimensions that are multiples of 8.
 
-    Why: The GPU pads other matrices in each product, or does not use its Tensor
-    Cores.
+    Why: With other dimensions, the GPU pads the matrices in each product, or
+    does not use its Tensor Cores.
     Example: `Dense(250)` on 30 features.
     Fix: pad the dimensions as the finding says.
     """
@@ -303,8 +306,8 @@ def dimension_not_multiple_of_8(view):
         share = view.share(entry)
         padded = [math.ceil(n / _MULTIPLE) * _MULTIPLE for n in odd]
         padding = [f"{n} to {to}" for n, to in zip(odd, padded, strict=True)]
-        # The task may fix a small number: classes, channels of an image.
-        unless = ", if the task lets you" * (odd[0] < _MULTIPLE)
+        # The task may fix a small dimension, such as the number of classes.
+        unless = ", if the task allows it" * (odd[0] < _MULTIPLE)
         yield Finding(
             f"Its matrix dimensions {', '.join(map(str, odd))} are not "
             f"multiples of {_MULTIPLE}. It does {format_share(share)} of the "
@@ -317,7 +320,7 @@ def dimension_not_multiple_of_8(view):
 
 
 def _products(layer):
-    """Returns the sides `(summed, free)` of a layer's weights as matrices."""
+    """Returns the shapes `(summed, free)` of a layer's weights as matrices."""
     if isinstance(layer, layers.EinsumDense) and layer.built:
         return [_einsum_sides(layer)]
     if not isinstance(layer, _WITH_KERNELS):

@@ -1,4 +1,4 @@
-"""`lint`: checks a model before it trains."""
+"""`lint`: checks a model before training."""
 
 import contextlib
 from collections import defaultdict
@@ -32,12 +32,12 @@ def lint(
     select: Iterable[str] = ("KMP",),
     ignore: Iterable[str] = (),
 ) -> Findings:
-    """Says before training what 16 bits will break in a model, or not speed up.
+    """Checks a model before training for faults in 16 bits.
 
-    Rules look at the shapes, dtypes, arguments, weights and graph of its
-    layers, at its optimizer and `train_step`. With `x` they look at the data
-    too, and `diagnose` takes a step on some samples, in float32 and in 16 bits.
-    Most faults show up only there. The model is not changed.
+    Rules read the shapes, dtypes, arguments and weights of layers, the graph,
+    the optimizer and the `train_step`. With `x`, rules read the data too, and
+    `diagnose` runs a step on some samples, in float32 and in 16 bits. Most
+    faults show up only in this step. The model does not change.
 
     Args:
         model: A `keras.Model`, compiled or not. With `x` it may be unbuilt.
@@ -45,7 +45,7 @@ def lint(
         y: Arrays of targets. With them, the step includes the loss of a
             compiled model. Defaults to `None`.
         policy: Policy to check the model under, as `apply_policy(model,
-            policy)` would set it. Defaults to `None`: as it is.
+            policy)` would set it. Defaults to `None`: the model's own policies.
         callbacks: List of the callbacks that `fit` will get. Defaults to none.
         select: List of codes of rules, such as `"KMP101"`, or their beginnings,
             such as `"KMP4"`. Defaults to all rules.
@@ -54,10 +54,10 @@ def lint(
     Returns:
         `Findings`, a sequence of `Finding`s, most severe first. Print it, or
         call `.to_dict()`, `.to_json()`, `.to_html()` or `.at_least(severity)`.
-        `.apply()` makes the repairs that need no decision.
+        `.apply()` makes all automatic repairs.
 
     Raises:
-        TypeError: If `model` is not a model, or `callbacks` holds anything but
+        TypeError: If `model` is not a model, or `callbacks` is not a list of
             callbacks.
         ValueError: If there is no such policy or code, or `x` or `y` are not
             arrays.
@@ -83,7 +83,7 @@ def lint(
 
 
 def _as_if(model, policy):
-    """Context with the policies that `apply_policy` would set."""
+    """Context in which layers have the policies of `apply_policy`."""
     if policy is None:
         return contextlib.nullcontext()
     matcher = matcher_of(model, policy, None)
@@ -98,7 +98,7 @@ def _as_if(model, policy):
 
 _FILES = (data_rules, layer_rules, optimizer_rules)
 
-# Findings of one severity are listed in this order.
+# Findings with the same severity are listed in this order.
 RULES = sorted(
     (x for file in _FILES for x in vars(file).values() if isinstance(x, Rule)),
     key=lambda rule: rule.code,
@@ -108,14 +108,14 @@ RULES = sorted(
 def chosen(
     select: Iterable[str] = ("KMP",), ignore: Iterable[str] = ()
 ) -> list[Rule]:
-    """Returns the rules with some codes.
+    """Returns the rules whose codes are selected and not ignored.
 
     Args:
         select: List of codes, or of their beginnings, such as `"KMP4"`.
         ignore: List of codes of rules to leave out.
 
     Raises:
-        TypeError: If one of them is not a list.
+        TypeError: If `select` or `ignore` is not a list.
         ValueError: If no rule has such a code.
     """
     starts = []

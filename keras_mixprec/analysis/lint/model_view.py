@@ -1,4 +1,4 @@
-"""The view of a model and its data that rules of lint read."""
+"""The view of a model and its data that lint rules read."""
 
 import functools
 
@@ -13,24 +13,24 @@ from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
-# A `train_step` may need all samples, so a batch of at most so many samples or
-# numbers is run whole. A larger batch is cut to its first rows and those with
-# each input's largest and smallest numbers.
+# A `train_step` may need a whole batch, so data of up to 128 samples or 2**20
+# numbers run whole. From more data, lint takes the first 32 rows, and the rows
+# with the largest and the smallest numbers, which overflow first.
 _BATCH, _NUMBERS, _ROWS = 128, 2**20, 32
 
 
 class ModelView:
-    """A model as rules see it. Each part is computed once, if a rule reads it.
+    """The model and the data that rules read.
 
     Attributes:
-        model: The `keras.Model`, with the policies that are checked.
+        model: The `keras.Model`, with the policies to check.
         x, y: The data given to `lint`: arrays, dicts or tuples of them, or
             `None`.
-        inputs, targets: Dicts of the NumPy arrays in them by name, such as
-            `"x"` or `"x['ids']"`; empty without.
+        inputs, targets: Dicts of the NumPy arrays in `x` and `y` by name, such
+            as `"x"` or `"x['ids']"`; empty without data.
         callbacks: List of `keras.callbacks.Callback` for `fit`.
-        supposed: Boolean. `True` if the model was compiled under another
-            policy.
+        supposed: Boolean. `True` if the model was compiled under other policies
+            than the ones to check.
         entries: List of `LayerEntry`: every layer, the model itself last.
         low: The `entries` that compute in float16 or bfloat16.
         in_float32: The `entries` that compute in float32.
@@ -78,7 +78,7 @@ class ModelView:
 
 
 def _named_arrays(name, data):
-    """The arrays of `x` or `y`, by names such as `x['ids']`."""
+    """Returns the arrays of `x` or `y`, by names such as `x['ids']`."""
     return {
         name + "".join(f"[{key!r}]" for key in path): _to_array(name, leaf)
         for path, leaf in tree.flatten_with_path(data)
@@ -110,7 +110,7 @@ def _to_array(name, data):
 
 
 def _some_rows(x, y):
-    """The first samples, and those with the largest numbers."""
+    """Returns the first rows, and the rows with the most extreme numbers."""
     leaves = [as_numpy(leaf) for leaf in tree.flatten(x)]
     count, numbers = len(leaves[0]), sum(leaf.size for leaf in leaves)
     if count <= _BATCH or numbers <= _NUMBERS:

@@ -19,7 +19,8 @@ _Scaling = keras.optimizers.LossScaleOptimizer
 def variables_in_16_bits(view):
     """Small updates of variables in 16 bits are rounded away.
 
-    Why: Weights stop moving once updates are small. A mixed policy avoids that.
+    Why: Weights stop moving once updates are small. A mixed policy keeps
+    variables in float32.
     Example: a model built under the policy "float16".
     Fix: build the model under "mixed_float16" or "mixed_bfloat16".
     """
@@ -29,8 +30,8 @@ def variables_in_16_bits(view):
         dtype = narrow[0].dtype
         form = get_format(dtype)
         yield Finding(
-            f"{len(narrow)} trainable variables ({narrow[0].path!r} first) and "
-            f"their optimizer slots are in {dtype}, so an update below "
+            f"{len(narrow)} trainable variables (such as {narrow[0].path!r}) "
+            f"and their optimizer slots are in {dtype}, so an update below "
             f"{form.epsilon / 4:.0e} of a weight is lost.",
             f"Build the model under 'mixed_{dtype}', which keeps variables in "
             "float32.",
@@ -88,15 +89,15 @@ def no_loss_scaling(view):
         yield Finding(reason, fix, call=ensure_loss_scaling, severity="low")
     else:
         fix = (
-            "Wrap it: ensure_loss_scaling(model), or "
-            "compile(LossScaleOptimizer(optimizer), ...)."
+            "Call ensure_loss_scaling(model), or compile the model with "
+            "LossScaleOptimizer(optimizer)."
         )
         yield Finding(reason, fix, call=ensure_loss_scaling)
 
 
 @rule("KMP406", "medium")
 def constant_loss_scale(view):
-    """With `loss_scale_factor` no step is skipped, so weights become NaN.
+    """With `loss_scale_factor`, steps with non-finite gradients are applied.
 
     Why: One overflow makes all weights NaN.
     Example: `Adam(loss_scale_factor=1024)`.
@@ -108,7 +109,7 @@ def constant_loss_scale(view):
         if factor is not None and not scaling and view.low:
             yield Finding(
                 f"{_name(optimizer)}'s loss_scale_factor={factor:g} scales the "
-                "loss, but non-finite gradients are applied too.",
+                "loss, but steps with non-finite gradients are applied too.",
                 f"Use LossScaleOptimizer({_name(optimizer)}(...), "
                 f"loss_scale={factor:g}), which skips such steps.",
                 numbers={"loss_scale_factor": factor},
@@ -121,7 +122,7 @@ def callbacks_that_read_the_loss(view):
 
     Why: One harmless skipped step ends training, or keeps the callback from
     saving the model.
-    Example: `TerminateOnNaN()` beside a dynamic loss scale.
+    Example: `TerminateOnNaN()` with a dynamic loss scale.
     Fix: add `MixPrecMonitor()`, or let the callback monitor "val_loss".
     """
     scaling = any(isinstance(o, _Scaling) for o in _optimizers(view))
@@ -131,7 +132,7 @@ def callbacks_that_read_the_loss(view):
         if ends or getattr(callback, "monitor", None) == "loss":
             yield Finding(
                 f"{_name(callback)} reads the training loss. One skipped step "
-                "makes that NaN for the rest of its epoch.",
+                "makes this loss NaN for the rest of the epoch.",
                 "Add MixPrecMonitor() or PrecisionTuner(), which keep such "
                 "batches out of the loss. Or let the callback monitor "
                 "'val_loss'.",
