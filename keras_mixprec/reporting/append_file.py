@@ -73,7 +73,8 @@ class AppendFile:
             ValueError: If the file is closed.
         """
         if self.removed:
-            raise FileNotFoundError(errno.ENOENT, "The file was removed", self.path)
+            text = "The file was removed"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
         if self._torn:
             self.truncate(self._size)
         written, self._torn = 0, True

@@ -49,8 +49,8 @@ _KINDS = {
 
 def _describe(plugin, data_class, *arguments):
     metadata = plugin.create_summary_metadata(*arguments)
-    # TensorBoard's helpers leave this field unset. Without the field, loaders
-    # drop the values of plugins that they do not know.
+    # TensorBoard's helpers leave this field unset. Loaders need the field to
+    # read the values of plugins that they do not know.
     metadata.data_class = data_class
     return metadata
 
