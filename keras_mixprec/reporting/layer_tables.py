@@ -282,7 +282,7 @@ def layer_of(row: str, paths) -> str:
 
 # Grids.
 
-# Heatmaps on usual screens have fewer pixels than this, so none sees a loss.
+# The most columns of a grid. Heatmaps on usual screens have fewer pixels.
 MAX_COLUMNS = 2000
 
 # This dtype keeps headroom up to 16 bits exact to 1/128 bit.
