@@ -183,9 +183,7 @@ def _judged(layer, own, dtype):
     window = _window(own.get("gradient"), limits, own.get("weight_gradient"))
     kinds = own.get("refused", {}).get(dtype, [])
     # A layer may overflow inside although its output does not.
-    said = (
-        f"the run found {', '.join(map(words, kinds))} here" if kinds else ""
-    )
+    said = f"the run found {', '.join(map(words, kinds))} here" if kinds else ""
     states = {activation.state, weight.state}
     states |= {"refused"} if kinds else set()
     states |= {"no scale"} if _is_empty(window) else set()
