@@ -84,7 +84,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
             raise OSError(
                 getattr(error, "errno", None) or errno.EINVAL,
                 f"cannot listen on port {port} ({reason}); "
-                "choose another port with --port, or any free one with --port 0",
+                "choose another with --port, or use --port 0 for any free port",
             ) from error
         self.set_app(self._respond)
         self.endpoints = Endpoints({"": log_dir})
