@@ -152,7 +152,7 @@ export function createHistogram(store) {
       .join(" · ") + `, of those not 0${insideOfOutputs()}`;
   }
 
-  // Its outputs look sound where it overflows on the way to them.
+  // A layer may overflow inside although its outputs look healthy.
   function insideOfOutputs() {
     const inside = shown.part === "activation" && shown.layer?.inside;
     return inside ? `. These are outputs: ${inside.long}` : "";
@@ -163,12 +163,12 @@ export function createHistogram(store) {
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
-    // The last histogram stays until the new one has come.
+    // The previous histogram stays until the new one is loaded.
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);
     const called = name ?? layer ?? "";
-    // Another call of a layer is not in the table of layers.
+    // The second call of a layer has no label, because the table has one row per layer.
     const what = labels.get(called) ?? cutMiddle(called, 44);
     caption.textContent = shown ?
       `${what}${whyShown(store.state)} · taken ${momentInWords(shown.step, "after")}${
@@ -192,7 +192,7 @@ export function createHistogram(store) {
   function whyNone() {
     const { withheld = "", histograms } = store.state.runData ?? {};
     return histograms?.[store.state.part].length ?
-      "No histogram of this part of the layer: one whose numbers are all zero has none." :
+      "No histogram of this part of the layer. Parts whose numbers are all zero have none." :
       readable(`This run keeps no histograms of this part. ${withheld}`);
   }
 
