@@ -110,7 +110,7 @@ _AUDITED = tuple(
 
 METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
 
-# The columns of each table in the log, with `"min"` or `"max"`.
+# The columns of each table in the log. `"min"` or `"max"` tells which is worse.
 PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 

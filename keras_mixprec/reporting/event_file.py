@@ -46,7 +46,7 @@ class EventFile:
     def __init__(self, folder: str, first_step: int = 0):
         self._first_step = first_step
         self._last_steps = {}
-        # Tags whose metadata is in the file. TensorBoard needs it only once.
+        # Tags whose metadata is in the file. TensorBoard needs one copy only.
         self._described = set()
         self._file = _create(folder)
 

@@ -149,8 +149,7 @@ EVENTS = {
 }
 
 
-# Reading.
-
+# Checks.
 # The kind of event that reports an event with unreadable fields.
 UNREADABLE = "unreadable"
 
@@ -216,7 +215,7 @@ def _is_readable(event, key, needed):
     value = event[key]
     if key == "wall_time":
         return isinstance(value, _NUMBER) and abs(value) < 2**63
-    if needed is None:  # An unknown kind.
+    if needed is None:  # An unknown kind may have any fields.
         return True
     kind = _TYPES.get(key)
     if kind and not isinstance(value, kind):

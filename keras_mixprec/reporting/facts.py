@@ -113,7 +113,7 @@ def dtype_at(layer: Mapping, step: int) -> str:
 
 
 def asks_for_scale(verdict: Mapping) -> bool:
-    """Returns whether a different loss scale repairs a verdict's fault."""
+    """Returns whether a different loss scale repairs the fault."""
     advised = "advised_bits" in verdict.get("numbers", {})
     return advised or verdict.get("verdict") == "scale_too_low"
 

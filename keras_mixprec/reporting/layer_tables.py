@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-# A run of a million steps with a reading every 100 steps then writes 2,156 rows
-# instead of 10,000.
+# With this number, a run of a million steps with a reading every 100 steps
+# writes 2,156 rows instead of 10,000.
 ROWS_PER_INTERVAL = 500
 
 # Models with more layers than this write fewer rows. The log of 2,000 layers
@@ -235,7 +235,7 @@ class Table:
         return self._values(count) > 0
 
     def _moved(self, own, layers, fill):
-        if layers == self.layers:  # Most logs: the layers never change.
+        if layers == self.layers:
             return own
         places = {name: place for place, name in enumerate(layers)}
         result = np.full((len(own), len(layers)), fill, own.dtype)
@@ -250,7 +250,7 @@ class Table:
     def _free(self):
         """Frees the memory of the map, which would grow to the file's size."""
         base: Any = self.records.base
-        if hasattr(mmap, "MADV_DONTNEED"):  # Windows does not have it.
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows has no `madvise`.
             base.madvise(mmap.MADV_DONTNEED)
 
     def _place(self, metric):
@@ -288,7 +288,7 @@ MAX_COLUMNS = 2000
 # This dtype keeps headroom up to 16 bits exact to 1/128 bit.
 HEADROOM_DTYPE = "float16"
 
-# Marks a reading of a non-finite batch.
+# Marks a reading on a non-finite batch.
 LEFT_OUT = 65535
 
 
@@ -376,7 +376,7 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     last = np.minimum(first + size, len(rows)) - 1
     worst = pool_groups(pool, rows, size).T
     lost = np.zeros(worst.shape, bool)
-    if any(table.spoiled.any() for table in tables):  # Rare.
+    if any(table.spoiled.any() for table in tables):
         rows = np.concatenate([t.lost(metric, layers) for t in tables])
         lost = np.logical_or.reduceat(rows, first).T
     # Counts and magnitudes can exceed the range of float16.

@@ -16,7 +16,7 @@ _FAR_BITS = 8
 # A scale that grows back in fewer good steps is not reported.
 _LONG = 1000
 
-# A scale counts as good after this many applied steps. One could be chance.
+# A scale counts as good after this many applied steps. One could be luck.
 _HELD = 5
 
 

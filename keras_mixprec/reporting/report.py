@@ -109,7 +109,7 @@ class MixPrecReport(HtmlReport):
         measured.
 
         Args:
-            layers: List of paths of layers, or of layers that hold others.
+            layers: List of paths of layers, or of layers with inner layers.
                 Defaults to `None`, all layers.
             format: String. `"float16"`, `"bfloat16"`, `"float32"`,
                 `"float8_e5m2"` or `"float8_e4m3fn"`. Defaults to `"float16"`.

@@ -268,7 +268,7 @@ class Run:
         return pooled_grid(tables, metric, layers, columns)
 
     def heat_bytes(self, metric: str, columns: int) -> bytes:
-        """Returns the grid as bytes for the page, with cells' origins."""
+        """Returns the grid as bytes for the page, with origins of cells."""
         grid = self.grid(metric, columns)
         cells = layer_rows.passed_cells(grid, metric, self.table, self.events)
         return grid.to_bytes(*cells)

@@ -11,8 +11,8 @@ from keras_mixprec._html import joined
 def to_json(value, indent: int | None = None) -> str:
     """Returns `value` as JSON.
 
-    JSON has no infinity and no NaN. They become the strings "inf", "-inf" and
-    "nan", which `float()` reads.
+    JSON has no infinity and no NaN. These numbers become the strings "inf",
+    "-inf" and "nan", which `float()` reads.
 
     Args:
         value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars

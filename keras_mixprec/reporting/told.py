@@ -265,7 +265,7 @@ def _why_skipped(group):
     said = f"gradients not finite{where}{listed}."
     if loss or not seen or any(kind == "nan" for kind in seen):
         return f"loss {loss}, {said}" if loss else said
-    # The loss was finite, and no gradient was NaN.
+    # A finite loss and infinite gradients mean that the scale was too high.
     return (
         f"{said} The loss scale was too high for these gradients. A dynamic "
         "loss scale falls after each such step until it fits, so a few skipped "
@@ -302,7 +302,7 @@ def _verdict(group, _):
     return f"{at}: {said}{same}" if at else f"{said}{same}"
 
 
-# The share of zeros may rise by less than this from batch to batch.
+# A smaller rise in the share of zeros may come from the batch alone.
 _RISE = 0.01
 
 
@@ -388,7 +388,7 @@ _NUMBERS = {
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# Left out, because the sentence or the steps of bad batches say the same.
+# Numbers that the sentence or the steps of bad batches already tell.
 _SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 

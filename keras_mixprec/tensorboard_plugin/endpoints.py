@@ -112,7 +112,7 @@ class Endpoints:
         }
         found = []
         for run in self._runs:
-            with contextlib.suppress(OSError):  # Removed in between.
+            with contextlib.suppress(OSError):  # The run was removed meanwhile.
                 found.append(RunFiles(self._runs[run]).listed(run))
         return found
 
@@ -169,7 +169,7 @@ class Endpoints:
                 try:
                     log = self._open(run)
                     row = json.loads(to_json(row_of(Run(run, log))))
-                except (RefusedError, OSError):  # Removed in between.
+                except (RefusedError, OSError):  # The run was removed meanwhile.
                     continue
                 known = written
                 self._rows[run] = log.written, row
