@@ -112,7 +112,7 @@ class Endpoints:
         }
         found = []
         for run in self._runs:
-            with contextlib.suppress(OSError):  # The run was removed meanwhile.
+            with contextlib.suppress(OSError):  # Removed meanwhile.
                 found.append(RunFiles(self._runs[run]).listed(run))
         return found
 
@@ -169,7 +169,7 @@ class Endpoints:
                 try:
                     log = self._open(run)
                     row = json.loads(to_json(row_of(Run(run, log))))
-                except (RefusedError, OSError):  # The run was removed meanwhile.
+                except (RefusedError, OSError):  # Removed meanwhile.
                     continue
                 known = written
                 self._rows[run] = log.written, row

@@ -2,7 +2,7 @@
 
 The server listens on the loopback address only. A foreign page in a browser
 could still reach it under another host name, so requests must name this host.
-The headers forbid other pages to read an answer, to frame it or to run it.
+The headers stop other pages from reading an answer, framing it or running it.
 """
 
 import errno

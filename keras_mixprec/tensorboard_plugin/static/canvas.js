@@ -19,7 +19,7 @@ export function createSurface(parent, attributes, draw) {
     if (canvas.width === size[0] && canvas.height === size[1]) {
       context.clearRect(0, 0, width, height);
     } else {
-      // Resizing takes up to 10 ms, so it waits for a real change.
+      // Setting the size takes up to 10 ms, so an unchanged size is not set again.
       canvas.style.width = `${width}px`;
       [canvas.width, canvas.height] = size;
       context.setTransform(ratio, 0, 0, ratio, 0, 0);

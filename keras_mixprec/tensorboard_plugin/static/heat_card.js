@@ -83,15 +83,15 @@ export function createHeatCard(store) {
     const { layers } = store.state.runData;
     const dtypes = new Set(layers.map(({ compute_dtype: dtype }) => dtype));
     const wide = [...dtypes].filter((dtype) => isWider(dtype, formatOf())).join(" or ");
-    if (isShownAsIf()) return ` All layers are in ${wide}. The chart shows their headroom if they were in ${formatOf()}.`;
+    if (isShownAsIf()) return ` All layers are in ${wide}. The chart shows their headroom as if they were in ${formatOf()}.`;
     return wide ? ` Each layer has its own format, ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
   }
 
   function readingsInWords() {
     const { heat, runData } = store.state;
     if (!heat) return "";
-    if (heat.from.some((step, column) => step !== heat.until[column])) return " A column is the worst of several readings.";
-    return ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
+    if (heat.from.some((step, column) => step !== heat.until[column])) return " Each column shows the worst of several readings.";
+    return ` Each column is one reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
   }
 
   // A run that goes on between two readings has not stopped measuring.

@@ -36,8 +36,8 @@ export function pictureOfCells(rows, kind) {
 }
 
 /**
- * The stretches of a level in a row.
- * @returns {number[][]} First pixel and width of each stretch.
+ * Returns the stretches of a level in a row.
+ * @returns {number[][]} The first pixel and the width of each stretch.
  */
 export function stretchesOf({ ranks }, level) {
   const rank = GRAVEST.indexOf(level);

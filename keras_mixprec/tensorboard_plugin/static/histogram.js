@@ -136,7 +136,7 @@ export function createHistogram(store) {
     words.classList.toggle("alarm", !isBad);
     const lost = `${isBad ? "" : "▲ "}${formatShare(nonfinite)} infinite or NaN${
       isBad ? `, ${BAD_INPUT}` : ""}`;
-    return rest ? `${lost}; of the others: ${rest}` : lost;
+    return rest ? `${lost}; of the rest: ${rest}` : lost;
   }
 
   function sentenceOfFinite() {
@@ -149,13 +149,13 @@ export function createHistogram(store) {
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
       .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
-      .join(" · ") + `, of those not 0${insideOfOutputs()}`;
+      .join(" · ") + `, zeros not counted${insideOfOutputs()}`;
   }
 
   // A layer may overflow inside although its outputs look healthy.
   function insideOfOutputs() {
     const inside = shown.part === "activation" && shown.layer?.inside;
-    return inside ? `. These are outputs: ${inside.long}` : "";
+    return inside ? `. The histogram shows only the outputs: ${inside.long}` : "";
   }
 
   function update() {
