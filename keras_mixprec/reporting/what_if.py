@@ -286,7 +286,7 @@ def _plan(layers, judged, ranges, dtype, bad_input):
                 f"The run skipped steps at loss scales from {start} up."
             )
     if unmeasured:
-        said.append(f"No finite reading for {format_names(unmeasured, 4)}.")
+        said.append(f"No finite reading: {format_names(unmeasured, 4)}.")
     text = " ".join(filter(None, [*said, left_out(bad_input)]))
     low, rows = f"mixed_{dtype}", []
     for path in costs:
@@ -316,7 +316,7 @@ def _reasons(layers, judged, ranges, dtype):
             reasons[path] = grave[0] if grave else own.refused
         elif feeder:
             beyond = f"beyond {dtype}"
-            reasons[path] = f"it receives numbers {beyond} from {feeder}"
+            reasons[path] = f"its input from {feeder} is {beyond}"
         elif state in ("passed", "zero", "unknown"):
             unmeasured.append(path)
             if not (mixed or layer["passed_from"]):
