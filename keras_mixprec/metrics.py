@@ -1,7 +1,7 @@
-"""Every number that is measured of a layer or a run: its unit and its texts.
+"""All metrics of layers and runs, with their units and descriptions.
 
-The log, the report and the page read this one table. It imports nothing,
-because a log can be read where Keras is not installed.
+The log, the report and the page share this table. This module does not import
+Keras, so that logs can be read without Keras.
 """
 
 import dataclasses
@@ -9,19 +9,18 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A number that is measured of each layer by step, or of a run.
+    """A number that is measured for each layer by step, or for a run.
 
     Attributes:
         name: String.
         unit: String. `"headroom"` (powers of two up to the format's maximum),
             `"count"`, `"share"` (of elements), `"error"` (relative) or
-            `"magnitude"` (of a number). The page has a scale of colours for
-            each. Units of a run are also `"seconds"`, `"rate"` (per second)
-            and `"bytes"`.
-        group: String, the part of a layer that it is about, as the page names
-            it.
-        title: String. Its name on the page.
-        explanation: String. One sentence, or empty if the title says it all.
+            `"magnitude"` (of a number). The page has a colour scale for each of
+            these. Metrics of a run may also have `"seconds"`, `"rate"` (per
+            second) and `"bytes"`.
+        group: String. The part of a layer, as the page names it.
+        title: String. The name of the metric on the page.
+        explanation: String. One sentence, or empty if the title is enough.
     """
 
     name: str
@@ -32,11 +31,11 @@ class Metric:
 
     @property
     def worst(self) -> str:
-        """Which end is the worse, `"min"` or `"max"`."""
+        """`"min"` or `"max"`, whichever is worse."""
         return "min" if self.unit == "headroom" else "max"
 
 
-# Name: group, and what is measured.
+# Name: group, and a description of the measured tensors.
 _PARTS = {
     "activation": ("Activations", "the layer's outputs"),
     "gradient": (
@@ -45,10 +44,9 @@ _PARTS = {
     ),
     "weight_gradient": (
         "Weight gradients",
-        "the gradients of the layer's variables, with the loss scale divided "
-        "out. Gradients that overflowed stay infinite. Ranges are measured "
-        "with the loss scale after the step, which is lower after a skipped "
-        "step",
+        "the gradients of the layer's variables, divided by the loss scale. "
+        "Gradients that overflowed stay infinite. Ranges are measured with the "
+        "loss scale after the step, which is lower after a skipped step",
     ),
     "weight": ("Weights", "the layer's variables"),
 }
@@ -58,7 +56,7 @@ _QUANTITIES = {
     "headroom_bits": (
         "headroom",
         "headroom",
-        "Powers of two up to the format's maximum from the largest number in",
+        "Powers of two below the format's maximum, for the largest number in",
     ),
     "nonfinite": ("count", "inf and NaN", "Number of inf and NaN elements in"),
     "zero": ("share", "zeros", "Share of elements that are exactly 0 in"),
@@ -74,7 +72,7 @@ def _of(part, quantity):
     return Metric(f"{part}_{quantity}", unit, group, title, text)
 
 
-# The metrics of a reading of ranges, in the order of the log's columns.
+# The metrics of range measurements, in the order of the log's columns.
 _PROBED = (
     *(
         _of(part, quantity)
@@ -112,7 +110,7 @@ _AUDITED = tuple(
 
 METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
 
-# The columns of each table in the log, and which end is the worse.
+# The columns of each table in the log. `"min"` or `"max"` tells which is worse.
 PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
@@ -122,33 +120,33 @@ _FIGURES = {
     "step_time": (
         "seconds",
         "step time, mean",
-        "Mean time of the steps between two readings of the counters, with "
-        "slow steps and waits for input. The median of these means.",
+        "The mean step time between two readings of the counters includes slow "
+        "steps and waits for input. This is the median of these means.",
     ),
     "step_time_median": (
         "seconds",
         "half of the steps took at most",
-        "Each step timed on its own, so a few slow steps do not raise it. "
-        "Unknown where the host only enqueues steps.",
+        "The median of steps timed one by one, so a few slow steps do not "
+        "raise it. Unknown if the host only enqueues steps.",
     ),
     "step_time_p95": ("seconds", "95% of the steps took at most", ""),
     "measured_steps": (
         "count",
         "steps measured",
-        "Plain steps, which these figures are about. Compiling, measured and "
-        "diagnosed steps, the step after each of them and the last step of an "
-        "epoch are left out.",
+        "The number of plain steps, on which these figures are based. They "
+        "exclude steps that compile, measure or diagnose, the step after each "
+        "of these, and the last step of an epoch.",
     ),
     "samples_per_second": (
         "rate",
         "samples a second",
-        "Samples in plain steps, of all workers together.",
+        "Samples per second in plain steps, for all workers together.",
     ),
     "peak_memory": (
         "bytes",
         "peak memory",
         "Most bytes in use on one device so far, as the backend counts them. "
-        "Unknown if the process had used more before.",
+        "Unknown if the process had used more before the run.",
     ),
     "output_bytes_saved": (
         "share",
@@ -164,8 +162,8 @@ _FIGURES = {
     "once_seconds": (
         "seconds",
         "monitor and tuner, done once",
-        "Time of what happens once: the first and the last ranges, the first "
-        "audits.",
+        "Time for tasks that run only once: the first and last ranges, and the "
+        "first audits.",
     ),
 }
 PERFORMANCE = {
@@ -175,11 +173,11 @@ PERFORMANCE = {
 
 
 def describe(name: str, worst: str) -> dict:
-    """Returns what the page shows of a metric, also of an unknown one.
+    """Returns the page's description of a metric, known or unknown.
 
     Args:
         name: String.
-        worst: String, as the log has it.
+        worst: String, `"min"` or `"max"` from the log.
 
     Returns:
         Dict with `"name"`, `"kind"` (the unit), `"worst"`, `"group"`, `"title"`

@@ -1,7 +1,7 @@
-"""Loggers for `MixPrecMonitor(loggers=[...])`, which pass its figures on.
+"""Loggers for `MixPrecMonitor(loggers=[...])`, which export its figures.
 
 The constructor of a logger imports its client library. Any object with the four
-methods of `Logger` is a logger. `forwarded_log.py` passes the log on to them.
+methods of `Logger` is a logger. `forwarded_log.py` sends the log to loggers.
 """
 
 from keras_mixprec.loggers.logger import Logger as Logger

@@ -1,4 +1,4 @@
-"""The log of a run, passed on to loggers."""
+"""A log that also sends its content to loggers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +10,19 @@ from keras_mixprec.reporting.schema import (
     OVERFLOWS_BY_VARIABLE,
 )
 
-# There is one for each variable, too many for loggers that draw every curve.
+# One curve per variable is too much for loggers that draw every curve.
 _LEFT_OUT = (f"{NORMS_BY_VARIABLE}/", f"{OVERFLOWS_BY_VARIABLE}/")
 
 
 def check_loggers(loggers: Any) -> list:
-    """Returns a list of loggers, or raises saying what is wrong.
+    """Checks loggers and returns them as a list.
 
     Args:
         loggers: List or tuple.
 
     Raises:
-        TypeError: If it is something else, or one is not a logger.
+        TypeError: If `loggers` is not a list or tuple, or if an element is not
+            a logger.
     """
     if not isinstance(loggers, (list, tuple)):
         raise TypeError(
@@ -41,12 +42,13 @@ def check_loggers(loggers: Any) -> list:
 
 
 class ForwardedLog(RunLog):
-    """A `RunLog` that passes curves and events on.
+    """A `RunLog` that also sends curves and events to loggers.
 
     Args:
         log_dir: As for `RunLog`.
         loggers: List of `Logger`.
-        warn: Function of a text and an error, which warns that a logger fails.
+        warn: Function that takes a text and an error, and warns that a logger
+            failed.
     """
 
     def __init__(self, log_dir: Any, loggers: Sequence, warn: Callable):
@@ -73,7 +75,7 @@ class ForwardedLog(RunLog):
         self._pass_on("begin", dict(values))
 
     def finish(self, summary: Any, load_report: Any) -> None:
-        """Passes the results on.
+        """Sends the results to the loggers.
 
         Args:
             summary: The `TrainingSummary`.
@@ -83,7 +85,8 @@ class ForwardedLog(RunLog):
             return
         try:
             report = load_report()
-        # Another run in the folder may be damaged, or of a later version.
+        # Another run in the folder may be damaged, or a newer version may have
+        # written it. Training must not fail for that reason.
         except Exception as error:
             self._loggers.clear()
             self._warn("pass the report to the loggers", error)

@@ -8,8 +8,8 @@ class Logger(Protocol):
     """Receives the log of `MixPrecMonitor` step by step.
 
     The process that writes the log calls the methods during `fit`, within
-    `max_overhead`. If one raises, the monitor warns once and stops calling this
-    logger in that `fit`. Training continues.
+    `max_overhead`. If a method raises, the monitor warns once and does not call
+    this logger again in that `fit`. Training continues.
 
     Example:
     >>> import tempfile
@@ -37,7 +37,7 @@ class Logger(Protocol):
     """
 
     def begin(self, settings: Mapping[str, str | float]) -> None:
-        """Training begins.
+        """Called when training begins.
 
         Args:
             settings: Dict of the settings of the run: policy, optimizer, rule
@@ -45,7 +45,7 @@ class Logger(Protocol):
         """
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes points of curves, except those of single variables.
+        """Called with points of curves, except curves of single variables.
 
         Args:
             step: Int. The number of the batch, which rises for each tag.
@@ -54,7 +54,7 @@ class Logger(Protocol):
         """
 
     def event(self, step: int, event: Mapping[str, Any]) -> None:
-        """Takes an event, with the fields of a line of `events.jsonl`.
+        """Called with an event, which has the fields in `events.jsonl`.
 
         Args:
             step: Int. The number of the batch.
@@ -62,7 +62,7 @@ class Logger(Protocol):
         """
 
     def finish(self, summary: Any, report: Any) -> None:
-        """Training has ended.
+        """Called when training has ended.
 
         Args:
             summary: The `TrainingSummary`. `str()` returns the closing text.

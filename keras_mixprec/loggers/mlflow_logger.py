@@ -1,4 +1,4 @@
-"""Figures for MLflow."""
+"""A logger for MLflow."""
 
 import re
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any
 from keras_mixprec import _clock
 from keras_mixprec.reporting.text_formats import to_json
 
-# MLflow forbids these characters in names, and more metrics in one call.
+# MLflow forbids these characters in names, and more than `_MOST` metrics in one
+# call.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MOST = 1000
 
-# The maximum length of the value of a tag.
+# The maximum length of a tag's value in MLflow.
 _LONGEST = 5000
 
 
@@ -49,7 +50,7 @@ class MLflowLogger:
             if run is None:
                 raise ValueError(
                     "`MLflowLogger` needs a run. Call `mlflow.start_run()` "
-                    "before, or pass the id of a run. Received: run_id=None"
+                    "first, or pass the id of a run. Received: run_id=None"
                 )
             run_id = run.info.run_id
         self._run_id = run_id
@@ -57,7 +58,7 @@ class MLflowLogger:
 
     def begin(self, settings: Mapping[str, str | float]) -> None:
         """Logs the settings."""
-        # A second `fit` could not change parameters.
+        # Tags, because a second `fit` could not change MLflow's parameters.
         for name, value in settings.items():
             self._client.set_tag(self._run_id, f"mixprec.{name}", value)
 

@@ -1,4 +1,4 @@
-"""Figures for Weights & Biases."""
+"""A logger for Weights & Biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ class WandbLogger:
         self._run: Any = wandb.run if run is None else run
         if self._run is None:
             raise ValueError(
-                "`WandbLogger` needs a run. Call `wandb.init(...)` before, or "
+                "`WandbLogger` needs a run. Call `wandb.init(...)` first, or "
                 "pass a run. Received: run=None"
             )
         if not callable(getattr(self._run, "define_metric", None)):
@@ -44,7 +44,7 @@ class WandbLogger:
         self._events = []
 
     def __deepcopy__(self, memo):
-        # Keras Tuner copies callbacks, which should share the run.
+        # Keras Tuner copies callbacks, and all copies should share the run.
         return type(self)(self._run)
 
     def begin(self, settings: Mapping[str, str | float]) -> None:

@@ -1,4 +1,4 @@
-"""An append-only file, and writes that wait for a full disk."""
+"""An append-only file, and a queue of writes for a full disk."""
 
 import contextlib
 import errno
@@ -13,25 +13,25 @@ from keras_mixprec.reporting import schema
 
 
 class AppendFile:
-    """A file whose writes go to the operating system at once, as a whole.
+    """An append-only file in which each write is all or nothing.
 
     Writes are unbuffered, so a killed process loses none. If a write fails
-    half-way, as on a full disk, the file is cut back to where it was. Threads
-    must not write at the same time.
+    half-way, for example on a full disk, the file is truncated to its earlier
+    size. The class is not thread-safe.
 
     Args:
         path: String or path-like. The file; created if missing.
-        exclusive: Boolean. Whether to lock the file against other writers.
+        exclusive: Boolean. If `True`, locks the file against other writers.
             Defaults to `False`.
 
     Raises:
-        BlockingIOError: If `exclusive` and another writer has locked it.
+        BlockingIOError: If another writer has locked the file.
         OSError: If the file cannot be opened for appending.
     """
 
     def __init__(self, path, exclusive: bool = False):
         check_regular(path)
-        # The finalizer below closes it when Python exits, if not before.
+        # The finalizer below closes the file, at the latest when Python exits.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
         release = None
         if exclusive:
@@ -40,7 +40,7 @@ class AppendFile:
                 release = make_lock_file(f"{path}.lock")
             if not locked and release is None:
                 file.close()
-                text = "Written to elsewhere"
+                text = "Another writer has locked the file"
                 raise BlockingIOError(errno.EAGAIN, text, path)
         self.path = path
         self._file = file
@@ -69,11 +69,12 @@ class AppendFile:
 
         Raises:
             FileNotFoundError: If the file was removed.
-            OSError: If `data` could not be written as a whole.
+            OSError: If not all of `data` could be written.
             ValueError: If the file is closed.
         """
         if self.removed:
-            raise FileNotFoundError(errno.ENOENT, "It was removed", self.path)
+            text = "The file was removed"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
         if self._torn:
             self.truncate(self._size)
         written, self._torn = 0, True
@@ -87,13 +88,13 @@ class AppendFile:
         self._size += written
 
     def truncate(self, size: int) -> None:
-        """Cuts the file to its first `size` bytes."""
+        """Truncates the file to `size` bytes."""
         self._file.truncate(size)
         self._size, self._torn = size, False
 
 
 def _close(file, pid, release):
-    # A forked child that closes its copy must not unlock the parent's.
+    # A forked child that closes its copy must not release the parent's lock.
     if os.getpid() == pid and not file.closed:
         unlock(file)
         if release is not None:
@@ -101,17 +102,17 @@ def _close(file, pid, release):
     file.close()
 
 
-# Bytes that may wait, enough for hours of training.
+# The most bytes that may wait, enough for hours of training.
 LIMIT = 16 * 2**20
 
 
 class Backlog:
-    """Does writes in order, and keeps those that fail for later.
+    """Performs writes in order, and retries failed writes later.
 
-    At most `LIMIT` bytes wait; later writes are lost.
+    At most `LIMIT` bytes wait. Further writes are dropped.
 
     Attributes:
-        lost: Int. How many writes were lost.
+        lost: Int. The number of dropped writes.
     """
 
     def __init__(self):
@@ -120,14 +121,14 @@ class Backlog:
         self._size = 0
 
     def write(self, size: int, work: Callable) -> None:
-        """Does all waiting writes, then this one.
+        """Performs all waiting writes, then this one.
 
         Args:
             size: Int, bytes.
             work: Function that writes everything or raises `OSError`.
 
         Raises:
-            OSError: If the write has to wait, or is lost.
+            OSError: If the write must wait or is dropped.
         """
         self._waiting.append((size, work))
         self._size += size
@@ -141,10 +142,10 @@ class Backlog:
             raise
 
     def flush(self) -> None:
-        """Does all waiting writes.
+        """Performs all waiting writes.
 
         Raises:
-            OSError: If a write fails. It and all later ones keep waiting.
+            OSError: If a write fails. This and all later writes keep waiting.
         """
         while self._waiting:
             size, work = self._waiting.popleft()
@@ -157,13 +158,13 @@ class Backlog:
 
 
 def claim_folder(log_dir):
-    """Takes the first folder without another writer.
+    """Locks the first run folder that no other process writes to.
 
     Args:
         log_dir: String.
 
     Returns:
-        The path of the folder, and its open file of events.
+        The path of the folder, and its open `events.jsonl`.
     """
     numbers = itertools.count(1)
     while True:
@@ -175,7 +176,7 @@ def claim_folder(log_dir):
 
 
 def open_lines(path, exclusive: bool = False) -> AppendFile:
-    """Opens a file of lines, without an incomplete last line.
+    """Opens a file of lines and removes an incomplete last line.
 
     Args:
         path: String or path-like.

@@ -1,21 +1,21 @@
-"""Which batches had inputs that are not finite, in words."""
+"""Names batches with non-finite inputs."""
 
 import itertools
 
 from keras_mixprec.formats import BATCHES
 
-# Stretches of batches that a text lists.
+# The most ranges of batches that a text lists.
 LISTED = 8
 
 
 def bad_batches(batches: list, count: int, all_known: bool) -> str:
-    """Returns a sentence about bad batches, empty without any.
+    """Returns a sentence about bad batches, or an empty string.
 
     Args:
-        batches: As for `format_places`, with the `"step"` of each, and in
-            `"rows"` the first bad row of each part of the batch.
-        count: As for `format_places`.
-        all_known: Boolean, whether there were no more.
+        batches: List as in `format_places`, whose dicts also have `"step"` and
+            `"rows"`, the first bad row of each part of the batch.
+        count: Int, as in `format_places`.
+        all_known: Boolean. False if there may be more than `count`.
     """
     if not count:
         return ""
@@ -31,11 +31,11 @@ def bad_batches(batches: list, count: int, all_known: bool) -> str:
 
 
 def format_places(batches: list, count: int) -> str:
-    """Names batches by epoch. Consecutive batches are named as a stretch.
+    """Names batches by epoch, and consecutive batches as a range.
 
     Args:
-        batches: List of dicts, with the `"epoch"` and `"batch"` of each.
-        count: Int. How many there are, those that are not in the list as well.
+        batches: List of dicts with `"epoch"` and `"batch"`.
+        count: Int. The number of batches, including those not in the list.
 
     Example:
     >>> from keras_mixprec.reporting.bad_batches import format_places

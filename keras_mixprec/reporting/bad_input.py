@@ -1,7 +1,8 @@
 """Batches with non-finite inputs, which no number format repairs.
 
 A NaN in the inputs makes all later activations and gradients NaN, which looks
-like an overflow. The log names the steps of such batches.
+like an overflow. The log names the steps of such batches, so that reports can
+leave their readings out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +19,8 @@ def bad_input_steps(events: Iterable[dict]) -> dict[int, dict]:
         events: Dicts from `read_events`.
 
     Returns:
-        Dict from steps to the first bad row of each part of the batch, an
-        empty dict if the row is not known.
+        Dict from steps to a dict of the first bad row by part of the batch. The
+        inner dict is empty if the row is not known.
     """
     found: dict = {}
     for event in events:
@@ -40,9 +41,9 @@ def _steps_of(event):
 
 
 def bad_data_clause(verdict: Mapping, events: list) -> str:
-    """Returns when batches were bad, and which samples passed to `fit` are.
+    """Returns a clause that names the bad batches and the bad samples.
 
-    The diagnosis may have looked at a later batch than the first bad one.
+    The diagnosed batch may be later than the first bad batch.
 
     Args:
         verdict: Dict, an event of kind `"verdict"`.
@@ -58,7 +59,7 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     numbers = verdict.get("numbers", {})
     named = []
     for part, rows in _rows(numbers, "samples_of_").items():
-        # Only the first are listed.
+        # The verdict lists only the first bad samples.
         is_cut = numbers.get(f"bad_samples_of_{part}", 0) > len(rows)
         listed = ", ".join(map(str, [*rows, *["…"] * is_cut]))
         named.append(f"row{'s' * (len(rows) > 1)} {listed} of {part}")
@@ -71,7 +72,7 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
 
 
 def _rows(numbers, start):
-    """Rows by part of the batch, such as `"x"` or one of its arrays."""
+    """Returns rows by part of the batch, such as `"x"` or an array in it."""
     found = {n.removeprefix(start): n for n in numbers if n.startswith(start)}
     return {part: numbers[n] for part, n in found.items() if numbers[n]}
 
@@ -88,16 +89,16 @@ def left_out(steps: list) -> str:
     named = format_names((f"{step:,}" for step in steps), 4)
     return (
         f"The input was not finite at {of} {named} (bad data). Infinities and "
-        "NaNs that it caused are not counted, because no format avoids them."
+        "NaNs that it caused are not counted, because no format can avoid them."
     )
 
 
 def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
     """Returns which rows of tables were measured on bad batches.
 
-    A row of a long log pools several readings and has the step of the last. A
-    bad batch explains its non-finite numbers unless another step in between was
-    skipped.
+    In a long log, a row pools several readings and has the step of the last
+    one. A bad batch among them explains the row's non-finite numbers, unless
+    another step in that range was skipped.
 
     Args:
         steps: Int array, the rising steps of the rows of a family.
@@ -106,7 +107,7 @@ def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
     bad = sorted(bad_input_steps(events))
     if not bad or not len(steps):
         return np.zeros(len(steps), bool)
-    # Other kinds of events may have `at_step`, too.
+    # Only skipped steps count here, and other events may have `at_step` too.
     skips = (e for e in events if e["kind"] == "skipped_step")
     failed = {e["at_step"] for e in skips if "at_step" in e}
     gaps = np.diff(steps)

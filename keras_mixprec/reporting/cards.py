@@ -1,4 +1,4 @@
-"""The cards of a run, the content of text, page, notebook and `to_dict`."""
+"""The cards of a run, which text, page, notebook and `to_dict` show."""
 
 import math
 from collections import Counter
@@ -41,11 +41,11 @@ from keras_mixprec.reporting.what_next import tuner_did, what_next
 
 _MOST_FINDINGS = 8
 
-# Events whose advice the main sentence does not have.
+# Kinds of events whose advice the headline leaves out.
 _ADVISED = ("metric_not_finite", "validation_not_finite")
 _MOST_LAYERS = 5
 
-# The main finding of states in which little is known.
+# The main finding in states in which little is known.
 _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
@@ -58,8 +58,8 @@ class Card(NamedTuple):
         sentence: String, one or a few sentences.
         figures: List of dicts with `"title"`, `"text"` and more.
         code: String, for the reader to copy.
-        table: String. The key of the run that has the rows.
-        chart: String. The key of the run for the chart.
+        table: String. The key in `overview` that has the rows.
+        chart: String. The key in `overview` that has the chart's data.
         is_on_top: Boolean. True for cards above all charts.
     """
 
@@ -106,7 +106,7 @@ def overview(run) -> dict:
 
 
 def text(run) -> str:
-    """Returns the cards of a run as text for a screen."""
+    """Returns the cards of a run as text for the terminal."""
     first, *others = cards(run)
     lines = [f"{run.name} ({first.title}): {first.sentence}"]
     lines += [f"{x.title}: {x.sentence}" for x in others]
@@ -158,14 +158,17 @@ def _ended(text):
 
 
 def _findings(run) -> Iterator[Card]:
-    """The findings except the main one, which is in the first card."""
+    """Yields cards for all findings except the main one.
+
+    The first card has the main finding.
+    """
     is_over = over_by(run.events, run.layers)
     place = run.finding["place"] if run.finding else None
     rows = {id(run.events[n]): row for row in run.told for n in row["events"]}
     verdicts = ranked(run.of_kind("verdict"), is_over)
     found = [(rows[id(v)], bool(is_over(v))) for v in verdicts]
     found += [(row, False) for row in run.told if _needs_advice(row)]
-    # Each call of `fit` may report the same; the last one counts.
+    # Several calls of `fit` may report the same finding. The last one counts.
     known = {
         (row["title"], *row["layers"], over): row
         for row, over in found
@@ -196,7 +199,7 @@ def _needs_advice(row):
 
 
 def _loss(run) -> Iterator[Card]:
-    """The first, the lowest and the last loss, or a loss that did not fall."""
+    """Yields a card with the first, lowest and last loss, or a flat loss."""
     if run.loss is None:
         return
     found = list(zip(run.loss["values"], run.loss["steps"], strict=True))
@@ -219,9 +222,9 @@ def _loss(run) -> Iterator[Card]:
 
 
 def _scale(run) -> Iterator[Card]:
-    """The course of each loss scale, and the cost of a low one."""
+    """Yields a card for each loss scale, with the harm if it is low."""
     low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
-    # The card of the main finding has its advice.
+    # The card of the main finding already gives this advice.
     told = {run.main.get("verdict"), run.main.get("cause"), ""}
     for course in run.scale:
         name, scale = course["optimizer"], course["scale"]
@@ -263,12 +266,12 @@ def _layers(run):
         said += f"; demoted: {format_names(demoted, _MOST_LAYERS)}"
     precision, what = run.settings.get("matmul_precision"), ""
     if isinstance(precision, str) and not precision.startswith("float32"):
-        what = f"matrix products of float32 layers are in {precision}"
+        what = f"float32 layers compute matrix products in {precision}"
     return in_sentences(said or "none", what, _last(run, "left_in_float16"))
 
 
 def _by_headroom(run):
-    """The layers in 16 bits, the least headroom first."""
+    """Returns the layers in 16 bits, the least headroom first."""
     known = [x for x in run.layers if x["headroom"]]
     known.sort(key=lambda layer: layer["headroom"]["rank"])
     wider = ("roomy", "beyond")
@@ -282,7 +285,7 @@ def _headroom(run):
 
 
 def _notes(run) -> Iterator[Card]:
-    """Notes about the run as a whole."""
+    """Yields notes about the run as a whole."""
     # The message starts with a dtype, which must not be capitalized.
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
@@ -298,7 +301,7 @@ def _notes(run) -> Iterator[Card]:
 
 
 def _key_figures(run) -> Iterator[dict]:
-    """The most important numbers of a run, each with an event or a layer."""
+    """Yields the most important numbers of a run."""
     steps, skipped, fits = run.last_step, run.skipped, len(run.begins)
     share = (
         f" ({format_share(skipped / steps)})" if 0 < skipped <= steps else ""
@@ -318,7 +321,7 @@ def _key_figures(run) -> Iterator[dict]:
     before, now = shares_in_16_bits(run.table).values()
     if now is not None:
         ends = dict.fromkeys((format_share(before), format_share(now)))
-        about = "share of the FLOPs in float16 or bfloat16, at first and now"
+        about = "share of the FLOPs in float16 or bfloat16, at start and now"
         name = "FLOPs in 16 bits"
         yield {"name": name, "text": " → ".join(ends), "title": about}
     place = run.finding["place"] if run.finding else None
@@ -328,7 +331,7 @@ def _key_figures(run) -> Iterator[dict]:
         yield {
             "name": "float32 products",
             "text": precision.partition(", ")[0],
-            "title": f"matrix products of float32 layers are in {precision}",
+            "title": f"float32 layers compute matrix products in {precision}",
         }
     yield {"name": "main finding", "event": place} | finding_in_words(run)
 
@@ -345,7 +348,7 @@ def finding_in_words(run) -> dict:
 
 
 def _least(run) -> Iterator[dict]:
-    """The layers in 16 bits that were closest to an overflow."""
+    """Yields the layers in 16 bits that were closest to an overflow."""
     layers = _by_headroom(run)
     levels = {"bad": "bad", "passed": "bad", "warning": "warning"}
     for layer in layers[:1]:
@@ -374,8 +377,8 @@ def _least(run) -> Iterator[dict]:
         yield {
             "name": name,
             "text": left_in_words(bits),
-            "title": f"{worst['path']}: loss scale included, of finite "
-            f"readings, {when}",
+            "title": f"{worst['path']}: loss scale included, finite readings "
+            f"only, {when}",
             "layer": worst["path"],
             "level": "bad" if bits <= 0 else close,
         }
@@ -388,7 +391,7 @@ def shares_in_16_bits(table: list) -> dict:
         table: List of dicts, the table of a `Run`.
 
     Returns:
-        Dict with `"before"` and `"now"`, floats, `None` without layers.
+        Dict with the floats `"before"` and `"now"`, `None` without layers.
     """
     first = [x | {"compute_dtype": x["dtypes"][0][1]} for x in table]
     shares = map(share_in_16_bits, (first, table))

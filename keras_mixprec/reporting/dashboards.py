@@ -1,4 +1,4 @@
-"""What TensorBoard's own dashboards show of a run."""
+"""The contents of TensorBoard's own dashboards for a run."""
 
 from keras_mixprec.reporting.schema import RANGES, SPEED
 
@@ -21,8 +21,8 @@ CHARTS = {
     }
 }
 
-# The settings that distinguish runs in the HParams tab, and the metrics in its
-# table. Without a list it shows every curve.
+# The settings and metrics in the HParams tab. Without a list of metrics the tab
+# would show every curve.
 SETTINGS = {
     "policy": str,
     "optimizer": str,

@@ -13,7 +13,7 @@ from keras_mixprec.reporting.append_file import AppendFile
 
 
 def frame(data: bytes) -> bytes:
-    """Returns a record: the length and `data`, each with a checksum."""
+    """Returns a record: a length and `data`, each with a checksum."""
     length = struct.pack("<Q", len(data))
     return b"".join((length, _checksum(length), data, _checksum(data)))
 
@@ -25,13 +25,13 @@ def _checksum(data):
 class EventFile:
     """A new event file in a folder.
 
-    A write is one record and one system call, so a crash or SIGKILL loses no
-    earlier write. Threads must not write at the same time.
+    Each write is one record and one system call, so a crash or SIGKILL loses
+    no earlier write. The class is not thread-safe.
 
     Args:
         folder: String. An existing folder.
-        first_step: Int >= 0. The first step of this file, after those of the
-            files that exist already.
+        first_step: Int >= 0. The first step of this file. It must follow the
+            last step of the existing files.
 
     Raises:
         OSError: If the file cannot be created.
@@ -46,13 +46,13 @@ class EventFile:
     def __init__(self, folder: str, first_step: int = 0):
         self._first_step = first_step
         self._last_steps = {}
-        # The tags whose metadata the file has.
+        # Tags whose metadata is in the file. TensorBoard needs one copy only.
         self._described = set()
         self._file = _create(folder)
 
     @property
     def path(self) -> str:
-        """The file; its name sorts after earlier ones, as readers expect."""
+        """The path, which sorts after earlier files, as readers expect."""
         return self._file.path
 
     @property
@@ -63,9 +63,9 @@ class EventFile:
     def write(self, step: int, values: list) -> None:
         """Writes a step's values.
 
-        TensorBoard's fast loader silently deletes earlier values of a tag at
-        the same or a later step. So values whose step does not rise go to the
-        last step of their tags, and replace the values there.
+        If `step` is below the last step of a tag, the values are written at
+        that last step. Otherwise TensorBoard's fast loader would silently
+        delete all values of the tag from `step` on.
 
         Args:
             step: Int. Number of the training batch.
@@ -73,7 +73,7 @@ class EventFile:
 
         Raises:
             ValueError: If the file is closed.
-            OSError: If the record could not be written as a whole.
+            OSError: If the whole record could not be written.
                 `FileNotFoundError` if the file was removed.
         """
         last = (self._last_steps.get(value.tag, 0) for value in values)
@@ -111,12 +111,12 @@ def event_file_paths(folder: str) -> list[str]:
     """Returns the event files in a folder, oldest first."""
     names = sorted(name for name in os.listdir(folder) if "tfevents" in name)
     paths = [os.path.join(folder, name) for name in names]
-    # Opening a pipe with such a name would block.
+    # Leave out pipes with such a name, because opening a pipe would block.
     return [path for path in paths if os.path.isfile(path)]
 
 
 def _create(folder):
-    """A file with the event that each file begins with."""
+    """Creates a file that begins with the version event."""
     path = os.path.join(folder, _next_name(folder))
     file = AppendFile(path)
     try:
@@ -129,9 +129,9 @@ def _create(folder):
 
 
 def _next_name(folder):
-    """A name that sorts last, even if the clock was set back.
+    """Returns a name that sorts last, even if the clock was set back.
 
-    Readers look for "tfevents" in the names of files.
+    Readers recognize event files by "tfevents" in their names.
     """
     earlier = event_file_paths(folder)
     seconds = int(_clock.wall())

@@ -1,8 +1,8 @@
 """Every kind of event in a log: its fields, level and sentence.
 
-Users may log events of their own, other versions of this package have others,
-and a log may be damaged. So events and rows of tables are checked as they are
-read, and later readers can rely on the keys and types.
+Users may log their own events, other versions of this package may log other
+kinds, and a log may be damaged. This module therefore checks events and table
+rows when they are read. All other code can rely on their keys and types.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,16 @@ class Event(NamedTuple):
     """A kind of event.
 
     Attributes:
-        says: String, the sentence, with the names of fields in braces. Empty if
-            a function in `told.py` writes it.
-        needs: String, the names of required fields. `None` if fields are not
+        says: String. The sentence, with field names in braces. Empty if a
+            function in `told.py` writes the sentence.
+        needs: String. The names of required fields. `None` if fields are not
             checked.
         level: String. One of `facts.LEVELS`, or `"demote"`, `"promote"` or
             `"skip"` for events that are not findings. Verdicts and findings
-            before training have their own level.
-        lane: String. The lane of its mark below the curve of the loss scale.
-        is_story: Boolean. True if the sentence about the run depends on it.
+            before training bring their own level.
+        lane: String. The row of marks below the loss scale curve that shows
+            the event.
+        is_story: Boolean. True if the headline depends on the event.
         title: String. Defaults to the kind in words.
     """
 
@@ -80,7 +81,7 @@ EVENTS = {
     "advise_scale": _story(_TUNER, lane="changes"),
     "give_up": _story("{message}", "", "bad", "changes"),
     "validate": Event(
-        "Before the first step {metric} is {float32} in float32."
+        "Before the first step, {metric} is {float32} in float32."
     ),
     "sign_off": _story("At the end of training: {message}.", "within message"),
     "rebuild": Event("Train step rebuilt in {seconds} s."),
@@ -88,10 +89,10 @@ EVENTS = {
     "loss_scale_low": _story("", "message", "warning", "verdicts"),
     "loss_scale_recovered": _story("Loss scale {scale}: no longer too low."),
     "loss_scale_kept": Event(
-        "Loss scale {scale} again: it fell because of bad data alone."
+        "Loss scale restored to {scale}: only bad data had lowered it."
     ),
     "loss_scale_not_known": Event(
-        "Loss scale set by hand or not known at each step{span}.",
+        "The loss scale was set by hand or is not known at each step{span}.",
         level="warning",
     ),
     "no_loss_scaling": _story(
@@ -107,7 +108,7 @@ EVENTS = {
     "metric_not_finite": _story("", "message", "warning"),
     "metric_finite": _story("The metric is finite again."),
     "validation_not_finite": _story("", "message", "warning"),
-    "validation_finite": _story("The validation is finite again."),
+    "validation_finite": _story("The validation results are finite again."),
     # Events about the data and the precision.
     "bad_batches": _story("{message}", "count message", "warning"),
     "no_16_bits": _story("Precision: {message}.", "message"),
@@ -115,7 +116,7 @@ EVENTS = {
     "left_in_float16": Event("{message}", "message"),
     # Measurements.
     "ranges_measured": Event(
-        "Ranges of all layers measured at {steps} beside training, in "
+        "The monitor measured the ranges of all layers at {steps}, in "
         "{seconds} s.",
         "",
     ),
@@ -136,21 +137,20 @@ EVENTS = {
         "Plan not written: {reason}", "reason", "warning"
     ),
     "validation_failed": Event(
-        "The metric is not evaluated any more: {reason}", "reason"
+        "The metric is no longer evaluated: {reason}", "reason"
     ),
     "log_gap": Event(
-        "Nothing could be logged from step {from_step} on ({reason}); {lost} "
-        "records lost.",
+        "No data could be logged from step {from_step} on ({reason}). {lost} "
+        "records were lost.",
         level="warning",
     ),
-    "trade_off": Event("Search for the layers that need float32 is done."),
+    "trade_off": Event("The search for layers that need float32 has ended."),
     "unreadable": Event("{message}"),
 }
 
 
-# How they are read.
-
-# The kind of the note about an event that cannot be read.
+# Checks.
+# The kind of event that reports an event with unreadable fields.
 UNREADABLE = "unreadable"
 
 _NUMBER = int | float
@@ -181,10 +181,10 @@ _TYPES = {
 
 
 def read_events(event: dict) -> Iterator[dict]:
-    """Yields an event without damaged keys, and a note if there were any.
+    """Yields an event without its damaged keys, and a note that names these.
 
-    An event without a required key yields only the note, and one without a kind
-    or a step yields nothing.
+    If a required key is missing or damaged, yields only the note. Without a
+    kind and a step, yields nothing.
 
     Args:
         event: Dict from JSON.
@@ -202,12 +202,12 @@ def read_events(event: dict) -> Iterator[dict]:
         yield kept
     if missing or wrong:
         keys = ", ".join(map(repr, sorted({*missing, *wrong})))
-        left_out = "It is" if missing else "They are"
+        left_out = "The event was" if missing else "These fields were"
         yield {
             "kind": UNREADABLE,
             "step": step,
-            "message": f"The log has an event {kind!r} whose {keys} cannot be "
-            f"read. {left_out} left out.",
+            "message": f"The log has an event {kind!r} with fields that cannot "
+            f"be read: {keys}. {left_out} left out.",
         }
 
 
@@ -215,12 +215,12 @@ def _is_readable(event, key, needed):
     value = event[key]
     if key == "wall_time":
         return isinstance(value, _NUMBER) and abs(value) < 2**63
-    if needed is None:  # An unknown kind.
+    if needed is None:  # An unknown kind may have any fields.
         return True
     kind = _TYPES.get(key)
     if kind and not isinstance(value, kind):
         return False
-    # Larger integers are no steps, and `float` may fail for them.
+    # Larger integers cannot be steps, and `float` may fail on them.
     if kind and isinstance(value, int) and abs(value) >= 2**63:
         return False
     if key == "layers":

@@ -8,31 +8,31 @@ from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS, Kind, what_is_said
 
-# Events in which a tuner changes the loss scale, and their verbs.
+# Tuner events that change the loss scale, with a verb for each.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 
-# The events that describe the run as a whole.
+# The kinds of events that the headline uses.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
 # Numbers beyond the float16 range are harmless in these dtypes.
 WIDE = ("float32", "float64")
 
-# The dtype of a layer in float16 whose inputs are multiplied by a power of two.
+# The name for float16 with inputs that are multiplied by a power of two.
 _RESCALED = "rescaled float16"
 
-# The gravest first.
+# The most severe first.
 LEVELS = ("bad", "warning", "info")
 
 
 def kind_of(name: str) -> Kind:
-    """Returns a kind of verdict; unknown kinds are bad."""
+    """Returns a kind of verdict. Unknown kinds count as bad."""
     return KINDS.get(name) or Kind(name, "")
 
 
 def moment(event: Mapping) -> int:
     """Returns the step at which an event happened, not when it was noticed.
 
-    A low loss scale counts from the reading that found it.
+    For a low loss scale, this is the step of the reading that found it.
     """
     if event["kind"] == "loss_scale_low":
         return event["step"]
@@ -40,14 +40,14 @@ def moment(event: Mapping) -> int:
 
 
 def dtype_of(policy: str) -> str:
-    """Returns the dtype that a policy computes in, as `dtype_now` does."""
+    """Returns the compute dtype of a policy, named as in `dtype_now`."""
     if policy.startswith("rescaled("):
         return _RESCALED
     return policy.removeprefix("mixed_")
 
 
 def dtype_now(layer: Mapping) -> str:
-    """Returns the dtype that a layer, a row of the table, computes in."""
+    """Returns the compute dtype of a layer, given its row in the table."""
     return _RESCALED if layer.get("rescaled") else layer["compute_dtype"]
 
 
@@ -59,7 +59,7 @@ def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
         *kinds: Strings, the kinds of changes that count. Defaults to all.
 
     Returns:
-        Dict from paths to lists of pairs of an event and the dtype since.
+        Dict from paths to lists of pairs: an event, and the dtype after it.
     """
     found: dict = collections.defaultdict(list)
     for event in events:
@@ -71,7 +71,7 @@ def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
 
 
 def changes_of(events: Iterable, *kinds: str) -> dict:
-    """Returns the last of `all_changes` of each layer."""
+    """Returns the last change of each layer, as in `all_changes`."""
     return {p: own[-1] for p, own in all_changes(events, *kinds).items()}
 
 
@@ -79,8 +79,8 @@ def dtypes_now(events: Iterable, layers: list) -> dict:
     """Returns the dtype that each layer computes in, by path.
 
     Args:
-        events: Dicts, by rising step. They also know the model itself, which
-            the table of layers has no row for.
+        events: Dicts, by rising step. They may also name the model itself,
+            which has no row in the table of layers.
         layers: List of dicts, the table of layers.
     """
     changed = {p: dtype for p, (_, dtype) in changes_of(events).items()}
@@ -102,7 +102,7 @@ def is_repaired(kind: str, dtype: str | None) -> bool:
 def dtype_at(layer: Mapping, step: int) -> str:
     """Returns the dtype of a layer at a step.
 
-    A change after a step applies from the next step on.
+    A change at a step takes effect at the next step.
 
     Args:
         layer: Dict, a row of the table of layers.
@@ -113,7 +113,7 @@ def dtype_at(layer: Mapping, step: int) -> str:
 
 
 def asks_for_scale(verdict: Mapping) -> bool:
-    """Returns whether another loss scale cures a verdict."""
+    """Returns whether a different loss scale repairs the fault."""
     advised = "advised_bits" in verdict.get("numbers", {})
     return advised or verdict.get("verdict") == "scale_too_low"
 
@@ -137,7 +137,7 @@ def level_of(event: Mapping) -> str:
         One of `LEVELS`, or `"demote"`, `"promote"` or `"skip"`.
     """
     kind = event["kind"]
-    # Neither finished events nor wanted ones need attention.
+    # Dry runs, repaired faults and the user's interruptions need no attention.
     if any(event.get(x) for x in ("dry_run", "repaired", "interrupted")):
         return "info"
     if kind == "verdict":
@@ -151,18 +151,18 @@ def level_of(event: Mapping) -> str:
 
 
 def has_diverged(verdict: Mapping) -> bool:
-    """Returns whether training diverged, rather than a single batch failed."""
+    """Returns whether training diverged, as opposed to one failed batch."""
     numbers = verdict.get("numbers", {})
     return bool(numbers) and "not_finite" not in numbers
 
 
 def still_said(events: Iterable, said: str, over: str) -> dict:
-    """Returns each optimizer's last event of a kind, unless another ended it.
+    """Returns each optimizer's last event of a kind, if it still holds.
 
     Args:
         events: Dicts, by rising step.
-        said: String, a kind of event.
-        over: String, the kind of event that ends it.
+        said: String. A kind of event.
+        over: String. The kind of event that ends such an event.
     """
     found: dict = {}
     for event in events:
@@ -175,32 +175,32 @@ def still_said(events: Iterable, said: str, over: str) -> dict:
 
 
 def said_alike(verdict: Mapping) -> tuple:
-    """Returns a key that is equal for verdicts that say the same."""
+    """Returns a key that verdicts with the same message share."""
     kind, layer, way = map(verdict.get, ("verdict", "layer", "direction"))
     said = what_is_said(str(kind), layer, way, verdict.get("advice", ""))
     return verdict["step"], *said
 
 
 def low_scales(events: Iterable) -> list[dict]:
-    """Returns the events of loss scales that were still low at the end."""
+    """Returns the events about loss scales that are low at the end."""
     found = still_said(events, "loss_scale_low", "loss_scale_recovered")
     return [*found.values()]
 
 
 class Facts(NamedTuple):
-    """The facts behind the sentence about a run.
+    """The facts behind the headline of a run.
 
     Attributes:
-        events: List of dicts: earlier events that still hold, then those of
-            the last `fit` by rising step. Only kinds in `STORY` count.
+        events: List of dicts: earlier events that still hold, then the events
+            of the last `fit` by rising step. Only kinds in `STORY` count.
         layers: List of dicts with `"path"`, `"compute_dtype"`,
-            `"share_of_flops"` and `"parameters"`, as they are now.
+            `"share_of_flops"` and `"parameters"`, in their current state.
         steps: Int. Steps of the last `fit`.
-        skipped: Dict from the name of each loss scale optimizer, `""` for an
-            only one, to the steps that it skipped.
-        in_a_row: Int. Steps skipped since the last one applied.
+        skipped: Dict from the name of each loss scale optimizer to the number
+            of steps that it skipped. A single optimizer has the name `""`.
+        in_a_row: Int. Steps skipped since the last applied step.
         measured: Boolean. True if the range of any layer is known.
-        fits: Int. How many calls of `fit` the log has. Defaults to `1`.
+        fits: Int. The number of `fit` calls in the log. Defaults to `1`.
         first: Int. The first step of the last `fit`. Defaults to `1`.
         examined: Boolean. True if any layer was compared with float32.
             Defaults to `False`.
@@ -221,7 +221,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(run) -> Facts:
-    """Returns the facts of the last `fit` in a log, a `Run`."""
+    """Returns the facts about the last `fit` of a `Run`."""
     events, begins = run.events, run.begins
     start = events.index(begins[-1]) if begins else 0
     before, events = events[:start], events[start:]
@@ -240,7 +240,7 @@ def facts_of(run) -> Facts:
 
 
 def _still_true(events, run):
-    """Earlier findings about layers that are repaired by now."""
+    """Returns earlier verdicts that are repaired now, and their repairs."""
     now = dtypes_now(run.events, run.layers)
     repaired = [
         event
@@ -248,13 +248,13 @@ def _still_true(events, run):
         if event["kind"] == "verdict"
         and is_repaired(event["verdict"], now.get(event["layer"]))
     ]
-    # A change is only mentioned together with its finding.
+    # The headline mentions a change only together with its finding.
     kinds = {*PRECISION_CHANGES} - {"undo"} if repaired else ()
     return repaired + [event for event in events if event["kind"] in kinds]
 
 
 def growth(counts: list) -> int:
-    """Returns how much a count rose, which a new optimizer restarts at 0."""
+    """Returns the total rise of a count. New optimizers restart it at 0."""
     pairs = zip(counts, counts[1:], strict=False)
     return sum(now - old if now >= old else now for old, now in pairs)
 
@@ -266,9 +266,9 @@ def _skipped_since(first, course):
 
 
 def last_of_falls(events: list) -> list:
-    """Returns events with only the last report of each fall of a loss scale.
+    """Removes all but the last report of each fall of a loss scale.
 
-    Each reading reports the whole fall again.
+    Each reading during a fall reports the whole fall again.
     """
 
     def fall(event):
@@ -283,7 +283,7 @@ def _in_a_row(events, last_step):
     ends = [e for e in events if e["kind"] == "train_end"]
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
-    # The run goes on or was killed, so count its single steps.
+    # The run is still going or was killed, so count its skipped steps.
     skips = (e for e in events if e["kind"] == "skipped_step")
     skipped, count = {e.get("at_step") for e in skips}, 0
     while last_step - count in skipped:

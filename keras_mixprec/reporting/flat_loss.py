@@ -1,4 +1,4 @@
-"""Finds losses that did not fall, without a reason for it."""
+"""Finds a loss that did not fall although no finding explains it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,15 +11,15 @@ from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
-# A shorter loss may be flat by chance.
+# With fewer readings or steps, a loss may be flat by chance.
 _LEAST_READINGS = 6
 _LEAST_STEPS = 50
 
 # The run is split into this many parts, because means vary less than readings.
 _PARTS = 8
 
-# A classifier of two classes that guesses has the loss log(2). Below that a run
-# may have started from trained weights.
+# A classifier that guesses between two classes has the loss log(2). A lower
+# loss may come from trained weights.
 _CHANCE = 0.97 * math.log(2)
 
 # The loss of a model that learns varies by more than this share.
@@ -39,9 +39,9 @@ def flat_loss(
 ) -> str:
     """Returns a sentence if the loss did not fall, else an empty string.
 
-    All fits in the log count, from the last change of a precision on. The
-    result is empty if a finding explains the loss, if the run is short, if the
-    loss is low, or if a custom `train_step` may train on another loss.
+    All steps after the last change of precision count, even over several calls
+    of `fit`. The result is empty if a finding explains the loss, if the run is
+    short, if the loss is low, or if a custom `train_step` may use another loss.
 
     Args:
         course: Dict of the lists `"steps"` and `"values"`, or `None`.
@@ -73,7 +73,7 @@ as well to see whether precision is the reason.'
         beside = ". Train in float32 as well to see whether precision is the "
         beside += "reason."
         if compared:
-            beside = ". Its steps are as in float32, so precision is not the "
+            beside = ". Its steps agree with float32, so precision is not the "
             beside += "reason."
     return f"It did not fall: {', '.join(ends)}{beside}"
 
@@ -85,7 +85,7 @@ def loss_at(loss: float, step: float) -> str:
 
 
 def last_change(events: Iterable) -> int:
-    """Returns the step of the last change of a precision, 0 if there is none.
+    """Returns the step of the last change of precision, or 0.
 
     Args:
         events: Dicts.
@@ -102,7 +102,7 @@ def _explains(event):
 
 
 def _readings(course, first):
-    """Steps and finite losses after the step `first`."""
+    """Returns the steps and finite losses after the step `first`."""
     course = course or {"steps": [], "values": []}
     pairs = zip(course["steps"], course["values"], strict=True)
     found = [p for p in pairs if first < p[0] and math.isfinite(p[1])]
@@ -114,7 +114,7 @@ def _is_flat(means):
     if level < _CHANCE or np.ptp(means) > _MOST_SPREAD * level:
         return False
     early, late = np.array_split(means, 2)
-    # Differences of neighbours ignore a slow fall.
+    # Estimate the noise from neighbours, so that a slow fall is not noise.
     noise = math.sqrt(np.mean(np.diff(means) ** 2) / 2)
     error = noise * math.sqrt(1 / len(early) + 1 / len(late))
     fall = early.mean() - late.mean()

@@ -1,7 +1,7 @@
-"""One sentence about a run: the cause, what was done about it, what it cost.
+"""The headline of a run: one sentence about the cause, the repair and the cost.
 
-The console makes it from memory, the report and the tab from the log. All of
-them make it here, so they say the same.
+The console builds it from facts in memory, the report and the tab from the log.
+All use this module, so that they agree.
 """
 
 import collections
@@ -37,7 +37,7 @@ from keras_mixprec.reporting.facts import (
 )
 from keras_mixprec.verdict_kinds import KINDS, LOST, cause_in_words
 
-# The states of a run, the gravest first.
+# The states of a run, the most severe first.
 STATES = (
     "failing",
     "severe",
@@ -55,8 +55,8 @@ STUCK = 5
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16",
-    "apply": "no step of this run called `optimizer.apply`, so that the loss "
-    "scale does nothing",
+    "apply": "no step of this run called `optimizer.apply`, so the loss scale "
+    "has no effect",
 }
 
 # Warnings that carry their own message, and the events that end them.
@@ -77,7 +77,7 @@ def headline(facts: Facts) -> dict:
 
         - `"failing"`: training makes no progress;
         - `"severe"`: a finding harms training;
-        - `"warning"`: there is something to do;
+        - `"warning"`: a finding or a flat loss needs attention;
         - `"not_measured"`: no range was measured;
         - `"not_compared"`: no step was compared with float32;
         - `"repaired"` and `"healthy"`.
@@ -105,14 +105,15 @@ float32 yet.'
 
 
 def main_finding(facts: Facts) -> dict | None:
-    """Returns the finding that the sentence begins with.
+    """Returns the finding that the headline begins with.
 
     Args:
         facts: `Facts`.
 
     Returns:
-        Dict with `"event"`, one of `facts.events`, `"repaired"`, whether it is
-        over, and `"level"`, one of `LEVELS`. `None` if there is no finding.
+        Dict with `"event"`, one of `facts.events`; `"repaired"`, true if the
+        fault is repaired; and `"level"`, one of `LEVELS`. `None` if there is no
+        finding.
     """
     story = _Story(facts)
     named = (event for event, _ in story.clauses() if event)
@@ -120,7 +121,7 @@ def main_finding(facts: Facts) -> dict | None:
     if event is None:
         return None
     level = level_of(event)
-    # Only a verdict may be normal; the user should look into anything else.
+    # Only verdicts can be harmless. The user should look into other findings.
     if event["kind"] != "verdict" and level != "bad":
         level = "warning"
     is_over = event["kind"] == "verdict" and bool(story.is_over(event))
@@ -133,7 +134,7 @@ def is_low(layers: Iterable) -> bool:
 
 
 def over_by(events: Iterable, layers: list) -> Callable:
-    """Returns a function that says what has repaired a verdict, or `None`.
+    """Returns a function that names the repair of a verdict, if any.
 
     Args:
         events: Dicts, by rising step.
@@ -154,7 +155,7 @@ def over_by(events: Iterable, layers: list) -> Callable:
             return None
         if is_repaired(kind, now.get(layer)):
             return f"it is in {now[layer]}"
-        # The layer was demoted, and later found sound in 16 bits.
+        # The layer was demoted and has since returned to 16 bits.
         back = layer in changed and changed[layer][0]["kind"] in _BACK
         return f"it has returned to {now.get(layer)}" if back else None
 
@@ -165,7 +166,7 @@ _BACK = ("promote", "shrink")
 
 
 def _way_back(events):
-    """Says how training came back to a good state, if it has stayed there."""
+    """Says how training returned to a good state, if it stayed there."""
     for event in reversed(events):
         if event["kind"] == "undo":
             return "a demotion was undone"
@@ -204,13 +205,13 @@ _OUTCOMES = {
     "undo": "a demotion made training diverge and was undone {at}",
     "give_up": "the tuner gave up: {why}",
     "stopped": "the monitor stopped training {at}",
-    "step_raised": "{again}step {at_step:,} raised {reason}",
+    "step_raised": "step {at_step:,}{again} raised {reason}",
     "fit_raised": "training ended at step {at_step:,}: {reason}",
 }
 
 
 class _Story:
-    """The events of a run as clauses, and which findings are over."""
+    """Turns the events of a run into clauses, and knows what is repaired."""
 
     def __init__(self, facts):
         self._facts = facts
@@ -234,7 +235,7 @@ class _Story:
             if verdict["verdict"] in KINDS
             and KINDS[verdict["verdict"]].behind < _EFFECT
         ]
-        # A normal finding, such as a search for the loss scale.
+        # A finding without a clause, such as a search for the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = any(v["layer"] for v in self._causes[:1])
         self._wide = self._last.get("no_16_bits", {})
@@ -243,22 +244,22 @@ class _Story:
         self.quiet = not (found or facts.flat_loss)
 
     def clauses(self) -> Iterator:
-        """Yields clauses of the sentence, causes first, each with its event.
+        """Yields pairs of an event and a clause, causes first.
 
-        The event is `None` for a clause about what followed from others.
+        The event is `None` if the clause cannot be the main finding.
         """
         yield from self._cause()
         yield from self._outcome()
 
     def _cause(self):
-        """The most important finding, and how many more there are."""
+        """Yields clauses about the most important findings."""
         if not self._causes:
             count, event = self._nonfinite_losses()
             effects = {"weights_lost", "scale_collapsed"} & self._first.keys()
             if count and not effects:
                 batches = f"{count:,} batch{'es' * (count > 1)}"
                 said = f"the loss itself was not finite in {batches}"
-                yield event, f"{said}, which no loss scale changes"
+                yield event, f"{said}, and no loss scale can repair it"
             if event := self._last.get("no_loss_scaling"):
                 usual = "float16 without loss scaling: small gradients vanish"
                 yield event, _UNSCALED.get(event.get("by"), usual)
@@ -280,7 +281,7 @@ class _Story:
         return count, self._last.get("nonfinite_losses")
 
     def _outcome(self):
-        """Yields the clauses about the events that followed from the causes."""
+        """Yields clauses about the events that followed from the causes."""
         last = self._last
         event = self._first.get("weights_lost")
         if event and not self.is_over(event):
@@ -311,7 +312,7 @@ class _Story:
             yield f"interrupted in step {event['at_step']:,}"
 
     def state(self):
-        """The first of `STATES` that is true."""
+        """Returns the most severe state that applies."""
         last, facts = self._last, self._facts
         is_open = [v for v in self._causes if not self.is_over(v)]
         is_stuck = facts.in_a_row >= STUCK
@@ -324,7 +325,7 @@ class _Story:
             or (is_open and (is_stuck or "give_up" in last))
         ):
             return "failing"
-        # The state is as grave as the worst open finding.
+        # The worst finding that is not repaired decides.
         if any(kind_of(v["verdict"]).level == "bad" for v in is_open):
             return "severe"
         if (
@@ -357,7 +358,7 @@ class _Story:
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):
-        """Returns whether two findings are counted as one."""
+        """Returns whether one clause covers both findings."""
         if self.is_over(first) or self.is_over(verdict):
             return bool(self.is_over(first)) and bool(self.is_over(verdict))
         return verdict["verdict"] == first["verdict"]
@@ -391,11 +392,11 @@ class _Story:
         return f"{names} {what}{line}{at}{self._fate(first, bool(more))}"
 
     def _found(self, verdict, first=""):
-        """When it was found, and when steps began to fail, if that is known."""
+        """Says when a finding was made, and when steps began to fail."""
         if "step" not in verdict:
             return ""
         at, since = format_moment(moment(verdict)), verdict.get("failing_since")
-        # Steps count on over all fits of a log.
+        # Step numbers continue from one call of fit to the next.
         is_old = moment(verdict) < self._facts.first - 1
         by = verdict.get("numbers", {}).get("found_by")
         who = f" by {by}" if by else ""
@@ -407,7 +408,7 @@ class _Story:
         return f" ({found}; steps began to fail at step {since:,}{of})"
 
     def _fate(self, first, several=False):
-        """Says what became of a finding, to end its clause."""
+        """Says what was done about a finding, as the end of its clause."""
         layer, over = first["layer"], self.is_over(first)
         if scale_set(first, self._facts.events):
             return f", and {over}"
@@ -431,7 +432,7 @@ class _Story:
         return f" and {verb} still in {now}" if now else ""
 
 
-# Events that are not a finding on their own, or that have their own message.
+# Events that are no findings, or that other code reports.
 _NO_FINDING = {
     "sign_off",
     "no_16_bits",
@@ -443,25 +444,25 @@ _NO_FINDING = {
 
 
 def _words_of(event):
-    """Values of the clauses in `_OUTCOMES` that are not fields of the event."""
+    """Returns values for `_OUTCOMES` that are not fields of the event."""
     reason = event.get("message", "").removeprefix("gives up: ")
     done = event.get("done")
     return {
         "at": format_moment(moment(event)),
         "then": f"went on with {done}" if done else "stopped",
         "why": reason.partition(". ")[0],
-        "again": "taken again: " * bool(event.get("repaired")),
+        "again": " (repeated after a repair)" * bool(event.get("repaired")),
     }
 
 
 def _named(verdict):
     layer = repr(verdict["layer"]) if verdict["layer"] else "the model"
     model = verdict.get("numbers", {}).get("in_call_of")
-    return f"the own call of {model} after {layer}" if model else layer
+    return f"the call method of {model} after {layer}" if model else layer
 
 
 def _steps(facts, quiet):
-    """Counts the steps and the skipped ones, in words."""
+    """Describes the number of steps and of skipped steps."""
     steps, taken = facts.steps, format_count(facts.steps, "step")
     of = ""
     if facts.fits > 1:
@@ -505,7 +506,7 @@ def _share(layers, was_demoted, why):
     if not is_low(layers):
         yield why or "no layer in 16 bits"
         return
-    # Wider layers without matrix products take very few FLOPs.
+    # Wider layers may take so few FLOPs that the share rounds to 100%.
     wide = any(x["compute_dtype"] not in SIXTEEN_BITS for x in layers)
     shown = f"{format_share(share)} of"
     if wide and shown == "100% of":

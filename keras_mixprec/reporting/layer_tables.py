@@ -1,4 +1,4 @@
-"""Measurements of each layer by step: tables of bounded size, and grids."""
+"""Layer measurements by step: tables of bounded size, and heatmap grids."""
 
 import dataclasses
 import functools
@@ -12,24 +12,26 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-# A run of a million steps, read every 100, then has 2,156 of 10,000 rows.
+# With this number, a run of a million steps with a reading every 100 steps
+# writes 2,156 rows instead of 10,000.
 ROWS_PER_INTERVAL = 500
 
-# Models with more layers have fewer rows, so a log of 2,000 layers takes 90 MB
-# instead of 290 MB.
+# Models with more layers than this write fewer rows. The log of 2,000 layers
+# then takes 90 MB instead of 290 MB.
 _LAYERS = 400
 
 _POOLS = {"min": np.fmin, "max": np.fmax}
 
 
 class Thinning:
-    """Says which rows of an endless series to write.
+    """Decides which rows of an endless series to write.
 
-    It writes `rows` rows, then `rows` times every second one, then every fourth
-    one and so on. So the series grows with the logarithm of the run.
+    First every row is written, `rows` times. Then every second row is written,
+    again `rows` times, then every fourth row, and so on. The number of written
+    rows grows with the logarithm of the run length.
 
     Args:
-        rows: Int. How many rows each interval has. Defaults to `500`.
+        rows: Int. The number of rows with the same interval. Defaults to `500`.
 
     Example:
     >>> from keras_mixprec.reporting.layer_tables import Thinning
@@ -44,7 +46,7 @@ class Thinning:
         self._waited = self._written = 0
 
     def due(self) -> bool:
-        """Returns whether to write the next row; call it once for each."""
+        """Returns whether to write the next row. Call it once per row."""
         self._waited += 1
         if self._waited < self._interval:
             return False
@@ -57,10 +59,12 @@ class Thinning:
 
 
 def rows_for(count: int, usual: int, rows: int) -> int:
-    """Returns the rows of an interval, fewer where each row is larger.
+    """Returns the number of rows with the same interval.
+
+    The number is smaller if rows are larger, which limits the size of a log.
 
     Args:
-        count: Int >= 1. How many layers or variables a row describes.
+        count: Int >= 1. The number of layers or variables in a row.
         usual: Int >= 1. The largest count with the full number of rows.
         rows: Int >= 1. The full number of rows.
 
@@ -73,10 +77,10 @@ def rows_for(count: int, usual: int, rows: int) -> int:
 
 
 def pooled(pool: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns the worse of two arrays' elements, ignoring NaNs.
+    """Returns the elementwise worse of two arrays, ignoring NaNs.
 
     Args:
-        pool: String. `"min"` or `"max"`, the worse end.
+        pool: String. `"min"` or `"max"`, whichever is worse.
         first: Array.
         second: Array of the same shape.
     """
@@ -84,19 +88,19 @@ def pooled(pool: str, first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def pool_groups(pool: str, rows: np.ndarray, size: int) -> np.ndarray:
-    """Returns the worst of each group of rows; the last may be shorter.
+    """Returns the worst values in each group of rows.
 
     Args:
         pool: String, as in `pooled`.
         rows: Array `[n, ...]`, n >= 1.
-        size: Int >= 1. Rows of a group.
+        size: Int >= 1. Rows per group. The last group may have fewer.
     """
     starts = np.arange(0, len(rows), size)
     return _POOLS[pool].reduceat(rows, starts, axis=0)
 
 
 class LayerTables:
-    """Pools measurements of layers, so that a long run writes fewer rows."""
+    """Pools layer measurements, so that long runs write fewer rows."""
 
     def __init__(self):
         self._columns = self._thinning = self._waiting = None
@@ -107,12 +111,12 @@ class LayerTables:
         Args:
             step: Int.
             table: Array `[layers, metrics]`.
-            layers: List of the paths of the rows.
-            metrics: Dict from the names of the columns to `"min"` or `"max"`.
+            layers: List of strings. The layer of each row.
+            metrics: Dict from column names to `"min"` or `"max"`.
 
         Returns:
-            List of `(step, table, columns)` to write now; `columns` is a dict
-            of layers and metrics.
+            List of `(step, table, columns)` to write now. `columns` is a dict
+            with `"layers"` and `"metrics"`.
         """
         columns = {"layers": layers, "metrics": metrics}
         if self._thinning is None:
@@ -126,7 +130,7 @@ class LayerTables:
         return [*ready, *(self.rest() if self._thinning.due() else [])]
 
     def rest(self):
-        """Returns the table that waits, if any, in the form of `add`."""
+        """Returns the table that is not written yet, if any, as `add` does."""
         if not self._waiting:
             return []
         (step, table), self._waiting = self._waiting, None
@@ -138,21 +142,21 @@ def _worse(pools, first, second):
     return np.stack([pooled(*column) for column in columns], axis=1)
 
 
-# Ranges that depend on the batch; those of weights do not.
+# Parts whose ranges depend on the batch. The ranges of weights do not.
 _OF_BATCH = ("activation", "weight_gradient", "gradient")
 _LOGITS = "attention_logits_largest"
 
-# The end of the name of a layer's second or later call.
+# The suffix of the names of a layer's second and later calls.
 _SECOND_CALL = re.compile(r"#\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Measurements of layers by step, with the same layers and metrics.
+    """Layer measurements by step, all with the same layers and metrics.
 
     Attributes:
-        layers: List of strings, the names of calls of layers.
-        metrics: Dict from names to `"min"` or `"max"`, the worse end.
+        layers: List of strings, the names of layer calls.
+        metrics: Dict from names to `"min"` or `"max"`, whichever is worse.
         records: Memory map of `schema.record_dtype`.
         spoiled: Boolean array, true for steps with a non-finite batch.
     """
@@ -170,18 +174,18 @@ class Table:
         return steps
 
     def column(self, metric: str, layers: list) -> np.ndarray:
-        """Returns one metric of these layers.
+        """Returns a metric for these layers.
 
         Args:
             metric: String.
             layers: List of strings that includes all of `self.layers`.
 
         Returns:
-            Array `[steps, layers]`, NaN for missing measurements and for
-            non-finite tensors of a non-finite batch. The headroom of any other
-            non-finite tensor is minus infinity, because its finite elements
-            alone would look sound. Shares that ignore zeros are infinite if all
-            elements are zero.
+            Array `[steps, layers]`. It has NaN for missing measurements, and
+            for tensors that a non-finite batch made non-finite. The headroom of
+            other non-finite tensors is minus infinity, because their finite
+            elements alone would look healthy. Shares that ignore zeros are
+            infinite if all elements are zero.
         """
         own = self._values(metric)
         count = metric.removesuffix("headroom_bits") + "nonfinite"
@@ -197,7 +201,7 @@ class Table:
 
     def has_values(self, metric: str) -> bool:
         """Returns whether a metric was measured in any layer at any step."""
-        # Most metrics have a value in the first row, so the rest is not read.
+        # The first value ends the search, and most metrics have it in row 0.
         rows = self.records["values"][:, self._place(metric)]
         found = any(not np.isnan(row).all() for row in rows)
         self._free()
@@ -231,7 +235,7 @@ class Table:
         return self._values(count) > 0
 
     def _moved(self, own, layers, fill):
-        if layers == self.layers:  # True of most logs.
+        if layers == self.layers:
             return own
         places = {name: place for place, name in enumerate(layers)}
         result = np.full((len(own), len(layers)), fill, own.dtype)
@@ -244,9 +248,9 @@ class Table:
         return values
 
     def _free(self):
-        """Returns the memory of the map, which would grow to the whole file."""
+        """Frees the memory of the map, which would grow to the file's size."""
         base: Any = self.records.base
-        if hasattr(mmap, "MADV_DONTNEED"):  # Windows does not have it.
+        if hasattr(mmap, "MADV_DONTNEED"):  # Windows has no `madvise`.
             base.madvise(mmap.MADV_DONTNEED)
 
     def _place(self, metric):
@@ -260,7 +264,7 @@ def rows_in_order(tables: list, paths: list) -> list:
         tables: List of `Table`.
         paths: List of strings, the layers of the model.
     """
-    # Layers that are gone from the model keep the order of the last table.
+    # Layers that the model no longer has keep the order of the last table.
     rows = dict.fromkeys(row for t in reversed(tables) for row in t.layers)
     places = {path: place for place, path in enumerate(paths)}
     return sorted(
@@ -276,21 +280,21 @@ def layer_of(row: str, paths) -> str:
     return row if row in paths else _SECOND_CALL.sub("", row)
 
 
-# A metric of all layers by step.
+# Grids.
 
-# More columns than the pixels that the heatmap has on a usual screen.
+# The most columns of a grid. Heatmaps on usual screens have fewer pixels.
 MAX_COLUMNS = 2000
 
-# Headroom up to 16 bits is then exact to 1/128 bit.
+# This dtype keeps headroom up to 16 bits exact to 1/128 bit.
 HEADROOM_DTYPE = "float16"
 
-# Marks a reading of a non-finite batch.
+# Marks a reading on a non-finite batch.
 LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
-    """Returns headroom as rounded for the page, so all outputs agree."""
-    with np.errstate(over="ignore"):  # A damaged log may have any numbers.
+    """Rounds headroom as for the page, so that all outputs agree."""
+    with np.errstate(over="ignore"):  # Damaged logs may have any numbers.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
 
@@ -301,7 +305,7 @@ class Grid(NamedTuple):
         layers: List of strings, the rows.
         first, last: Integer arrays, the first and last step of each column.
         worst: Array `[layers, columns]`, NaN where nothing was measured.
-        pool: String. `"min"` or `"max"`, the worse end.
+        pool: String. `"min"` or `"max"`, whichever is worse.
         dtype: String. The precision of numbers for the page: `"float16"`, or
             `"bfloat16"` for metrics with a larger range.
         lost: Boolean array `[layers, columns]`, true where a non-finite batch
@@ -317,16 +321,16 @@ class Grid(NamedTuple):
     lost: np.ndarray
 
     def to_bytes(self, origins: list, cells: np.ndarray) -> bytes:
-        """Returns it for the page.
+        """Returns the grid as bytes for the page.
 
         Args:
             origins: List of dicts from `passed_cells`.
             cells: Integer array from `passed_cells`.
 
         Returns:
-            Bytes, little-endian. A uint32 has the length of the header, which
-            is JSON padded with spaces to a multiple of four. A float32 for each
-            cell follows, a row for each layer. If the header has `"marked"`, a
+            Little-endian bytes. A uint32 has the length of the header, which is
+            JSON padded with spaces to a multiple of four. A float32 for each
+            cell follows, layer by layer. If `"marked"` is true in the header, a
             uint16 for each cell is next: the index of its origin plus 1, or
             `LEFT_OUT`.
         """
@@ -344,7 +348,7 @@ class Grid(NamedTuple):
         with np.errstate(over="ignore"):
             body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
-        # Half of the bits are 0, which a report compresses.
+        # The lower half of each float32 is 0, so a report compresses it well.
         sent = size + text + body.astype("<f4").tobytes()
         marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
         return sent + marks.tobytes() * is_marked
@@ -356,7 +360,7 @@ class Grid(NamedTuple):
 
 
 def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
-    """Returns the worst of each column of a metric.
+    """Returns the grid of a metric, with the worst value in each cell.
 
     Args:
         tables: List of `Table`, each with that metric.
@@ -372,7 +376,7 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     last = np.minimum(first + size, len(rows)) - 1
     worst = pool_groups(pool, rows, size).T
     lost = np.zeros(worst.shape, bool)
-    if any(table.spoiled.any() for table in tables):  # True of few logs.
+    if any(table.spoiled.any() for table in tables):
         rows = np.concatenate([t.lost(metric, layers) for t in tables])
         lost = np.logical_or.reduceat(rows, first).T
     # Counts and magnitudes can exceed the range of float16.

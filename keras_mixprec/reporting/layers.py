@@ -1,8 +1,8 @@
 """The layers of a run: dtypes, findings, and which layer is to blame.
 
-After a layer that overflows every layer is non-finite, and after a non-finite
-loss every gradient is. A verdict names the layer to blame. No layer is to blame
-if training diverged or weights were lost.
+Non-finite numbers spread: from an overflowing layer to all layers after it, and
+from a non-finite loss to all gradients. A verdict names the layer to blame. No
+layer is to blame if training diverged or weights were lost.
 """
 
 import collections
@@ -52,8 +52,8 @@ def read_layers(rows: Iterable) -> list[dict]:
         rows: Dicts, the table at the start and after each change.
 
     Returns:
-        List of dicts. `"dtypes"` of each is a list of pairs of a step and the
-        dtype that the layer computed in after it.
+        List of dicts. In each, `"dtypes"` is a list of pairs: a step, and the
+        compute dtype after that step.
     """
     history: dict = {}
     table: list = []
@@ -70,7 +70,7 @@ def read_layers(rows: Iterable) -> list[dict]:
 
 
 def _with_feeders(layer):
-    """A row with its feeders, unless they are damaged."""
+    """Removes damaged feeders from a row."""
     feeders = layer.get(FED_BY)
     if isinstance(feeders, list) and all(isinstance(x, str) for x in feeders):
         return layer
@@ -78,7 +78,7 @@ def _with_feeders(layer):
 
 
 def layers_of(table: list, events: list, tables: list) -> list[dict]:
-    """Returns the table of layers with all that the log knows about them.
+    """Returns the table of layers, with all logged facts about each layer.
 
     Args:
         table: List of dicts from `read_layers`.
@@ -121,12 +121,12 @@ def layers_of(table: list, events: list, tables: list) -> list[dict]:
     return [x | {"is_problem": _is_problem(x)} for x in shown]
 
 
-# The levels of a headroom, the gravest first.
+# The levels of headroom, the most severe first.
 _ORDER = ("bad", "passed", "warning", "quiet", "roomy", "beyond", "zero")
 
 
 def _shown(row, limit):
-    """The headroom as a table shows it, `None` if it was not measured."""
+    """Returns headroom as tables show it, or `None` if not measured."""
     bits, dtype = row["least_headroom"], row["compute_dtype"]
     if bits is None:
         return None
@@ -152,7 +152,7 @@ def _shown(row, limit):
 
 
 def _level(bits, wider):
-    """The level of a headroom; a wider dtype may go beyond 16 bits."""
+    """Returns the level of headroom. A wider dtype may exceed the limit."""
     if bits == math.inf:
         return "zero"
     if wider and bits > -math.inf:
@@ -161,7 +161,7 @@ def _level(bits, wider):
 
 
 def _is_problem(row):
-    """Returns whether something about a layer is still to be done."""
+    """Returns whether a layer still needs attention."""
     if row["verdicts"] and not row["repaired"]:
         return True
     if not row["headroom"] or row["lost_because"]:
@@ -170,9 +170,10 @@ def _is_problem(row):
 
 
 def _changed(row, changes):
-    """Each change of a layer's dtype, and the reason for its demotion.
+    """Returns a layer's dtypes by step, and the reason for its demotion.
 
-    The log has the table at the end of an epoch, a change at its own step.
+    The table is logged only at the end of an epoch, so the steps of changes
+    come from events.
     """
     more = [
         [event["step"], dtype.rpartition(" ")[2]] for event, dtype in changes
@@ -181,7 +182,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # The demotion may have been undone since.
+    # A demotion that was undone later does not count.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])
@@ -206,12 +207,12 @@ def _findings(verdicts, over):
 
 
 def _least_headroom(rows, tables):
-    """The least headroom and its step, by part and path.
+    """Returns the least headroom and its step, by part and path.
 
-    It counts from the last change of precision, because earlier overflows are
-    findings. Gradients include the loss scale, but not the steps that
-    overflowed: a dynamic loss scale needs those. If all numbers were zero, it
-    is infinite.
+    Only readings after the last change of precision count, because verdicts
+    report earlier overflows. Gradients include the loss scale. Overflows of
+    gradients do not count, because a dynamic loss scale needs some. Headroom is
+    infinite if all numbers were zero.
     """
     since = max((s for row in rows for s, _ in row["dtypes"][1:]), default=-1)
     paths = {row["path"] for row in rows}
@@ -234,9 +235,10 @@ def _least_headroom(rows, tables):
 
 
 def _headroom(row, least, verdicts, limit):
-    """The headroom of a layer, used up if it overflows inside.
+    """Returns the headroom of a layer, at most 0 if it overflows inside.
 
-    A sum may overflow before it becomes a mean, which no other number shows.
+    For example, a sum may overflow before the division that makes it a mean.
+    The headroom of the outputs does not show this.
     """
     own: dict = {"inside": None}
     for part, names in _LEAST.items():
@@ -249,7 +251,7 @@ def _headroom(row, least, verdicts, limit):
             continue
         bits = min(most - math.log2(largest), 0.0)
         left, step = own["least_headroom"], moment(verdict)
-        # Larger or non-finite outputs matter more.
+        # If the outputs have even less headroom, show the outputs.
         if left is None or left > bits:
             inside = {"step": step, "largest": largest, "outputs": left}
             inside |= _inside_in_words(step, row["compute_dtype"], limit)
@@ -262,7 +264,7 @@ def _headroom(row, least, verdicts, limit):
 
 
 def _largest_inside(verdict):
-    """0 if the verdict does not say, such as a forecast."""
+    """Returns the largest number inside the layer, or 0 if not known."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
     try:  # The log spells infinity as a string.
@@ -272,16 +274,16 @@ def _largest_inside(verdict):
 
 
 def _still_holds(verdict, row, limit):
-    """Returns whether the layer still overflows, or is wider because it did."""
+    """Returns whether a layer still overflows, or is wider for that reason."""
     if is_repaired("forward_overflow", dtype_now(row)):
         return row["compute_dtype"] != limit
-    # A layer that has returned to 16 bits was found sound.
+    # A layer returns to 16 bits only if it no longer overflows there.
     changed = row["dtypes"][-1][0] if row["dtypes"][1:] else -1
     return verdict["step"] > changed
 
 
 def _inside_in_words(step, dtype, limit):
-    """The words for an overflow inside a layer; a wider dtype closes it."""
+    """Describes an overflow inside a layer, open until a dtype is wider."""
     is_open = not is_wider(dtype, limit)
     short, more = f"beyond {limit} inside the layer", f"computed in {dtype}"
     if is_open:
@@ -291,12 +293,12 @@ def _inside_in_words(step, dtype, limit):
 
 
 def _outputs(row):
-    """The least headroom of the outputs alone."""
+    """Returns the least headroom of the outputs alone."""
     return row["inside"]["outputs"] if row["inside"] else row["least_headroom"]
 
 
 def _blame(row, by_path, limit, because):
-    """Finds out why a layer is infinite, NaN or all zero."""
+    """Finds out why the outputs of a layer are infinite, NaN or all zero."""
     made, source = _outputs(row), row["passes_on"].get("activation")
     origin = by_path.get(source)
     passed = (
@@ -314,7 +316,7 @@ def _blame(row, by_path, limit, because):
 
 
 def _in_words(because, path, is_zero):
-    """A cause outside the layer, in a long and a short form."""
+    """Describes a cause outside the layer, in a long and a short form."""
     if because:
         return {
             "long": f"infinite or NaN because {because}, not because of "
@@ -327,14 +329,16 @@ def _in_words(because, path, is_zero):
 
 
 def left_in_words(bits: float) -> str:
-    """Returns headroom in words, with a mark on an overflow."""
+    """Returns headroom in words, with a mark for an overflow."""
     if bits == -math.inf or bits > 0:
         return "▲ " * (bits < 0) + format_bits(bits)
     return "▲ overflow"
 
 
 def passes_on(table: list, events: list) -> dict[str, dict]:
-    """Returns the layer from which each would receive non-finite numbers.
+    """Returns, for each layer, the layer that passes bad numbers to it.
+
+    Bad numbers are infinities and NaNs.
 
     Args:
         table: List of dicts, the layers in the order of the model.
@@ -342,8 +346,8 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
     Returns:
         Dict from paths to a dict of paths by part, `"activation"` and
-        `"gradient"`. A part is missing if the layer has a verdict itself, or
-        no layer before it has one.
+        `"gradient"`. A part is missing if the layer itself has a verdict, or if
+        no layer before it has a verdict.
     """
     paths = [layer["path"] for layer in table]
     culprits = [_culprits(events, kinds) for kinds in (_FORWARD, _BACKWARD)]
@@ -356,7 +360,7 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
     else:
         activation = _later(forward, paths)
         gradient = _later(backward, paths[::-1])
-    if forward:  # The loss is non-finite, so every gradient is.
+    if forward:  # The loss is non-finite, so every gradient is non-finite.
         gradient = dict.fromkeys(paths, forward[0]) | gradient
     parts = {"activation": activation, "gradient": gradient}
     return {
@@ -371,11 +375,11 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
 
 
 def fault_of_the_run(events: Iterable) -> dict | None:
-    """Returns why layers are infinite or NaN without being to blame.
+    """Returns why layers are infinite or NaN if no layer is to blame.
 
     Returns:
-        Dict with `"because"`, a clause, and `"since"`, the first step that
-        failed as far as known; `None` if no verdict says so.
+        Dict with `"because"`, a clause, and `"since"`, the first step that is
+        known to fail. `None` if no verdict blames the run as a whole.
     """
     found = []
     for event in events:
@@ -388,7 +392,7 @@ def fault_of_the_run(events: Iterable) -> dict | None:
             because = (
                 "training diverged" if diverged else "float32 fails as well"
             )
-            # A divergence explains lost weights.
+            # A divergence comes first, because it explains lost weights.
             found.insert(0, (because, since))
         elif event["verdict"] == "weights_lost":
             found.append(("weights were lost", since))
@@ -401,7 +405,7 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
     """Returns the cells whose cause is outside their layer.
 
     Layers pass on infinities, NaNs and outputs that are all zero. Zero
-    gradients may have vanished on their own.
+    gradients do not count, because the layer itself may have lost them.
 
     Args:
         grid: `Grid` of the metric.
@@ -410,9 +414,9 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
         events: List of dicts.
 
     Returns:
-        List of dicts, the origins in a `"long"` and a `"short"` form, and an
-        integer array `[layers, columns]`, the index of an origin in the list,
-        or -1.
+        A list and an array. The list has the origins, dicts with a `"long"` and
+        a `"short"` text. The integer array `[layers, columns]` has the index of
+        each cell's origin in the list, or -1.
     """
     origins: list = []
     cells = np.full(grid.worst.shape, -1, "i4")
@@ -427,7 +431,10 @@ def passed_cells(grid: Grid, metric: str, table: list, events: list) -> tuple:
 
 
 def _passed(grid, metric, part, table, events):
-    """Arguments of `_in_words`, a row and its columns; later ones win."""
+    """Yields arguments of `_in_words`, a row and its columns.
+
+    Later items replace earlier items in the same cells.
+    """
     known = passes_on(table, events)
     paths = [layer_of(call, known) for call in grid.layers]
     rows = collections.defaultdict(list)
@@ -437,7 +444,7 @@ def _passed(grid, metric, part, table, events):
     lost = grid.worst > 0 if is_count else grid.worst == -np.inf
     zero = (grid.worst == np.inf) & (part == "activation" and not is_count)
     if fault := fault_of_the_run(events):
-        # Earlier gradients may have overflowed in a search for the scale.
+        # Earlier overflows of gradients may belong to a search for the scale.
         late = grid.last >= (fault["since"] if part == "gradient" else 0)
         to_blame = _culprits(events)
         for row, path in enumerate(paths):
@@ -451,7 +458,8 @@ def _passed(grid, metric, part, table, events):
             yield (None, origin, is_zero), row, made
 
 
-# Parts in the names of metrics; `weight` last, because of `weight_gradient`.
+# Parts in the names of metrics. `weight` is last, because it would also match
+# `weight_gradient`.
 _PARTS = ("activation", "gradient", "weight")
 
 
@@ -466,16 +474,16 @@ def _culprits(events, kinds=_FORWARD + _BACKWARD):
 
 
 def _holders(path):
-    """Layers that hold `a/b/c`: `a/b` and `a`, in this order."""
+    """Returns the layers that contain `a/b/c`: `a/b` and `a`, in this order."""
     folders = path.split("/")[:-1]
     return [*itertools.accumulate(folders, "{}/{}".format)][::-1]
 
 
 def _behind(fed_by):
-    """The layers that each layer feeds, and those that hold it, by path.
+    """Returns the layers that each layer feeds, and its outer layers, by path.
 
-    The log has no feeders for layers that another layer calls. The feeders of
-    that other layer stand in for them.
+    The log has no feeders for an inner layer. The feeders of its outer layer
+    are used instead.
     """
     edges = {path: _holders(path) for path in fed_by}
     for path, own in fed_by.items():
@@ -486,7 +494,7 @@ def _behind(fed_by):
 
 
 def _reached(sources, edges):
-    """The nearest source of each path that is reached."""
+    """Returns the nearest source of each path that a source reaches."""
     origins = {source: source for source in sources}
     queue = collections.deque(sources)
     while queue:
@@ -499,7 +507,7 @@ def _reached(sources, edges):
 
 
 def _later(sources, paths):
-    """The last source before each path, for models without a graph."""
+    """Returns the last source before each path, for models without a graph."""
     origins, last = {}, None
     for path in paths:
         last = path if path in sources else last

@@ -1,8 +1,8 @@
-"""A loss scale that fell far below what steps were applied at.
+"""Reports a loss scale that fell far below the values at which steps succeeded.
 
-While the rule searches for the scale it falls too, and overflows again each
-time it grows. A burst of overflow, or bad data, takes it below what gradients
-need, and it grows back by one factor in each growth interval.
+A loss scale also falls while its rule searches for the best value, which is
+normal. After a burst of overflows or bad data, it may be lower than gradients
+need. It then grows back by only one factor per growth interval.
 """
 
 import itertools
@@ -10,35 +10,34 @@ import math
 
 from keras_mixprec.formats import format_power, get_format
 
-# Less is within what a search for the scale explains.
+# A search for the loss scale explains smaller falls.
 _FAR_BITS = 8
 
-# Good steps to grow back; less is soon over.
+# A scale that grows back in fewer good steps is not reported.
 _LONG = 1000
 
-# A scale counts after this many applied steps; one may be chance.
+# A scale counts as good after this many applied steps. One could be luck.
 _HELD = 5
 
 
 class _Course:
-    """The scale of one optimizer, as far as it is known."""
+    """The history of one optimizer's loss scale."""
 
     def __init__(self):
         self._start = None
         self._has_grown = False
-        # The largest scale that suited gradients, and since when it is less.
+        # The largest good scale, and the step at which the scale fell below it.
         self.held, self.since = 0.0, None
-        # True if only bad data have lowered it since.
+        # True if bad data alone has lowered the scale since then.
         self.by_data_alone = True
 
     def add(self, points, bad: set) -> bool:
-        """Follows the scale; returns whether steps are applied at it.
+        """Adds points, and returns whether steps succeed at the new scale.
 
         Args:
-            points: List of `ScalePoint`s, beginning with the last one of the
-                reading before.
-            bad: Steps whose inputs were not finite: that such a step is
-                skipped says nothing of its scale.
+            points: List of `ScalePoint`s. The first is the last point of the
+                previous reading.
+            bad: Set of steps with non-finite inputs, which fail at any scale.
         """
         self._start = self._start or points[0]
         for before, now in itertools.pairwise(points):
@@ -50,7 +49,7 @@ class _Course:
             if now.scale < scale:
                 if now.step in bad:
                     self.held = max(self.held, scale)
-                elif self._has_grown:  # The scale grew to its ceiling.
+                elif self._has_grown:  # The scale had grown too far.
                     self.held = now.scale
                 if scale >= self.held:
                     self.since, self.by_data_alone = now.step, True
@@ -67,7 +66,7 @@ class _Course:
 
 
 class LowScales:
-    """Logs loss scales that fell far and have long to grow back.
+    """Logs loss scales that fell far and need many steps to grow back.
 
     Args:
         log: The `RunLog`.
@@ -82,15 +81,14 @@ class LowScales:
     def read(
         self, name: str, points: list, bad: set, factor: float, interval: int
     ):
-        """Logs that a loss scale is low, or not any more, if that is new.
+        """Logs when a loss scale becomes low, and when it recovers.
 
         Args:
-            name: String. Which of several optimizers it is, `""` if there is
-                one.
+            name: String. The name of the optimizer, `""` for a single one.
             points: List of `ScalePoint`s since the last reading.
-            bad: Set of the steps since then whose inputs were not finite.
-            factor: Float, by which the scale grows.
-            interval: Int, the good steps after which it grows.
+            bad: Set of steps since the last reading with non-finite inputs.
+            factor: Float. The growth factor of the scale.
+            interval: Int. The growth interval, in good steps.
         """
         course = self._courses.setdefault(name, _Course())
         settled = course.add(points, bad)
@@ -109,7 +107,7 @@ class LowScales:
 def _event(name, course, scale, factor, interval):
     bits = math.log2(course.held / scale)
     good_steps = math.ceil(bits / math.log2(factor)) * interval
-    # Half of the smallest subnormal number is rounded to 0.
+    # Numbers up to half of the smallest subnormal number round to 0.
     lost = get_format("float16").smallest_subnormal / 2 / scale
     of = f" of {name}" if name else ""
     held = format_power(course.held)
@@ -122,7 +120,7 @@ def _event(name, course, scale, factor, interval):
     remedy = (
         "Drop the bad data"
         if by_data
-        else "Repair what overflowed, or drop the bad data"
+        else "Repair the layer that overflowed, or drop the bad data"
     )
     return {
         "kind": "loss_scale_low",
@@ -139,7 +137,7 @@ def _event(name, course, scale, factor, interval):
         "advice": f"Gradients below {format_power(lost)} become 0 in "
         f"float16 at this scale. {remedy}. Then "
         f"optimizer.set_loss_scale({held.replace('2**', '2.0**')}) restores "
-        "the scale at once. It grows back sooner with a growth_interval (the "
-        "steps without an overflow after which it grows) below "
+        "the scale at once. To let it grow back sooner, set a growth_interval "
+        "(the number of steps without an overflow before it grows) below "
         f"{interval:,}.",
     }

@@ -13,10 +13,11 @@ from keras_mixprec.formats import (
 from keras_mixprec.metrics import PERFORMANCE
 from keras_mixprec.reporting.schema import Row
 
-# Fewer steps do not predict the next ones.
+# Fewer steps do not predict the speed of later steps.
 _ENOUGH_STEPS = 20
 
-# Skipped steps take less time. Above this share they dominate the step time.
+# Skipped steps take less time than applied steps. Above this share they
+# dominate the step time, which then says little about training.
 _MOST_SKIPPED = 0.5
 
 
@@ -44,7 +45,7 @@ def speed_values(rows: Sequence[Row]) -> dict:
     weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     found = {name: _weighted(own, weights) for name, own in values.items()}
-    # The size of TensorFlow's first batches is not known.
+    # TensorFlow's first batches have no known size, so leave them out.
     counted = [row for row in rows if not math.isnan(row.samples)]
     steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]
@@ -65,7 +66,7 @@ def figures(values: dict, watchers: str) -> list[dict]:
 
     Args:
         values: Dict from `speed_values`.
-        watchers: String. The callbacks that the overhead comes from.
+        watchers: String. The callbacks that cause the overhead.
     """
     return [
         {
@@ -81,7 +82,7 @@ def figures(values: dict, watchers: str) -> list[dict]:
 
 
 def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
-    """Returns the figures in a line.
+    """Returns the figures in one sentence.
 
     Args:
         values: Dict from `speed_values`.
@@ -109,7 +110,7 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
     parts = [pace]
     if skipped > _MOST_SKIPPED:
         gone = f"{format_share(skipped)} of the steps were skipped"
-        parts.append(f"{gone}, which takes less time")
+        parts.append(f"{gone}, and skipped steps take less time")
     if values["peak_memory"] is not None:
         parts.append(f"peak memory {format_bytes(values['peak_memory'])}")
     overhead = format_share(values["overhead_share"])
@@ -119,16 +120,16 @@ def speed_in_words(values: dict, watchers: str, skipped: float) -> str:
 
 
 def is_of_training(values: dict, skipped: float) -> bool:
-    """Returns whether enough timed steps were not skipped."""
+    """Returns whether the timed steps are typical of training."""
     enough = values["measured_steps"] >= _ENOUGH_STEPS
     return enough and skipped <= _MOST_SKIPPED
 
 
 def _percentile_95(rows):
-    """The 95th percentile of all steps.
+    """Estimates the 95th percentile of all steps.
 
-    The median of a row stands for 90% of its steps and the percentile for the
-    rest.
+    The median of a row stands for 90% of its steps. The percentile of the row
+    stands for the other 10%.
     """
     known = [row for row in rows if not math.isnan(row.step_time_p95)]
     times = [row.step_time_median for row in known]
@@ -139,7 +140,7 @@ def _percentile_95(rows):
 
 
 def _weighted(values, weights, share=0.5):
-    """The smallest value that this share of the weight does not exceed."""
+    """Returns the weighted quantile of the values, leaving out `None`."""
     pairs = zip(values, weights, strict=True)
     known = sorted(pair for pair in pairs if pair[0] is not None)
     wanted = share * sum(weight for _, weight in known)

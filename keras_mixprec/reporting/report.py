@@ -24,14 +24,14 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
 
     Args:
         log_dir: String or path-like. The `log_dir` of the monitor, or a folder
-            with several of these.
+            that contains several such folders.
 
     Returns:
         A `MixPrecReport`.
 
     Raises:
         FileNotFoundError: If there is no log.
-        ValueError: If a newer version of keras_mixprec wrote it.
+        ValueError: If a newer version of keras_mixprec wrote the log.
 
     Example:
     >>> import tempfile
@@ -51,15 +51,15 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     found = find_runs(os.fspath(log_dir))
     if not found:
         raise FileNotFoundError(
-            "There is no log of `MixPrecMonitor` in that folder. "
+            "There is no log of `MixPrecMonitor` in `log_dir`. "
             f"Received: log_dir={os.fspath(log_dir)!r}"
         )
     runs = [Run(name, RunFiles(path)) for name, path in found.items()]
     for run in runs:
         if run.listed["newer_schema"]:
             raise ValueError(
-                f"A newer version of keras_mixprec wrote the run {run.name!r}: "
-                "update it. "
+                f"A newer version of keras_mixprec wrote the run {run.name!r}. "
+                "Update keras_mixprec to read it. "
                 f"Received: log_dir={os.fspath(log_dir)!r}"
             )
     return MixPrecReport(runs)
@@ -68,9 +68,9 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
 class MixPrecReport(HtmlReport):
     """The report on one run, or on several runs side by side.
 
-    `str()` returns a screen of text for each run, the gravest first, with a
-    table on top if there are several. A notebook shows the page of the "Mixed
-    Precision" tab.
+    `str()` returns a screen of text for each run, the most severe first. With
+    several runs, it begins with a table. A notebook shows the page of the
+    "Mixed Precision" tab.
 
     Args:
         runs: List of `Run`.
@@ -78,7 +78,7 @@ class MixPrecReport(HtmlReport):
 
     def __init__(self, runs: list[Run]):
         self._runs = {run.name: run for run in runs}
-        # Read now, because a report outlives its log.
+        # Read now, because a report may outlive its log.
         self._overviews = {run.name: overview(run) for run in runs}
         self._rows = sorted(map(row_of, runs), key=lambda row: row["gravity"])
 
@@ -103,21 +103,22 @@ class MixPrecReport(HtmlReport):
     def what_if(
         self, layers=None, format: str = "float16", run: str | None = None
     ) -> list[dict]:
-        """Returns what layers would do in another format.
+        """Predicts how layers would behave in another format.
 
-        It uses the largest and smallest numbers that the run measured.
+        The prediction uses the largest and smallest numbers that the run
+        measured.
 
         Args:
-            layers: List of paths of layers, or of layers that hold others.
+            layers: List of paths of layers, or of layers with inner layers.
                 Defaults to `None`, all layers.
             format: String. `"float16"`, `"bfloat16"`, `"float32"`,
                 `"float8_e5m2"` or `"float8_e4m3fn"`. Defaults to `"float16"`.
-            run: String. The name of a run. Defaults to the gravest.
+            run: String. The name of a run. Defaults to the most severe run.
 
         Returns:
-            List of dicts, the gravest first, with `"path"`, `"state"`,
-            `"said"` (the state in words), and what its `"activations"`,
-            `"gradients"` and `"weights"` would do.
+            List of dicts, the most severe first, with `"path"`, `"state"`,
+            `"said"` (the state in words), and predictions for `"activations"`,
+            `"gradients"` and `"weights"`.
 
         Raises:
             ValueError: If there is no such format or run.
@@ -131,18 +132,19 @@ class MixPrecReport(HtmlReport):
     def plan(self, format: str = "float16", run: str | None = None) -> dict:
         """Returns the smallest plan that the ranges of a run allow.
 
-        Check it with `diagnose` before training, because ranges cannot show a
-        loss of precision.
+        Check the plan with `diagnose` before training, because ranges cannot
+        show a loss of precision.
 
         Args:
             format: String. `"float16"` or `"bfloat16"`. Defaults to
                 `"float16"`.
-            run: String. The name of a run. Defaults to the gravest.
+            run: String. The name of a run. Defaults to the most severe run.
 
         Returns:
-            Dict with `"text"`, which layers need float32 and why, and the loss
-            scale; and `"file"`, the content of a JSON file for
-            `PrecisionPlan.load`, or `None` if there is no plan.
+            Dict with `"text"` and `"file"`. The text names the loss scale, the
+            layers that need float32, and the reasons. The file is the content
+            of a JSON file for `PrecisionPlan.load`, or `None` if there is no
+            plan.
 
         Raises:
             ValueError: If there is no such format or run.
@@ -178,7 +180,7 @@ class MixPrecReport(HtmlReport):
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
         """
-        # pyplot would change the current figure of the user.
+        # pyplot would change the user's current figure.
         from matplotlib.figure import Figure
 
         if ax is None:
@@ -207,7 +209,7 @@ class MixPrecReport(HtmlReport):
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
-            OSError: If it cannot be written.
+            OSError: If the file cannot be written.
         """
         write_bytes(path, self._png())
 
@@ -224,7 +226,7 @@ class MixPrecReport(HtmlReport):
     __repr__ = __str__
 
     def _repr_html_(self):
-        # The frame keeps the page apart from the notebook.
+        # A frame separates the page's styles and scripts from the notebook's.
         return element(
             "iframe",
             sandbox="allow-scripts allow-downloads",
@@ -235,7 +237,7 @@ class MixPrecReport(HtmlReport):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         bundle = {"text/plain": str(self), "text/html": self._repr_html_()}
-        # Code hosts and other viewers do not show frames.
+        # Some viewers, such as code hosts, show images but no frames.
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self._png()
         return bundle

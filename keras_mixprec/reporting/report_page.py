@@ -11,11 +11,11 @@ from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
 
-# Numbers in all heatmaps of a page, 2.4 MB before compression.
+# The most numbers in all heatmaps of a page: 2.4 MB before compression.
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
 
-# Steps of the histogram of a layer.
+# The most steps in the histogram of a layer.
 _MOST_HISTOGRAMS = 32
 
 _FIRST = "index.js"
@@ -46,11 +46,11 @@ render();
 
 
 def page(runs: list, overviews: dict) -> str:
-    """Returns the page.
+    """Returns the page as HTML.
 
     Args:
         runs: List of `Run`.
-        overviews: Dict from their names to results of `cards.overview`.
+        overviews: Dict from run names to results of `cards.overview`.
     """
     answers = _answers(runs, overviews)
     packed = zlib.compress(to_json(answers).encode(), 9)
@@ -73,7 +73,7 @@ def bundle() -> str:
     def add(name):
         if name not in sources:
             source = static(name)
-            sources[name] = ""  # Modules may import each other.
+            sources[name] = ""  # Ends the recursion if imports are circular.
             for imported in _IMPORT.findall(source):
                 add(imported)
             del sources[name]
@@ -84,7 +84,7 @@ def bundle() -> str:
 
 
 def _answers(runs, overviews):
-    """The server's answer to each request of the page."""
+    """Returns the server's answer to each possible request of the page."""
     answers = {
         "./data/runs": [run.listed for run in runs],
         "./data/summaries": [*map(row_of, runs)],
@@ -109,7 +109,7 @@ def _answers(runs, overviews):
 
 
 def _url(route, **query):
-    # The page writes it with `URLSearchParams`.
+    # The page looks answers up by URL, so encode like its `URLSearchParams`.
     encoded = urlencode(query, safe="*").replace("~", "%7E")
     return f"./data/{route}?{encoded}"
 

@@ -1,4 +1,4 @@
-"""A run as one frozen record, the source of every figure and sentence."""
+"""A run as a frozen record, from which all figures and sentences come."""
 
 import dataclasses
 import functools
@@ -35,9 +35,9 @@ from keras_mixprec.reporting.told import told
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run as its log describes it. It does not change once it is read.
+    """A run, as its log describes it.
 
-    Tables are read on first use.
+    Tables are read on first use and do not change afterwards.
 
     Attributes:
         name: String. The name of the run.
@@ -72,7 +72,7 @@ class Run:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """The facts behind its sentence."""
+        """The facts behind the headline."""
         facts = facts_of(self)
         course = None if 2 * self.skipped >= self.last_step else self.loss
         told = course, self.events, self.layers, facts.examined
@@ -92,17 +92,17 @@ class Run:
 
     @property
     def main(self) -> dict:
-        """The event of that finding, empty without one."""
+        """The event of the main finding, or an empty dict."""
         return self.finding["event"] if self.finding else {}
 
     @functools.cached_property
     def told(self) -> list[dict]:
-        """The rows of the list of events, in words: see `told`."""
+        """The rows of the event list, in words: see `told`."""
         return told(self)
 
     @functools.cached_property
     def settings(self) -> dict:
-        """The event with which the last `fit` began, empty if none did."""
+        """The event with which the last `fit` began, or an empty dict."""
         return self.begins[-1] if self.begins else {}
 
     @functools.cached_property
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def rows(self) -> list[str]:
-        """The measured calls of layers, in the order of the model."""
+        """The measured layer calls, in the order of the model."""
         return rows_in_order(self.heat + self.errors, self.paths)
 
     @functools.cached_property
@@ -170,7 +170,7 @@ class Run:
 
     @functools.cached_property
     def loss(self) -> dict | None:
-        """The loss by step, `None` if not known."""
+        """The loss by step, or `None` if not known."""
         rows = sorted(self._numbers(schema.LOSS))
         if not rows:
             return None
@@ -179,14 +179,14 @@ class Run:
 
     @functools.cached_property
     def speed(self) -> list[schema.Row]:
-        """The speed of plain steps of the last `fit`."""
+        """The speed of plain steps in the last `fit`."""
         rows = (schema.Row(*x) for x in self._numbers(schema.PERFORMANCE))
         last = self.settings.get("step", 0)
         return [row for row in rows if row.step > last and row.is_timed()]
 
     @property
     def histogram_layers(self) -> dict[str, list]:
-        """The names of calls of layers that have histograms, by part."""
+        """The names of layer calls with histograms, by part."""
         # Skip the numbers, which take most of the time to read.
         rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
         found: dict = {part: set() for part in schema.EXPONENTS}
@@ -199,14 +199,14 @@ class Run:
         return filter(is_histogram, self.files.rows(schema.HISTOGRAMS, mark))
 
     def histograms(self, mark: bytes = b"") -> dict[tuple, dict]:
-        """Returns the exponents of numbers by step.
+        """Returns exponent histograms by step.
 
         Args:
-            mark: Bytes. Reads only rows whose text contains them.
+            mark: Bytes. Reads only rows whose text contains `mark`.
 
         Returns:
-            Dict from pairs of the call of a layer and a part to dicts of the
-            lists `"steps"`, `"exponents"` and `"counts"`.
+            Dict from pairs of a layer call and a part to dicts with the lists
+            `"steps"`, `"exponents"` and `"counts"`.
         """
         found: dict = {}
         for row in self.histogram_rows(mark):
@@ -230,8 +230,8 @@ class Run:
     def skipped(self) -> int:
         """The number of batches with a skipped update.
 
-        Steps that are not listed one by one count for the optimizer that
-        skipped most.
+        The log does not list every skipped step. The unlisted steps are counted
+        for the optimizer that skipped most of them.
         """
         listed = {
             (event.get("optimizer", ""), event["at_step"])
@@ -247,7 +247,7 @@ class Run:
 
     @functools.cached_property
     def bad_input(self) -> list[int]:
-        """The steps whose batch was not finite."""
+        """The steps with non-finite inputs."""
         return sorted(bad_input_steps(self.events))
 
     def grid(self, metric: str, columns: int) -> Grid:
@@ -258,7 +258,7 @@ class Run:
             columns: Int >= 1. The maximum number of columns.
 
         Raises:
-            KeyError: If there is no such metric.
+            KeyError: If the metric was not measured.
         """
         tables = self.errors if metric in AUDITED else self.heat
         tables = [table for table in tables if metric in table.metrics]
@@ -268,16 +268,16 @@ class Run:
         return pooled_grid(tables, metric, layers, columns)
 
     def heat_bytes(self, metric: str, columns: int) -> bytes:
-        """Returns the grid for the page, with the origins of its cells."""
+        """Returns the grid as bytes for the page, with origins of cells."""
         grid = self.grid(metric, columns)
         cells = layer_rows.passed_cells(grid, metric, self.table, self.events)
         return grid.to_bytes(*cells)
 
     def histogram(self, layer: str, part: str) -> dict:
-        """Returns the exponents of a layer's numbers.
+        """Returns the exponent histograms of a layer call.
 
         Args:
-            layer: String. The name of the call of a layer.
+            layer: String. The name of the layer call.
             part: String. `"activation"` or `"gradient"`.
 
         Returns:
@@ -286,7 +286,7 @@ class Run:
         Raises:
             KeyError: If there is no such histogram.
         """
-        # Parsing only the rows of one layer is fast.
+        # Parsing the rows of all layers would be slow.
         return self.histograms(json.dumps(layer).encode())[layer, part]
 
     def _tables(self, family):

@@ -16,13 +16,13 @@ _OWN = re.compile(r"\w+\.(jsonl|bin)")
 
 
 def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
-    """Returns the folders of the runs in a folder, by name.
+    """Returns the run folders inside a folder, by run name.
 
-    Names are printable, even if the name of a folder is not.
+    Run names are printable, even if folder names are not.
 
     Args:
-        log_dir: String or path-like. The `log_dir` of a monitor, a folder with
-            several of these, or the folder of a run.
+        log_dir: String or path-like. The `log_dir` of a monitor, a folder that
+            contains several such folders, or the folder of a run.
     """
     log_dir = os.fspath(log_dir)
     runs = {}
@@ -35,16 +35,16 @@ def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
 
 
 class RunFiles:
-    """The tables of a run at this moment.
+    """A snapshot of the tables of a run.
 
-    Damaged rows are left out. Two objects are equal if they have the same
-    folder and nothing was written in between.
+    Damaged rows are left out. Two snapshots are equal if they have the same
+    folder and no data was written in between.
 
     Args:
         folder: String. The run's folder.
 
     Raises:
-        OSError: If it was removed.
+        OSError: If the folder was removed.
 
     Attributes:
         written: Float. The time of the last write, in seconds since 1970.
@@ -56,7 +56,7 @@ class RunFiles:
             own = [x for x in entries if _OWN.fullmatch(x.name) and x.is_file()]
             found = {x.name: x.stat() for x in own}
         self._sizes = {name: x.st_size for name, x in sorted(found.items())}
-        # A new file may have the size of the old one.
+        # Sizes alone would miss a new file that is as long as the old one.
         times = {name: x.st_mtime_ns for name, x in found.items()}
         self._version = folder, *sorted(times.items()), *self._sizes.items()
         self.written = max(times.values(), default=0) / 1e9
@@ -70,15 +70,15 @@ class RunFiles:
     def rows(
         self, table: str, mark: bytes = b"", until: bytes | None = None
     ) -> Iterator[dict]:
-        """Yields the rows of a table, none if there is no such table.
+        """Yields the rows of a table. A missing table has no rows.
 
         Args:
-            table: String, a name of `schema`.
-            mark: Bytes. Yields only rows whose text contains them.
-            until: Bytes. Reads only the fields before this one.
+            table: String, a name from `schema`.
+            mark: Bytes. Yields only rows whose text contains `mark`.
+            until: Bytes. Reads only the part of each row before this text.
 
         Raises:
-            OSError: If it was removed meanwhile.
+            OSError: If the table was removed meanwhile.
         """
         name = f"{table}.jsonl"
         if name not in self._sizes:
@@ -93,13 +93,13 @@ class RunFiles:
                     yield row
 
     def tables(self, family: str) -> list[Table]:
-        """Returns measurements of layers.
+        """Returns the layer measurements of a family.
 
         Args:
             family: String, `schema.HEAT` or `schema.ERRORS`.
 
         Raises:
-            OSError: If it was removed meanwhile.
+            OSError: If a file was removed meanwhile.
         """
         found = []
         for row in filter(self._describes, self.rows(family)):
@@ -113,7 +113,7 @@ class RunFiles:
         return found
 
     def last_step(self) -> int:
-        """Returns the last step in any table, -1 if there is none."""
+        """Returns the last step in any table, or -1."""
         names = schema.EVENTS, schema.LAYERS, schema.COUNTS, *schema.COLUMNS
         steps = [row.get("step") for name in names for row in self.rows(name)]
         families = schema.HEAT, schema.ERRORS
@@ -123,7 +123,7 @@ class RunFiles:
         return max(known, default=-1)
 
     def counts(self) -> dict[str, int]:
-        """Returns the last value of each counter, by the tag of its curve."""
+        """Returns the last value of each counter, by tag."""
         rows = self.rows(schema.COUNTS)
         last = {t: x for row in rows for t, x in row.items() if is_step(x)}
         return {t: int(x) for t, x in last.items() if schema.is_counter(t)}
@@ -134,15 +134,15 @@ class RunFiles:
         return sum(row.get("kind") == "train_begin" for row in rows)
 
     def listed(self, run: str) -> dict:
-        """Returns the entry of this run in the list of runs.
+        """Returns the entry of this run for the list of runs.
 
         Args:
             run: String. The name of the run.
 
         Returns:
-            Dict with `"run"`; `"newer_schema"`, whether a newer version wrote
-            it; `"written"`; and `"in_16_bits"`, whether any layer computed in
-            16 bits at the start, `None` if not known.
+            Dict with `"run"`; `"newer_schema"`, true if a newer version wrote
+            the run; `"written"`; and `"in_16_bits"`, true if any layer computed
+            in 16 bits at the start, or `None` if not known.
         """
         about = [*self.rows(schema.RUN)]
         low = (row["in_16_bits"] for row in about if "in_16_bits" in row)
@@ -154,7 +154,7 @@ class RunFiles:
         }
 
     def _describes(self, row):
-        """Returns whether a row describes a file of records."""
+        """Returns whether a row describes a file of measurements."""
         layers, metrics = row.get("layers"), row.get("metrics")
         return (
             row.get("file") in self._sizes
@@ -176,7 +176,7 @@ def is_step(value) -> bool:
 
 
 def numbers(rows: Iterable[dict], table: str) -> np.ndarray:
-    """Returns rows of numbers as an array, without damaged ones.
+    """Returns numeric rows as an array, without damaged rows.
 
     Args:
         rows: Dicts.
@@ -184,7 +184,7 @@ def numbers(rows: Iterable[dict], table: str) -> np.ndarray:
     """
     found, columns = [], schema.COLUMNS[table]
     for row in rows:
-        # The log spells infinity and NaN as strings.
+        # `float` also reads infinity and NaN, which are strings in the log.
         with contextlib.suppress(
             ArithmeticError, KeyError, TypeError, ValueError
         ):

@@ -1,4 +1,4 @@
-"""The log of one training run: what the monitor writes, in one place."""
+"""The log of one training run, which the monitor writes."""
 
 import itertools
 import json
@@ -31,35 +31,35 @@ from keras_mixprec.reporting.text_formats import markdown_table, to_json
 class RunLog:
     """Writes a training run to `<log_dir>/mixprec`, for TensorBoard and people.
 
-    A call returns once its data are on disk, except for measurements of layers,
-    which a long run pools. Any thread may call. Calls in a forked child do
-    nothing.
+    Each call returns when its data is on disk. Layer measurements may wait
+    longer, because long runs pool them. The class is thread-safe. Calls in a
+    forked child do nothing.
 
     A second run in the same `log_dir` appends to the same tables and starts
-    another event file. Its steps have to continue from `next_step`, because
-    TensorBoard deletes repeated steps. Two runs at the same time get a folder
-    each, `mixprec`, `mixprec_2` and so on.
+    another event file. Its steps must continue from `next_step`, because
+    TensorBoard deletes repeated steps. Simultaneous runs get separate folders:
+    `mixprec`, `mixprec_2` and so on.
 
-    Once the log is open, no call fails because of the disk. Up to 16 MiB wait
-    for a full disk, and the log starts removed files again. In both cases it
-    warns once, and an event `log_gap` counts the lost records.
+    Once the log is open, disk errors do not raise. If the disk is full, up to
+    16 MiB of writes wait. If files were removed, the log creates new files. In
+    both cases it warns once, and a `log_gap` event counts the lost records.
 
     Args:
         log_dir: String or path-like. A local folder; created if missing.
 
     Raises:
         TypeError: If `log_dir` is not a path.
-        ValueError: If it is a URL.
-        OSError: If it cannot be written to.
+        ValueError: If `log_dir` is a URL.
+        OSError: If `log_dir` is not writable.
 
     Attributes:
         folder: String. `<log_dir>/mixprec`, or `mixprec_2` and so on.
-        next_step: Int. The first step for curves of this run, 0 in a new
-            folder. The step before is the last one of the earlier run.
+        next_step: Int. The first step for curves of this run: 0 in a new
+            folder, or one more than the last step of the earlier run.
         counts: Dict from the tags of counters to their last values in earlier
             runs.
-        fits: Int. How many calls of `fit` the folder has already.
-        story: List of dicts, the events for the closing sentence.
+        fits: Int. The number of earlier `fit` calls in the folder.
+        story: List of dicts, the events that the headline needs.
         writes: Boolean, `True`.
 
     Example:
@@ -88,8 +88,8 @@ class RunLog:
         except OSError as error:
             raise OSError(
                 error.errno,
-                "`log_dir` must be a folder that can be written to "
-                f"({error.strerror}). Choose another or fix its permissions. "
+                f"`log_dir` must be a writable folder ({error.strerror}). "
+                "Choose another folder or fix its permissions. "
                 "Received: log_dir",
                 log_dir,
             ) from error
@@ -97,7 +97,7 @@ class RunLog:
         self._heat = {
             name: LayerTables() for name in (schema.HEAT, schema.ERRORS)
         }
-        # The columns and the name of the last file of each family.
+        # The columns and the file name that each family writes to now.
         self._measured: dict[str, tuple] = {}
         numbers = re.findall(r"_(\d+)\.bin", " ".join(os.listdir(self.folder)))
         first = 1 + max(map(int, numbers), default=-1)
@@ -105,7 +105,8 @@ class RunLog:
         self._lock = threading.RLock()
         self._backlog = Backlog()
         self._gap, self._warned = None, False
-        # Entries about the whole run, written again if the files are removed.
+        # Entries about the whole run, which are needed again in new files if
+        # somebody removes the old files.
         self._standing: dict[str, tuple] = {}
         self._add(0, schema.RUN, [{"schema": schema.SCHEMA_VERSION}])
 
@@ -113,8 +114,9 @@ class RunLog:
         """Writes a point of each curve.
 
         Args:
-            step: Int. Number of the training batch, rising from `next_step`
-                on. `optimizer.iterations` does not count skipped steps.
+            step: Int. The number of the training batch, which must rise from
+                `next_step`. `optimizer.iterations` is wrong here, because it
+                leaves out skipped steps.
             values: Dict tag -> number, which may be infinite or NaN.
         """
         counts = {t: x for t, x in values.items() if schema.is_counter(t)}
@@ -124,17 +126,17 @@ class RunLog:
         self._draw(step, [summaries.scalar(*item) for item in values.items()])
 
     def text(self, step: int, tag: str, markdown: str) -> None:
-        """Writes an entry of the Text tab; steps rise as in `scalars`."""
+        """Writes an entry of the Text tab. Steps must rise, as in `scalars`."""
         self._draw(step, [summaries.text(tag, markdown)])
 
     def histograms(self, step: int, found: Sequence[tuple]) -> None:
-        """Writes the exponents of layers; steps rise as in `scalars`.
+        """Writes exponent histograms. Steps must rise, as in `scalars`.
 
         Args:
-            step: Int. Number of the training batch.
-            found: List of triples of `"activation"` or `"gradient"`, the name
-                of a layer's call, and an array `[k, 3]` of left edge, right
-                edge and count.
+            step: Int. The number of the training batch.
+            found: List of triples: `"activation"` or `"gradient"`, the name of
+                a layer call, and an array `[k, 3]` of left edges, right edges
+                and counts.
         """
         values, lines = [], []
         for part, layer, bins in found:
@@ -143,14 +145,15 @@ class RunLog:
             exponents, _, counts = np.asarray(bins, "int64").T.tolist()
             row = {"step": step, "part": part, "layer": layer}
             row |= {"exponents": exponents, "counts": counts}
-            # `to_json` is slow for thousands of rows, and integers are safe.
+            # `to_json` is too slow for thousands of rows. It would only turn
+            # NaN and infinity into strings, and these numbers are integers.
             lines.append(f"{json.dumps(row)}\n")
         self._draw(step, values)
         name = f"{schema.HISTOGRAMS}.jsonl"
         self._append(step, name, "".join(lines).encode())
 
     def layers(self, step: int, table: Sequence[Mapping]) -> None:
-        """Writes the dtype of each layer, at the start and on a change.
+        """Writes the table of layers, at the start and after each change.
 
         Args:
             step: Int. Number of the training batch.
@@ -164,13 +167,13 @@ class RunLog:
         self._write_standing("layers", step, [text], tables)
 
     def rows(self, step: int, table: str, rows, **content) -> None:
-        """Writes rows of numbers of the run.
+        """Writes numeric rows to a table.
 
         Args:
-            step: Int. Number of the training batch when it is written.
+            step: Int. The number of the current training batch.
             table: String, one of `schema.COLUMNS`.
             rows: Array `[n, columns]`.
-            **content: More fields of each row.
+            **content: Further fields for every row.
         """
         columns = schema.COLUMNS[table]
         rows = np.asarray(rows, np.float64).tolist()
@@ -185,16 +188,17 @@ class RunLog:
         metrics: Mapping[str, str],
         family: str = schema.HEAT,
     ) -> None:
-        """Writes measurements of each layer; steps rise as in `scalars`.
+        """Writes layer measurements. Steps must rise, as in `scalars`.
 
-        A long run pools consecutive calls and keeps the worst: see `Thinning`.
+        Long runs pool consecutive calls and keep the worst values: see
+        `Thinning`.
 
         Args:
-            step: Int. Number of the training batch.
+            step: Int. The number of the training batch.
             table: Array `[layers, metrics]`.
-            layers: List of the paths of the rows.
-            metrics: Dict from the names of the columns to `"min"` or `"max"`,
-                the worse end.
+            layers: List of strings. The layer of each row.
+            metrics: Dict from column names to `"min"` or `"max"`, whichever is
+                worse.
             family: String. `schema.HEAT`, or `schema.ERRORS` for the errors of
                 diagnoses.
         """
@@ -215,7 +219,7 @@ class RunLog:
             event: Dict for JSON. Non-finite numbers become strings.
 
         Raises:
-            TypeError: If JSON cannot hold a value.
+            TypeError: If a value cannot be encoded as JSON.
         """
         _tell(self.story, step, event)
         if event.get("kind") in schema.PRECISION_CHANGES:
@@ -225,7 +229,7 @@ class RunLog:
         self._add(step, schema.EVENTS, [line])
 
     def layout(self, step: int, charts: Mapping) -> None:
-        """Writes which curves the Custom Scalars tab draws together.
+        """Writes the charts of the Custom Scalars tab.
 
         Args:
             step: Int. Number of the training batch.
@@ -245,8 +249,8 @@ class RunLog:
         Args:
             values: Dict name -> string, number or boolean.
             names: Dict from all possible names to the types of their values.
-            metrics: Dict from tags to titles, of the curves whose last values
-                the tab shows.
+            metrics: Dict from tags to titles. The tab shows the last value of
+                each of these curves.
         """
         written = [
             summaries.experiment(names, metrics),
@@ -263,7 +267,7 @@ class RunLog:
                 self._events.close()
                 for file in self._files.values():
                     file.close()
-            except OSError as error:  # Some network disks fail only now.
+            except OSError as error:  # Some network disks report errors late.
                 self._miss(self.next_step, error)
 
     def __enter__(self):
@@ -316,7 +320,7 @@ class RunLog:
         self._send(step, size, lambda: self._events.write(step, values))
 
     def _send(self, step, size, work):
-        """Does all waiting writes and this one, or lets it wait."""
+        """Performs all waiting writes and this one, or queues this one."""
         if not self._events.ours:
             return
         with self._lock:
@@ -333,7 +337,7 @@ class RunLog:
             if self._gap:
                 gap, self._gap = self._gap, None
                 lost, self._backlog.lost = self._backlog.lost, 0
-                if lost:  # A description of a file may be among them.
+                if lost:  # The description of a file may be lost: repeat it.
                     self._measured.clear()
                 self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 
@@ -353,7 +357,7 @@ class RunLog:
                 self._file(f"{table}.jsonl").write(_lines([row]))
 
     def _miss(self, step, error):
-        """Records that a write has to wait."""
+        """Notes the start of a gap in the log, and warns once."""
         if not self._gap:
             self._gap = {"from_step": step, "reason": error.strerror}
         if not self._warned:
@@ -361,7 +365,7 @@ class RunLog:
             warnings.warn(
                 f"The log in {self.folder!r} could not be written at step "
                 f"{step} ({error.strerror}). Training continues. Up to "
-                f"{LIMIT >> 20} MiB of the log wait until it can be written.",
+                f"{LIMIT >> 20} MiB of data wait until writing works again.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -372,7 +376,7 @@ def _lines(rows):
 
 
 def _tell(story, step, event):
-    """Keeps an event for the closing sentence."""
+    """Keeps an event if the headline needs it."""
     if event.get("kind") in STORY:
         story.append({**event, "step": step})
 
@@ -389,7 +393,7 @@ class NoLog:
         self.story = []
 
     def event(self, step, event):
-        """Keeps an event for the closing sentence."""
+        """Keeps an event if the headline needs it."""
         _tell(self.story, step, event)
 
     def _ignore(self, *args, **options):
@@ -399,4 +403,4 @@ class NoLog:
     heat = histograms = settings = rows = _ignore
 
     def close(self):
-        """Nothing is open."""
+        """Does nothing, because no file is open."""

@@ -1,4 +1,4 @@
-"""The table of runs, a row for each."""
+"""The table of runs."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ _HEADS = (
     "run",
 )
 _TITLE = (
-    "Runs, the gravest first; layers in float32, share of FLOPs in 16 bits:"
+    "Runs, most severe first; layers in float32, share of FLOPs in 16 bits:"
 )
 
 
@@ -37,9 +37,9 @@ def row_of(run) -> dict:
     """Returns the row of a `Run` in the table of runs.
 
     Returns:
-        Dict. `"gravity"` is 0 for the gravest run. `"last_loss"` is `None` if
-        no loss was logged, and `"samples_per_second"` if too few steps were
-        timed or most were skipped.
+        Dict. `"gravity"` is a rank, 0 for the most severe. `"last_loss"` is
+        `None` if no loss was logged. `"samples_per_second"` is `None` if too
+        few steps were timed or most steps were skipped.
     """
     said, cause = run.headline, finding_in_words(run)["text"]
     if layer := run.main.get("layer"):
@@ -65,7 +65,7 @@ def row_of(run) -> dict:
 
 
 def gravity(state: str, finding: dict | None) -> int:
-    """Returns the rank of a run by its state, then by its main finding.
+    """Returns the rank of a run by state, then by main finding; 0 is worst.
 
     Args:
         state: String, one of `STATES`.
@@ -78,7 +78,7 @@ def gravity(state: str, finding: dict | None) -> int:
 
 
 def runs_table(rows: Iterable[dict]) -> str:
-    r"""Returns a line for each run, with its name at the end.
+    r"""Returns the table of runs as text, with one line per run.
 
     Args:
         rows: Dicts from `row_of`.

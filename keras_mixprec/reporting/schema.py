@@ -1,10 +1,10 @@
-"""The names in a run's folder: the schema, version 3.
+"""The schema of a run's folder, version 3: files, tables and tags.
 
-The event file has the values that TensorBoard draws. Our own tables lie beside
-it. `<table>.jsonl` has a JSON object on each line. Measurements of layers are
-in files of records, which `record_dtype` describes and `<table>.jsonl` lists.
-All tables are append-only. A change that old readers would misread needs a new
-version.
+The event file has the values that TensorBoard draws. All other data is in our
+own tables. `<table>.jsonl` has one JSON object per line. Layer measurements
+are in binary files, which `<table>.jsonl` lists. `record_dtype` describes their
+records. All tables are append-only. Raise the version if old readers would
+misread a change.
 """
 
 import re
@@ -24,12 +24,13 @@ SKIPPED_TAG = "mixprec/skipped_steps"
 NONFINITE_LOSSES_TAG = "mixprec/nonfinite_losses"
 NONFINITE_GRADIENTS_TAG = "mixprec/nonfinite_gradients"
 
-# The curves that continue over all runs in a folder.
+# Counters that a later run in the same folder continues instead of restarting.
 COUNTERS = (SKIPPED_TAG, NONFINITE_LOSSES_TAG, NONFINITE_GRADIENTS_TAG)
 COUNTS = "counts"
 
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
-# The key for the layers that feed a layer. Subclassed models do not have it.
+# The key for the layers that feed a layer. Rows of subclassed models lack the
+# key, because these models have no graph.
 FED_BY = "fed_by"
 
 _RUN_FOLDERS = re.compile(rf"{RUN_FOLDER}(_\d+)?")
@@ -44,7 +45,7 @@ LOSS = "loss"
 PERFORMANCE = "performance"
 HISTOGRAMS = "histograms"
 
-# Tables of measurements of layers, and of their errors.
+# Tables of layer measurements, and of the errors of layers.
 HEAT = "heat"
 ERRORS = "error_against_float32"
 
@@ -54,9 +55,9 @@ TRADE_OFF_EVENT = "trade_off"
 # Kinds of events that change the dtypes of layers.
 PRECISION_CHANGES = ("demote", "shrink", "promote", "undo")
 
-# TensorBoard groups curves by the part before the first slash, in alphabetical
-# order, with twelve on a page. Curves of each layer or variable have their own
-# groups, so the first page shows the loss scale and the counters.
+# TensorBoard groups curves by the text before the first slash and shows twelve
+# per page. Curves of single layers and variables have separate groups, so that
+# the first page shows the loss scale and the counters.
 RANGES = "mixprec_ranges"
 SPEED = "mixprec_performance"
 NORMS_BY_VARIABLE = "mixprec_gradient_norm_by_variable"
@@ -70,11 +71,11 @@ EXPONENTS = {
 
 
 class Row(NamedTuple):
-    """The speed of plain steps up to `step`; unknown numbers are NaN.
+    """The speed of plain steps up to `step`. Unknown numbers are NaN.
 
-    `steps`, `seconds` and `samples` are sums. Only steps timed one by one have
-    a median and a 95th percentile. `overhead_share` and `once_seconds` are
-    about the run so far.
+    `steps`, `seconds` and `samples` are sums. The median and the 95th
+    percentile are known only if steps were timed one by one. `overhead_share`
+    and `once_seconds` cover the run so far.
     """
 
     step: float
@@ -89,7 +90,7 @@ class Row(NamedTuple):
     once_seconds: float
 
     def is_timed(self) -> bool:
-        """Returns whether it has the time of any step."""
+        """Returns whether any step was timed."""
         return self.steps > 0 and self.seconds > 0
 
 
@@ -101,22 +102,22 @@ COLUMNS: dict[str, tuple] = {
 
 
 def run_folder(number: int) -> str:
-    """Returns the name of the folder of the `number`th run at a time."""
+    """Returns the folder name of the `number`th simultaneous run."""
     return RUN_FOLDER if number == 1 else f"{RUN_FOLDER}_{number}"
 
 
 def is_run_folder(name: str) -> bool:
-    """Returns whether a folder of that name is one of a run."""
+    """Returns whether a folder with this name belongs to a run."""
     return bool(_RUN_FOLDERS.fullmatch(name))
 
 
 def curve_tag(tag: str, optimizer: str) -> str:
-    """Returns the tag of an optimizer's curve; an only one has no name."""
+    """Returns the tag of an optimizer's curve. A single one has no name."""
     return f"{tag}/{optimizer}" if optimizer else tag
 
 
 def is_counter(tag: str) -> bool:
-    """Returns whether a curve counts, of one optimizer or of all."""
+    """Returns whether a tag is a counter, for one optimizer or for all."""
     return tag.startswith(COUNTERS)
 
 

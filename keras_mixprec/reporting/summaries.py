@@ -49,7 +49,8 @@ _KINDS = {
 
 def _describe(plugin, data_class, *arguments):
     metadata = plugin.create_summary_metadata(*arguments)
-    # The helpers leave it unset, but loaders need it for unknown plugins.
+    # TensorBoard's helpers leave this field unset. Loaders need the field to
+    # read the values of plugins that they do not know.
     metadata.data_class = data_class
     return metadata
 
@@ -65,7 +66,7 @@ def scalar(tag: str, value: float) -> Value:
 
     Args:
         tag: String. The curve's name.
-        value: Float or anything `float()` takes, stored as float32.
+        value: Float or anything `float()` accepts, stored as float32.
     """
     # The fast loader silently drops scalars of shape (1,) or of float64.
     tensor = tensor_pb2.TensorProto(
@@ -82,11 +83,12 @@ def text(tag: str, markdown: str) -> Value:
 
 
 def histogram(tag: str, bins: np.ndarray) -> Value:
-    """Returns a histogram with these counts.
+    """Returns a histogram for the Histograms tab.
 
     Args:
         tag: String.
-        bins: Array `[k, 3]` of left edge, right edge, count, edges rising.
+        bins: Array `[k, 3]` of left edges, right edges and counts, by rising
+            edges.
     """
     # Edges are small integers, so float32 is enough.
     bins = np.asarray(bins, "<f4")
@@ -122,8 +124,8 @@ def settings(values: Mapping[str, str | float | bool]) -> Value:
     Args:
         values: Dict name -> value.
     """
-    # An empty id names the trial like its run. The default id is the same for
-    # all runs with equal settings.
+    # With an empty id, the trial is named after its run. The default id would
+    # be the same for all runs with equal settings.
     (value,) = hparams_pb(dict(values), trial_id="").value
     value.metadata.data_class = DATA_CLASS_TENSOR
     return Value(value.tag, value.tensor, value.metadata)
@@ -134,7 +136,7 @@ def experiment(
 ) -> Value:
     """Returns the columns of the HParams tab.
 
-    TensorBoard reads them from one run for all runs.
+    TensorBoard uses the columns of one run for all runs.
 
     Args:
         settings: Dict from the names of settings to `str`, `float` or `bool`.
@@ -154,7 +156,7 @@ def experiment(
 
 
 def encode_first_event() -> bytes:
-    """Returns the first event of every event file."""
+    """Returns the version event, the first in every event file."""
     return event_pb2.Event(
         wall_time=_clock.wall(), file_version="brain.Event:2"
     ).SerializeToString()
@@ -170,14 +172,14 @@ def encode_event(
     Args:
         step: Int >= 0.
         values: List of `Value`.
-        known_tags: Tags whose metadata the file has already. Repeating them
-            would add 17% to a log.
+        known_tags: Tags whose metadata is already in the file. Repeating
+            metadata would make a log 17% larger.
     """
     event = event_pb2.Event(wall_time=_clock.wall(), step=step)
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}
-        # The name of a layer may not be valid UTF-8.
+        # Layer names may have characters that UTF-8 cannot encode.
         name = tag.encode(errors="backslashreplace")
         add(tag=name.decode(), tensor=tensor, **described)
     return event.SerializeToString()

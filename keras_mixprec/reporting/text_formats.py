@@ -11,8 +11,8 @@ from keras_mixprec._html import joined
 def to_json(value, indent: int | None = None) -> str:
     """Returns `value` as JSON.
 
-    JSON has no infinity and no NaN. They become the strings "inf", "-inf" and
-    "nan", which `float()` reads.
+    JSON has no infinity and no NaN. These numbers become the strings "inf",
+    "-inf" and "nan", which `float()` reads.
 
     Args:
         value: Dicts, lists, tuples, strings, numbers, `None`, NumPy scalars
@@ -20,7 +20,7 @@ def to_json(value, indent: int | None = None) -> str:
         indent: Int. Spaces for each level. Defaults to `None`, one line.
 
     Raises:
-        TypeError: If it has any other type.
+        TypeError: If `value` has any other type.
 
     Example:
     >>> from keras_mixprec.reporting.text_formats import to_json
@@ -44,7 +44,7 @@ def parse_json(text: str | bytes) -> dict:
 
 
 def plain(value):
-    """Returns `value` with types of JSON; infinity and NaN become strings.
+    """Converts `value` to JSON types. Infinity and NaN become strings.
 
     Args:
         value: Any value, as in `to_json`.
@@ -65,8 +65,8 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
     """Returns a table with a line per row.
 
     Args:
-        rows: List of dicts with the same keys. Keys become the header, except
-            those of lists.
+        rows: List of dicts with the same keys. The keys become the header.
+            Columns of lists are left out.
 
     Returns:
         String. Empty for no rows.
@@ -87,7 +87,7 @@ def markdown_table(rows: Sequence[Mapping]) -> str:
 
 
 def _cell(value):
-    """Text with the special characters of Markdown escaped."""
+    """Escapes the special characters of Markdown."""
     if isinstance(value, float):
         value = f"{value:.4g}"
     line = " ".join(joined(str(value)).split())

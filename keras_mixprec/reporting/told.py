@@ -1,4 +1,4 @@
-"""The rows of the list of events, in words."""
+"""Describes the events of a run in words, as rows of the event list."""
 
 import math
 from collections import Counter
@@ -22,21 +22,21 @@ from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_next import fix_of
 
-# Shapes repeat the colours for readers who cannot distinguish those.
+# Shapes repeat the colours for readers who cannot distinguish colours.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
 
-# The layers that a sentence names at most.
+# The most layers that a sentence names.
 _MOST_LAYERS = 5
 
 _FIXES = {
     "training": "Fix for training",
-    "plan": "Fix for all next runs: save these dtypes as plan.json",
+    "plan": "Fix for all later runs: save these dtypes as plan.json",
     "data": "Rows to drop",
 }
 
 
 def told(run) -> list[dict]:
-    """Returns the rows of the list of events of a `Run`.
+    """Returns the rows of the event list of a `Run`.
 
     Consecutive skipped steps share a row, and so do verdicts that say the same
     about several layers.
@@ -46,10 +46,11 @@ def told(run) -> list[dict]:
 
         - `"key"`: a string that identifies the row;
         - `"events"`, `"steps"`: the indices and the steps of its events;
-        - `"kind"`, `"level"`, `"noticed"`, `"wall_time"`: of its first event;
+        - `"kind"`, `"level"`, `"noticed"`, `"wall_time"`: data of its first
+          event;
         - `"title"`, `"text"`, `"details"`, `"layers"`: its content;
         - `"lane"`: the lane of its marks in the timeline, or `None`;
-        - `"fixes"`: code that repairs it, by title.
+        - `"fixes"`: code that repairs the fault, by title.
     """
     places = {id(event): place for place, event in enumerate(run.events)}
     rows = [_row(group, places, run) for group in _groups(run.events)]
@@ -57,9 +58,9 @@ def told(run) -> list[dict]:
 
 
 def counts_by_kind(run) -> dict:
-    """Returns the number of events of each kind in a `Run`, with its title.
+    """Returns the title of each kind of event in a `Run`, with a count.
 
-    Skipped steps are counted once, even if several optimizers skip them.
+    A skipped step counts once, even if several optimizers skip it.
     """
     counts = Counter(event["kind"] for event in run.events)
     listed = len({moment(event) for event in run.of_kind("skipped_step")})
@@ -88,7 +89,7 @@ def _title_of_kind(kind):
 
 
 def mark_of(title: str, level: str, repaired: bool) -> dict:
-    """Returns the text of a finding with its shape, and its level.
+    """Returns the title of a finding with a symbol, and its level.
 
     Args:
         title: String.
@@ -101,7 +102,7 @@ def mark_of(title: str, level: str, repaired: bool) -> dict:
 
 
 def words(name: str) -> str:
-    """Returns a name in the log as words."""
+    """Returns a name from the log as words."""
     return str(name).replace("_", " ")
 
 
@@ -111,7 +112,8 @@ def _groups(events):
         group = [event]
         if event["kind"] == "skipped_step":
             name = event.get("optimizer", "")
-            # Another optimizer may skip the same steps.
+            # Each optimizer has its own rows, because two optimizers may skip
+            # the same steps.
             before = skips.get(name)
             if before and _follows(event, before[-1]):
                 before.append(event)
@@ -127,7 +129,7 @@ def _groups(events):
 
 
 def _follows(event, before):
-    # Bad data is a different cause.
+    # Steps that failed because of bad data get a row of their own.
     alike = bool(event.get("bad_input")) == bool(before.get("bad_input"))
     return alike and moment(event) == moment(before) + 1
 
@@ -137,7 +139,7 @@ def _row(group, places, run):
     try:
         said = _said(group, run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        # A damaged or a user's own event may have any values.
+        # Damaged events and users' own events may have any values.
         said = _in_json(event)
     about = event.get("verdict") or event.get("finding") or moment(event)
     date = event.get("wall_time")
@@ -174,7 +176,7 @@ def _said(group, run):
 
 
 def in_sentences(*clauses: str) -> str:
-    """Returns the clauses that are not empty as sentences."""
+    """Returns the non-empty clauses as sentences."""
     known = [text.rstrip(".") for text in clauses if text]
     return " ".join(f"{text[:1].upper()}{text[1:]}." for text in known)
 
@@ -196,7 +198,7 @@ class _Words(dict):
         self.setdefault("message", f"reports {words(kind)}")
         self["of"] = f" of {name}" if name else ""
         self["at"] = f"{layer}: " if layer else ""
-        again = "; it was taken again with the repair"
+        again = "; the step was repeated after the repair"
         self["again"] = again if event.get("repaired") else ""
         if "first_step" in event:
             ends = self["first_step"], self["last_step"]
@@ -221,7 +223,10 @@ def _value(name, value):
 
 
 def _number(value):
-    """A number in a log, which spells infinity and NaN, or `None`."""
+    """Returns a value of the log as a number, or `None` if it is none.
+
+    Infinity and NaN are strings in the log.
+    """
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -247,8 +252,8 @@ def _why_skipped(group):
         which = "these batches were" if group[1:] else "the batch was"
         rows = _rows(first["bad_input"])
         return (
-            f"{which} not finite, first in {rows}, which no loss scale or "
-            "dtype changes."
+            f"{which} not finite, first in {rows}. No loss scale and no dtype "
+            "can repair bad data."
         )
     variables = dict.fromkeys(v for e in group for v in e.get("variables", []))
     where = f" in {format_names(map(str, variables), 2)}" if variables else ""
@@ -260,11 +265,11 @@ def _why_skipped(group):
     said = f"gradients not finite{where}{listed}."
     if loss or not seen or any(kind == "nan" for kind in seen):
         return f"loss {loss}, {said}" if loss else said
-    # The loss was finite, and no gradient was NaN.
+    # A finite loss and infinite gradients mean that the scale was too high.
     return (
-        f"{said} The loss scale was too high for them. A dynamic loss scale "
-        "falls after such a step. That is how it finds its value, and a few "
-        "skipped steps are harmless."
+        f"{said} The loss scale was too high for these gradients. A dynamic "
+        "loss scale falls after each such step until it fits, so a few skipped "
+        "steps are harmless."
     )
 
 
@@ -288,24 +293,25 @@ def _verdict(group, _):
     )
     at = ", ".join(filter(None, about))
     at = at if event["layer"] else at[:1].upper() + at[1:]
-    # Two fits may report the same at the step between them.
+    # Two calls of fit may both report a layer at the step between them.
     _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
     named = format_names(others, _MOST_LAYERS)
-    same = f" The same in {count}: {named}." if others else ""
+    same = f" The same applies to {count}: {named}." if others else ""
     said = event["advice"] or words(event["verdict"])
     return f"{at}: {said}{same}" if at else f"{said}{same}"
 
 
-# A smaller share of the elements may differ from batch to batch.
+# A smaller rise in the share of zeros may come from the batch alone.
 _RISE = 0.01
 
 
 def harm(event: dict, run) -> str:
-    """Returns the harm of a low loss scale in a clause.
+    """Returns a clause about the harm of a low loss scale.
 
-    It counts the layers with more zero gradients than in any reading before,
-    and names the worst. It is empty if there was no reading before.
+    The clause counts the layers that have more zero gradients than in any
+    earlier reading, and names the worst layer. It is empty if no earlier
+    reading exists.
 
     Args:
         event: Dict, an event of the run of kind `"loss_scale_low"`.
@@ -324,9 +330,9 @@ def harm(event: dict, run) -> str:
     if np.isnan(before).all():
         return ""
     if not known.any():
-        return "no gradients were read since"
+        return "no gradients have been measured since then"
     if not worse.any():
-        return "no layer has had more zeros among its gradients since"
+        return "since then, no layer has had more zero gradients"
     row = np.nanargmax(rises)
     step = grid.last[since][np.nanargmax(grid.worst[row, since])]
     share, had = before[row], "have" if worse.sum() > 1 else "has"
@@ -339,12 +345,12 @@ def harm(event: dict, run) -> str:
 
 
 def _most(grid, columns):
-    """The largest share of each layer in these columns."""
+    """Returns the largest share of each layer in these columns."""
     return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
 
 
 def _end(event, run):
-    """The step at which the scale recovered, or infinity."""
+    """Returns the step at which the scale recovered, or infinity."""
     name = event.get("optimizer", "")
     back = (
         e["step"]
@@ -370,19 +376,19 @@ _WRITE: dict[str, Callable] = {
 }
 
 
-# Titles of numbers of a verdict; others keep their name in the log.
+# Titles for numbers in verdicts. All other numbers keep their names.
 _NUMBERS = {
-    "operation": "what it computed",
+    "operation": "operation",
     "error": "error against float32",
     "largest_inside_in_float32": "largest number inside the layer, in float32 "
-    "(float16 ends at 65,504)",
-    "smallest_inside_in_float32": "smallest number but 0 inside the layer, in "
-    "float32 (float16 ends at 6e-08)",
+    "(float16 overflows above 65,504)",
+    "smallest_inside_in_float32": "smallest nonzero number inside the layer, "
+    "in float32 (float16 underflows below 6e-08)",
     "overflows_in_steps": "steps until an overflow is expected",
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# The sentence, or the steps of bad batches, say the same.
+# Numbers that the sentence or the steps of bad batches already tell.
 _SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 
@@ -416,7 +422,8 @@ def _numbers(verdict):
             text = format_power(2.0**number)
         else:
             text = _value(name, value)
-        # The skipped step has the rows of the batch.
+        # These numbers count in the whole array. The numbers of a skipped step
+        # count in its batch.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""
         yield f"{_NUMBERS.get(name, title)}{of}: {text}"

@@ -1,4 +1,4 @@
-"""The few lines that a run ends with."""
+"""The summary of a run that the console shows after `fit`."""
 
 import textwrap
 from collections import Counter
@@ -21,41 +21,42 @@ _WIDTH = 100
 # The most lines on the console.
 _MOST_LINES = 8
 
-# States that need no further look.
+# In these states the headline is enough.
 _WELL = ("healthy", "repaired", "not_compared", "not_measured")
 
 
 class TrainingSummary(NamedTuple):
-    """The result of a run. The monitor prints `str()` of it.
+    """The result of a run, which the monitor prints.
 
-    A healthy run takes two lines, with the result and the folder of the log.
-    Others take at most eight, with the loss scale, the loss and the next step.
-    The report has the rest: layers, headroom, speed, ranges.
+    A healthy run takes two lines: the result and the folder of the log. Any
+    other run takes at most eight lines, with the loss scale, the loss and the
+    next step. The report has the rest: layers, headroom, speed, ranges.
 
     Attributes:
         dtypes: Dict compute dtype -> number of layers.
         optimizers: Dict name -> `OptimizerSummary`, empty without loss scaling.
-            If there are several, the remarks are about the one that skipped
-            most.
-        folder: String. The folder of the log; empty if another worker has it.
-        headline: Dict. The run in one sentence, `"text"`, and its `"state"`:
+            If there are several, the printed lines name the gradients of the
+            one that skipped most.
+        folder: String. The folder of the log. Empty if another worker writes
+            the log.
+        headline: Dict with `"text"`, the run in one sentence, and `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
-            `"not_compared"` or `"not_measured"`. The report and the tab say
-            the same, and what an earlier `fit` into the same log has repaired.
-        bad_data: String. How many batches had inputs that are not finite and
-            which they are, `""` if none had.
+            `"not_compared"` or `"not_measured"`. The report and the tab show
+            the same sentence. They add repairs by earlier `fit` calls in the
+            same log.
+        bad_data: String. The number of batches with non-finite inputs and
+            their places, `""` if there were none.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of batches with such a loss; each replica counts its own part of a
-            batch. `None` where that is not counted: in models without 16-bit
-            layers or loss scaling. If `train_step` is the user's own, its
-            losses are those that it gives to metrics called `"..loss"`, or else
-            returns.
+            of batches with such a loss. Each replica counts its own part of a
+            batch. `None` if the model has no 16-bit layers or no loss scaling.
+            A custom `train_step` reports its losses through metrics called
+            `"..loss"`. Without such metrics, its returned losses count.
         graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
             if it was off.
         left_in_float16: String. Layers that compute in float16 although
-            `apply_policy` keeps them in float32, and the reason; empty without
-            such layers.
-        to_do: String. Advice on the main finding; empty without one.
+            `apply_policy` would keep them in float32, and the reason. Empty
+            without such layers.
+        to_do: String. Advice on the main finding. Empty without a finding.
     """
 
     dtypes: dict
@@ -72,12 +73,12 @@ class TrainingSummary(NamedTuple):
         lines = [f"Mixed precision: {self.headline['text']}"]
         if self.graph_rewrite:
             lines.append(f"Graph rewrite: {self.graph_rewrite}.")
-        # The sentence says it all of a run that needs nothing more.
+        # If the user need not act, the headline is enough.
         if self.headline["state"] not in _WELL:
             lines += self._figures()
         lines += filter(None, [self.left_in_float16])
         shown = [row for line in lines for row in _wrapped(line)]
-        # A path is copied, so it stays whole.
+        # Users copy the path, so it must not be wrapped.
         end = [f"Log: {self.folder}"] if self.folder else []
         if self.to_do:
             room = max(_MOST_LINES - len(shown) - len(end), 1)
@@ -85,7 +86,7 @@ class TrainingSummary(NamedTuple):
         return printable("\n".join([*shown, *end]))
 
     def _figures(self):
-        """How the loss scale and the loss went, in a line."""
+        """Returns a line about the loss scale and the loss."""
         said = []
         if any(o.skipped for o in self.optimizers.values()):
             for name, optimizer in self.optimizers.items():
@@ -109,7 +110,7 @@ def _wrapped(line):
 
 
 def _cut(text, room):
-    """The first sentences of a text, as many as there are lines for."""
+    """Returns the first sentences of a text that fit in `room` lines."""
     lines = _wrapped(text)
     while len(lines) > room and ". " in text:
         text, _, _ = text.rpartition(". ")
@@ -123,10 +124,11 @@ class OptimizerSummary(NamedTuple):
     Attributes:
         steps: Int. Steps attempted.
         skipped: Int. Steps skipped.
-        in_a_row: Int. Skipped since the last one applied.
+        in_a_row: Int. Steps skipped since the last applied step.
         first_scale: Float. Loss scale at the start.
         last_scale: Float. Loss scale at the end.
-        overflow_counts: Dict path -> steps in which it overflowed.
+        overflow_counts: Dict variable path -> steps in which its gradient
+            overflowed.
         nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of steps in which any gradient held such numbers.
     """
@@ -141,7 +143,7 @@ class OptimizerSummary(NamedTuple):
 
 
 def _most_often(counts, shown=3):
-    """The variables that overflowed most, which are a lead if they differ."""
+    """Names the variables that overflowed most often."""
     if len(counts) > shown and len({*counts.values()}) == 1:
         times = format_count(next(iter(counts.values())), "step")
         return f"all {len(counts)} variables, in {times} each"
@@ -155,7 +157,7 @@ def _most_often(counts, shown=3):
 
 
 def closing(facts: Facts) -> dict:
-    """Returns what a summary has of the sentence on a run.
+    """Returns the headline and the advice of a summary.
 
     Args:
         facts: `Facts`.
@@ -166,12 +168,12 @@ def closing(facts: Facts) -> dict:
 
 
 def end_events(summary: TrainingSummary) -> list[dict]:
-    """Returns the events for the log that a `fit` has ended.
+    """Returns the events to log at the end of a `fit`.
 
     Args:
         summary: `TrainingSummary`.
     """
-    # Events lack it if skipped steps were not kept one by one.
+    # The log may not list every skipped step, so the count is logged as well.
     stuck = _in_a_row(summary.optimizers)
     end = {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
     if not (left := summary.left_in_float16):

@@ -1,8 +1,8 @@
-"""Predicts the layers of a run in another format, and makes a plan.
+"""Predicts how layers would behave in another format, and makes a plan.
 
-It uses only the ranges of numbers that layers return: the largest magnitude,
-which the log has as headroom, and the smallest that counts in the histograms of
-exponents. Ranges cannot show a loss of precision.
+The prediction uses only the ranges of the numbers that layers return. The
+logged headroom gives the largest magnitude, and the exponent histograms give
+the smallest that counts. Ranges cannot show a loss of precision.
 """
 
 import bisect
@@ -37,14 +37,14 @@ from keras_mixprec.reporting.format_limits import (
 from keras_mixprec.reporting.layer_tables import MAX_COLUMNS, as_sent, layer_of
 from keras_mixprec.reporting.told import words
 
-# Formats of a plan. Keras' `quantize` sets the others.
+# Formats that a plan can set. For float8, use Keras' `quantize`.
 _PLANNED = ("float16", "bfloat16")
 
-# Possible loss scales as powers of two, and where Keras starts.
+# Possible loss scales as powers of two, and the initial scale of Keras.
 _SCALES = range(-14, 127)
 _USUAL_SCALE = 15
 
-# The states of a layer, the gravest first, with their levels and words.
+# The states of a layer, the most severe first, with their levels and words.
 _STATES = {
     "overflows": ("bad", "would overflow"),
     "lost": ("bad", "not finite in this run"),
@@ -63,14 +63,14 @@ _ORDER = [*_STATES]
 _NO_MATTER = ("divergence", "weights_lost")
 _NO_PLAN = (
     "No plan: the run fails in float32 too, so its ranges say nothing about a "
-    "run that does not."
+    "healthy run."
 )
 
 
 class _Part(NamedTuple):
     """The prediction for a part of a layer in a format.
 
-    `asks` is true if a plan therefore keeps the layer in float32.
+    `asks` is true if this part needs float32 in a plan.
     """
 
     state: str
@@ -79,7 +79,7 @@ class _Part(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """The parts of a layer in a format, the gravest state, and verdicts.
+    """The prediction for a layer in a format: its parts and worst state.
 
     `window` has the lowest and the highest loss scale, as powers of two, at
     which gradients neither vanish nor overflow.
@@ -104,19 +104,19 @@ def what_if_of(run, columns: int = MAX_COLUMNS) -> dict:
 def what_if(
     layers: list, ranges: dict, bad_input: Iterable = (), verdict: str = ""
 ) -> dict:
-    """Returns what each layer would do in each format, and the smallest plan.
+    """Predicts each layer in each format, and makes the smallest plans.
 
     Args:
         layers: List of dicts, the layers of a `Run`.
         ranges: Dict from `run_ranges`.
         bad_input: Steps with a non-finite batch. Defaults to none.
-        verdict: String. The kind of the main finding if it is open.
+        verdict: String. The kind of the main finding, empty if repaired.
 
     Returns:
         Dict with `"measured"`, false if there are no ranges, and `"formats"`, a
         dict from names to dicts with
 
-        - `"layers"`: dicts, the gravest first, with `"path"`, `"state"`,
+        - `"layers"`: dicts, the worst first, with `"path"`, `"state"`,
           `"said"` (the state in words), and `"activations"`, `"gradients"` and
           `"weights"` in words with their levels;
         - `"plan"`: a dict of `"text"` and `"file"`, the content for
@@ -132,7 +132,7 @@ def what_if(
         rows.sort(key=lambda row: _ORDER.index(row["state"]))
         plan = {"text": _NO_PLAN, "file": None}
         if dtype not in _PLANNED:
-            plan["text"] = f"Only {' and '.join(_PLANNED)} have a plan."
+            plan["text"] = f"Plans exist for {' and '.join(_PLANNED)} only."
         elif verdict not in _NO_MATTER:
             plan = _plan(layers, judged, ranges, dtype, [*bad_input])
         formats[dtype] = {"layers": rows, "plan": plan}
@@ -172,7 +172,7 @@ def _judged(layer, own, dtype):
             text = f"not finite in {lost['dtype']}{_at(lost['step'])}"
             activation = _Part("lost", text, True)
             if limits["maximum_bits"] > most:
-                text += ": how large is not known"
+                text += "; the true size is not known"
                 activation = _Part("unknown", text, True)
     elif activation.state == "unknown":
         if layer["least_headroom"] == math.inf:
@@ -183,9 +183,7 @@ def _judged(layer, own, dtype):
     window = _window(own.get("gradient"), limits, own.get("weight_gradient"))
     kinds = own.get("refused", {}).get(dtype, [])
     # A layer may overflow inside although its output does not.
-    said = (
-        f"the run found {', '.join(map(words, kinds))} in it" if kinds else ""
-    )
+    said = f"the run found {', '.join(map(words, kinds))} here" if kinds else ""
     states = {activation.state, weight.state}
     states |= {"refused"} if kinds else set()
     states |= {"no scale"} if _is_empty(window) else set()
@@ -195,7 +193,7 @@ def _judged(layer, own, dtype):
 
 
 def _lost(layer):
-    """When and in which dtype a layer itself was not finite, or `None`."""
+    """Returns when and in which dtype a layer itself failed, or `None`."""
     is_lost = layer["least_headroom"] == -math.inf
     if not is_lost or layer["passed"] or layer["lost_because"]:
         return None
@@ -213,7 +211,7 @@ def _part(reading, limits):
         beyond = f"{number} bits beyond {limits['name']}"
         return _Part("overflows", f"overflow: {beyond}{at}", True)
     if low is not None and low < limits["subnormal_exponent"]:
-        small = "small ones that count become 0"
+        small = "small numbers that count become 0"
         return _Part("vanishes", f"{number} bits left{at}; {small}", True)
     is_close = bits < SPARE_BITS
     text = f"{number} bits left{at}"
@@ -225,9 +223,10 @@ def _at(step):
 
 
 def _window(reading, limits, of_weights):
-    """The range of loss scales, as powers of two, that suit the gradients.
+    """Returns the range of loss scales, as powers of two, that suit gradients.
 
-    The log does not know which small gradients of weights count.
+    Small weight gradients are ignored, because the log does not say which of
+    them count.
     """
     if not reading or reading["largest"] is None:
         return None
@@ -253,7 +252,7 @@ def _window_in_words(window):
 
 
 def _plan(layers, judged, ranges, dtype, bad_input):
-    """The plan with the fewest layers in float32."""
+    """Returns the plan with the fewest layers in float32."""
     reasons, unmeasured = _reasons(layers, judged, ranges, dtype)
     costs = {x["path"]: flops(x) for x in layers}
     # The layers that this plan moves to float32 may have caused the skips.
@@ -284,10 +283,10 @@ def _plan(layers, judged, ranges, dtype, bad_input):
         if (skipped := ranges["overflowing_scale"]) is not None:
             start = f"2**{math.ceil(skipped)}"
             said.append(
-                f"The run skipped steps at loss scales from {start} on."
+                f"The run skipped steps at loss scales from {start} up."
             )
     if unmeasured:
-        said.append(f"Without a finite reading: {format_names(unmeasured, 4)}.")
+        said.append(f"No finite reading: {format_names(unmeasured, 4)}.")
     text = " ".join(filter(None, [*said, left_out(bad_input)]))
     low, rows = f"mixed_{dtype}", []
     for path in costs:
@@ -299,7 +298,7 @@ def _plan(layers, judged, ranges, dtype, bad_input):
 
 
 def _reasons(layers, judged, ranges, dtype):
-    """Finds layers that need float32, and those without a finite reading."""
+    """Finds layers that need float32, and layers without a finite reading."""
     reasons: dict[str, str] = {}
     unmeasured = []
     mixed = any(not _began_wide(layer) for layer in layers)
@@ -317,30 +316,30 @@ def _reasons(layers, judged, ranges, dtype):
             reasons[path] = grave[0] if grave else own.refused
         elif feeder:
             beyond = f"beyond {dtype}"
-            reasons[path] = f"it receives what {feeder} computes, {beyond}"
+            reasons[path] = f"its input from {feeder} is {beyond}"
         elif state in ("passed", "zero", "unknown"):
             unmeasured.append(path)
             if not (mixed or layer["passed_from"]):
-                reasons[path] = "nothing was measured of it"
+                reasons[path] = "it was not measured"
     return reasons, unmeasured
 
 
 def _is_beyond(judged, ranges, path, dtype):
     """Returns whether a layer's float32 output exceeds the format."""
     state = judged[path].activation.state if path in judged else ""
-    # A verdict may know the size of infinite numbers.
+    # For infinite outputs, a verdict may have the size in float32.
     largest = ranges["layers"].get(path, {}).get("in_float32", -math.inf)
     beyond = largest > format_limits(dtype)["maximum_bits"]
     return state == "overflows" or (state in ("lost", "unknown") and beyond)
 
 
 def _best_scale(windows, costs, ranges, dtype, is_blamed):
-    """The loss scale that suits the layers with the most FLOPs."""
-    # Other formats have the range of float32.
+    """Returns the loss scale that suits the layers with the most FLOPs."""
+    # bfloat16 has the range of float32, so it needs no loss scale.
     if dtype != "float16":
         return 0
     possible, skipped = _SCALES, ranges["overflowing_scale"]
-    # Gradients overflowed at this scale, and no layer is to blame.
+    # If no layer is to blame for skipped steps, the scale was too high.
     if skipped is not None and not is_blamed:
         below = [bits for bits in possible if bits < skipped]
         possible = below or possible[:1]
@@ -355,11 +354,11 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
 
 
 def _began_wide(layer):
-    # The tuner may demote a layer before the first step.
+    # A layer that the tuner demoted before the first step does not count.
     return layer["dtypes"][0][1] == "float32" and layer["demoted_at"] is None
 
 
-# The ranges.
+# Ranges.
 
 PARTS = ("activation", "gradient", "weight_gradient", "weight")
 
@@ -367,7 +366,7 @@ PARTS = ("activation", "gradient", "weight_gradient", "weight")
 _NONFINITE = 128
 
 # Elements may become zero if the rest keeps this share of the sum of squares.
-# The diagnosis asks the same of gradients.
+# The diagnosis uses the same limit for gradients.
 KEPT_ENERGY = 0.99
 
 
@@ -423,7 +422,8 @@ def _readings(run, layers, begins, columns) -> Iterator[tuple]:
     """Yields part, `"largest"` or `"low"`, row, step and bits."""
     limit = _limits(layers)
     scale = _scale_bits(run.scale, begins)
-    # The log does not say which optimizer trains which layer.
+    # Gradients of several optimizers cannot be unscaled, because the log does
+    # not say which optimizer trains which layer.
     unknown = "gradient" if len(run.scale) > 1 else None
     for part in PARTS:
         grid = _grid(run, f"{part}_headroom_bits", columns)
@@ -467,7 +467,7 @@ def smallest_that_counts(exponents, counts) -> int | None:
     ]
     if not finite:
         return None
-    # NumPy would take five times as long for 40 numbers.
+    # A loop, because NumPy would take five times as long for 40 numbers.
     top = finite[-1][0]
     energies = [count * 4.0 ** (e - top) for e, count in finite]
     wanted, kept = KEPT_ENERGY * sum(energies), 0.0
@@ -479,7 +479,7 @@ def smallest_that_counts(exponents, counts) -> int | None:
 
 
 def _limits(layers):
-    """A function from a step to the limit that headroom referred to."""
+    """Returns a function from a step to the maximum behind its headroom."""
     changes = sorted({since for x in layers for since, _ in x["dtypes"]})
     limits = []
     for since in changes or [0]:
@@ -493,9 +493,9 @@ def _limits(layers):
 
 
 def _since_calls(layers, begins):
-    """The table of layers, with dtypes from the start of their `fit`.
+    """Returns the table of layers, with dtypes from the start of each `fit`.
 
-    A later call of `fit` writes its table one step after its start.
+    A later call of `fit` logs its table one step too late.
     """
 
     def since(step):
@@ -508,9 +508,10 @@ def _since_calls(layers, begins):
 
 
 def _scale_bits(courses, begins):
-    """A function from a step to the loss scale, as a power of two.
+    """Returns a function from a step to the loss scale, as a power of two.
 
-    A call of `fit` without a loss scale does not inherit an earlier one.
+    A call of `fit` without a loss scale does not inherit the scale of an
+    earlier call.
     """
     course = courses[0] if courses else {"steps": [], "scale": []}
     steps, scales = course["steps"], course["scale"]
@@ -518,7 +519,7 @@ def _scale_bits(courses, begins):
     def bits(step):
         if not steps:
             return 0.0
-        # A skipped step changes the scale of the next step.
+        # A step changes the scale of the next step, so look one step back.
         place = max(bisect.bisect_right(steps, step - 1) - 1, 0)
         call = bisect.bisect_right(begins, step - 1) - 1
         if call >= 0 and steps[place] < begins[call]:
@@ -542,10 +543,10 @@ def _add_verdict(own, verdict):
 
 
 def _lowest_overflowing(run, since):
-    """The least loss scale at which only gradients were not finite.
+    """Returns the lowest loss scale at which only gradients were non-finite.
 
-    Non-finite losses and batches do not depend on the scale. Steps up to
-    `since` had other dtypes.
+    Non-finite losses and inputs do not depend on the scale. Steps up to `since`
+    had other dtypes.
     """
     scales = [
         event["scale"]

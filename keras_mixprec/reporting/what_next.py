@@ -1,4 +1,4 @@
-"""Advice on a run, also as code, and the work of the tuner."""
+"""Advice on a run, also as code, and a summary of the tuner's actions."""
 
 import glob
 import re
@@ -20,16 +20,16 @@ from keras_mixprec.reporting.facts import (
 )
 from keras_mixprec.reporting.headline import over_by
 
-# Events of the tuner that the sentence about the run does not have.
+# Tuner events that the headline leaves out.
 _DONE = ("promote", "shrink", "advise_scale", "raise_scale", "lower_scale")
-# The events that it has.
+# Tuner events that the headline mentions.
 _TOLD = ("demote", "undo", "give_up")
 
 
 def tuner_did(run) -> str:
-    """Returns what a tuner did in the last `fit`, or would have done.
+    """Describes what a tuner did in the last `fit`, or would have done.
 
-    The sentence about the run has its demotions and findings.
+    Demotions and findings are left out, because the headline has them.
 
     Args:
         run: `Run`.
@@ -79,14 +79,14 @@ def _would(events, layers):
 
 
 def _lowered_by_data(events):
-    """The events of loss scales that bad data lowered."""
+    """Returns the events about loss scales that bad data lowered."""
     return [e for e in low_scales(events) if e.get("cause") == "bad_data"]
 
 
 def what_next(
     finding: Mapping | None, events: list, layers: list
 ) -> dict | None:
-    """Returns what the user should do about the main finding of a run.
+    """Returns advice on the main finding of a run.
 
     Args:
         finding: Dict from `main_finding`.
@@ -94,8 +94,8 @@ def what_next(
         layers: List of dicts, the table of layers.
 
     Returns:
-        Dict with `"text"`, a sentence or two, and `"code"` for it, which may be
-        empty. `None` if there is nothing to do.
+        Dict with `"text"`, a sentence or two, and `"code"`, which may be empty.
+        `None` if the user need not act.
     """
     if finding is None:
         return None
@@ -112,19 +112,19 @@ def what_next(
         alike = [v for v in alike if said_alike(v) == said_alike(event)]
         if alike[1:]:
             more = format_count(len(alike) - 1, "more layer")
-            text += f" The same in {more}."
+            text += f" The same applies to {more}."
     is_data = event.get("verdict") == "bad_data"
     lowered = _lowered_by_data(events) if is_data else []
     calls = [fix_of(e, events, layers).get("training", "") for e in lowered]
     if then := "".join(calls):
         call = ", ".join(then.split())
-        text += f" Then restore the loss scale that they lowered: {call}."
+        text += f" Then restore the loss scale that bad data lowered: {call}."
     return {"text": text, "code": code + then}
 
 
 def _after_repair(event, fix, events, layers):
     if asks_for_scale(event):
-        text = "Start the next run with that loss scale, or it is not repaired."
+        text = "Start the next run with that loss scale, or it will fail again."
         return {"text": text, "code": fix.get("training", "")}
     now = dtypes_now(events, layers)
     if not is_repaired(event["verdict"], now.get(event["layer"])):
@@ -140,7 +140,7 @@ def _after_repair(event, fix, events, layers):
 
 
 def _plan_with(layer, events: Iterable):
-    """The plan file with the demotion of a layer, or `None`."""
+    """Returns the plan file with the demotion of a layer, or `None`."""
     own = [
         e for e in events if layer in e.get("layers", {}) and "plan_file" in e
     ]
@@ -155,7 +155,7 @@ def _plan_with(layer, events: Iterable):
 _IMPORT = "import keras_mixprec as kmp\n\n"
 _PLAN = (
     "kmp.PrecisionPlan.from_model(model).save('plan.json')\n"
-    "# And from then on:\n"
+    "# In later runs:\n"
     "kmp.apply_policy(model, kmp.PrecisionPlan.load('plan.json'))\n"
 )
 _DROP = """import numpy as np
@@ -169,8 +169,9 @@ _SCALED = "optimizer = kmp.LossScaleOptimizer(\n    optimizer, {}\n)\n"
 def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
     """Returns the code that repairs the finding of an event.
 
-    The code repairs layers together if they were found together. It calls the
-    model `model`, its optimizer `optimizer` and the training data `x` and `y`.
+    The code repairs layers together if they were found together. In the code,
+    `model`, `optimizer`, `x` and `y` are the model, its optimizer and the
+    training data.
 
     Args:
         event: Dict, one of `events`.
@@ -178,7 +179,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
         layers: List of dicts, the table of layers.
 
     Returns:
-        Dict from the use of the code to the code, empty if there is none:
+        Dict from the purpose of the code to the code, which may be empty:
 
         - `"training"`: for the next training;
         - `"plan"`: the same, saved as a plan;
@@ -207,7 +208,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
 
 
 def _bad_part(event):
-    """The array with non-finite rows, `None` if not known."""
+    """Returns the array with non-finite rows, or `None` if not known."""
     named = (
         re.match("(?:samples|rows)_of_(.+)", n)
         for n in event.get("numbers", {})
@@ -217,7 +218,7 @@ def _bad_part(event):
 
 
 def _widened(event):
-    """The layer that a wider dtype repairs, or `None`."""
+    """Returns the layer that a wider dtype repairs, or `None`."""
     scale = "advised_bits" in event.get("numbers", {})
     is_repair = kind_of(event["verdict"]).repaired_by and not scale
     return event["layer"] if is_repair else None
@@ -246,11 +247,11 @@ def _set_scale(event):
 def _of_scale(event):
     numbers = event.get("numbers", {})
     if numbers.get("scaled", True) is False:
-        # The advice covers a custom `train_step`.
+        # A custom `train_step` needs another change, which the advice names.
         return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
     if "advised_bits" in numbers:
         return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
-    # A scale that fell because of skipped steps would fall again.
+    # If skipped steps lowered the scale, a new initial scale would fall again.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:
         return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")

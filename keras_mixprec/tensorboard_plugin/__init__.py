@@ -1,13 +1,14 @@
-"""The "Mixed Precision" tab of TensorBoard, also as a page without it.
+"""The "Mixed Precision" tab of TensorBoard, also as a page of its own.
 
-It does not import Keras or a backend, because TensorBoard's server loads it.
+TensorBoard's server loads this package, so it imports neither Keras nor a
+backend.
 
 Files:
 
 - `loader.py`: the entry point for TensorBoard, which imports the plugin.
 - `endpoints.py`: the answers to the requests of the page.
-- `plugin.py`: serves them in TensorBoard.
-- `page_server.py`: serves them in `keras-mixprec serve`.
+- `plugin.py`: serves the page in TensorBoard.
+- `page_server.py`: serves the page for `keras-mixprec serve`.
 - `static/`: the page, which starts at `index.js`. `palette.js` chooses the
-  colour of a value, and `metrics.js` its words.
+  colour of a value, and `metrics.js` chooses the words.
 """

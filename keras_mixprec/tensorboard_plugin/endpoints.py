@@ -1,13 +1,13 @@
-"""Answers to the requests of the page, with and without TensorBoard.
+"""Answers the requests of the page, with and without TensorBoard.
 
 | route | answer |
 |---|---|
 | `data/runs` | the runs |
-| `data/summaries` | a row for each run, `unread` if it is not read yet |
+| `data/summaries` | a row for each run, with `unread` if not read yet |
 | `data/run?run=` | a run without its measurements by step |
 | `data/heat?run=&metric=&columns=` | a metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
-| `data/what_if?run=` | what each layer would do in each format, and plans |
+| `data/what_if?run=` | a prediction for each layer and format, and plans |
 | `static/page.js`, `static/style.css` | the page |
 """
 
@@ -33,7 +33,7 @@ _LONGEST = 4096
 # Answers to keep, because the page repeats requests every few seconds.
 _KEPT = 16
 
-# Seconds until the table of runs is sent without the rest of its rows.
+# After this many seconds the table of runs is sent, even with unread rows.
 _PATIENCE = 0.5
 
 _JSON = "application/json"
@@ -53,7 +53,7 @@ class Answer(NamedTuple):
 
 
 class RefusedError(Exception):
-    """A request without an answer.
+    """A request that is answered with an error.
 
     Args:
         status: Int. The HTTP status.
@@ -68,24 +68,25 @@ class RefusedError(Exception):
 def check_method(method: str) -> None:
     """Raises if the method of a request is neither GET nor HEAD."""
     if method not in ("GET", "HEAD"):
-        raise RefusedError(405, f"Only GET and HEAD. Received: {method[:80]}")
+        text = "Only GET and HEAD are allowed"
+        raise RefusedError(405, f"{text}. Received: {method[:80]}")
 
 
 class Endpoints:
     """Answers the requests of the page, in any thread.
 
     Args:
-        folders: Dict from names to folders with runs. An only folder may have
-            the name `""`. They are read again for each request.
+        folders: Dict from names to folders with runs. A single folder may have
+            the name `""`. Folders are read again for each request.
     """
 
     def __init__(self, folders: dict[str, str]):
         self._folders = folders
-        # The last list, because a walk through all folders takes time.
+        # Kept, because a walk through all folders takes time.
         self._runs: dict[str, str] = {}
         self._rows: dict[str, tuple] = {}
-        # Types are not guessed by `mimetypes`: on Windows the registry may call
-        # a script text/plain, and browsers do not load that.
+        # Fixed types, because `mimetypes` asks the registry on Windows. It may
+        # call a script text/plain, and browsers do not load such a script.
         self._files = {
             "page.js": (f"{bundle()}\nexport {{ render }};", "text/javascript"),
             "style.css": (static("style.css"), "text/css"),
@@ -111,7 +112,7 @@ class Endpoints:
         }
         found = []
         for run in self._runs:
-            with contextlib.suppress(OSError):  # Removed in between.
+            with contextlib.suppress(OSError):  # Removed meanwhile.
                 found.append(RunFiles(self._runs[run]).listed(run))
         return found
 
@@ -147,27 +148,28 @@ class Endpoints:
         if log.listed(run)["newer_schema"]:
             raise RefusedError(
                 400,
-                "A newer version of keras_mixprec wrote this run: update it.",
+                "A newer version of keras_mixprec wrote this run. Update "
+                "keras_mixprec to read it.",
             )
         return log
 
     def _summaries(self):
-        """A row for each run, marked if it is not read yet."""
+        """Returns a row for each run, marked if the run is not read yet."""
         ends, rows = _clock.now() + _PATIENCE, []
         has_read = False
         for listed in self.listed():
             run, written = listed["run"], listed["written"]
             if listed["newer_schema"]:
                 continue
-            # A run without new data is not even opened.
+            # A run without new data is not opened again.
             known, row = self._rows.get(run, (None, {"run": run}))
-            # At least one is read in each call.
+            # Each call reads at least one run, so that it makes progress.
             if known != written and (not has_read or _clock.now() < ends):
                 has_read = True
                 try:
                     log = self._open(run)
                     row = json.loads(to_json(row_of(Run(run, log))))
-                except (RefusedError, OSError):  # Removed in between.
+                except (RefusedError, OSError):  # Removed meanwhile.
                     continue
                 known = written
                 self._rows[run] = log.written, row
@@ -177,7 +179,7 @@ class Endpoints:
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    # Whoever opens one metric opens others next, so keep the tables of the run.
+    # Users switch between metrics, so keep the tables of the run.
     read = _kept if name == "heat" else Run
     return _ANSWERS[name](read(run, log), dict(query))
 

@@ -1,8 +1,8 @@
-"""The page and its data, served by `keras-mixprec serve`.
+"""Serves the page and its data for `keras-mixprec serve`.
 
 The server listens on the loopback address only. A foreign page in a browser
-could still reach it under another host name, so requests have to name this
-host. The headers forbid other pages to read an answer, frame it or run it.
+could still reach it under another host name, so requests must name this host.
+The headers stop other pages from reading an answer, framing it or running it.
 """
 
 import errno
@@ -84,7 +84,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
             raise OSError(
                 getattr(error, "errno", None) or errno.EINVAL,
                 f"cannot listen on port {port} ({reason}); "
-                "choose another with --port, or any that is free with --port 0",
+                "choose another with --port, or use --port 0 for any free port",
             ) from error
         self.set_app(self._respond)
         self.endpoints = Endpoints({"": log_dir})

@@ -1,4 +1,4 @@
-"""The plugin: TensorBoard serves the page and its data."""
+"""The plugin with which TensorBoard serves the page and its data."""
 
 import os
 
@@ -33,13 +33,13 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
         return bool(self._endpoints.listed())
 
     def frontend_metadata(self):
-        """The name of the tab and the module of the page."""
+        """Returns the name of the tab and the module of the page."""
         return base_plugin.FrontendMetadata(
             es_module_path="/static/page.js", tab_name="Mixed Precision"
         )
 
     def get_plugin_apps(self):
-        """The routes, whose answers come from `endpoints.py`."""
+        """Returns the routes. `endpoints.py` makes the answers."""
         data = {f"/data/{name}": self._app(self._data) for name in ROUTES}
         return {"/static/*": self._app(self._static), **data}
 
@@ -63,17 +63,17 @@ class MixedPrecisionPlugin(base_plugin.TBPlugin):
 
 
 def _folders(flags):
-    """The folders that TensorBoard reads, by name."""
+    """Returns the folders that TensorBoard reads, by name."""
     if flags.logdir:
         return {"": os.path.expanduser(flags.logdir)}
     named = (x.partition(":") for x in (flags.logdir_spec or "").split(","))
-    # A folder without a name is called by its path.
+    # A folder without a name uses its path as its name, as in TensorBoard.
     found = {name: path or name for name, _, path in named if name}
     return {name: os.path.expanduser(path) for name, path in found.items()}
 
 
 class _RefusedError(errors.PublicError):
-    """TensorBoard answers with its status and message."""
+    """An error whose status and message TensorBoard sends."""
 
     def __init__(self, error):
         super().__init__(str(error))

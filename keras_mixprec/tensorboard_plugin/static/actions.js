@@ -13,15 +13,15 @@ export function compareWith(store, run) {
 
 /**
  * @param {any} store
- * @param {any} row Of the list of events.
- * @param {number} [step] Which of its steps.
+ * @param {any} row A row of the event list.
+ * @param {number} [step] One of the steps of the row.
  */
 export function chooseEvent(store, row, step = row.steps[0]) {
   store.set({ layer: row.layers[0] ?? store.state.layer, step, event: row.key });
   showInZoom(store, step);
 }
 
-// An alarm far above must lead to what it is about, not only mark it.
+// Scrolls to the event, because the alarm that the user clicked may be far above it.
 export function bringEvent(store, row) {
   const hiddenKinds = new Set(store.state.hiddenKinds);
   hiddenKinds.delete(row.kind);

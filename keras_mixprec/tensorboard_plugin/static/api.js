@@ -28,7 +28,7 @@ async function inlineAnswer(path) {
   return Object.hasOwn(answers, path) ? answers[path] : null;
 }
 
-// Which request it answers travels along: the next one may be chosen already.
+// The answer keeps its run and metric, because the user may have chosen others meanwhile.
 function readHeat(path, buffer) {
   const query = new URLSearchParams(path.split("?")[1]);
   return { ...decodeHeat(buffer), run: query.get("run"), metric: query.get("metric") };

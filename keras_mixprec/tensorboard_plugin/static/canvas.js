@@ -8,7 +8,7 @@ export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-ser
 export function createSurface(parent, attributes, draw) {
   const canvas = element("canvas", attributes);
   parent.append(canvas);
-  // From the observer, because reading it would force a layout.
+  // The observer sets the width, because reading it from the page would force a layout.
   let width = 0;
   const paint = () => {
     const height = parseInt(canvas.style.height, 10);
@@ -19,7 +19,7 @@ export function createSurface(parent, attributes, draw) {
     if (canvas.width === size[0] && canvas.height === size[1]) {
       context.clearRect(0, 0, width, height);
     } else {
-      // Resizing takes up to 10 ms.
+      // Setting the size takes up to 10 ms, so an unchanged size is not set again.
       canvas.style.width = `${width}px`;
       [canvas.width, canvas.height] = size;
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -122,8 +122,8 @@ function hatchTile(level) {
 }
 
 /**
- * The axis of steps below a picture.
- * @param {any[][]} ticks Where each is, and its label.
+ * Draws the step axis below a chart.
+ * @param {any[][]} ticks Pairs of a position and a label.
  */
 export function drawStepAxis(context, ticks, { start, y, top = null }) {
   drawAxisName(context, "step", start - 24, y + 12);
@@ -138,7 +138,7 @@ export function drawStepAxis(context, ticks, { start, y, top = null }) {
 }
 
 /**
- * The lines of a grid, with what each stands for beside its left end.
+ * Draws the lines of a grid, with a label at the left end of each.
  * @param {number[]} ticks
  * @param {{y: (tick: number) => number, left: number, right: number, label: (tick: number) => string}} place
  */

@@ -1,6 +1,6 @@
 import { element } from "./dom.js";
 
-// In a sandboxed frame the clipboard is out of reach: a selection can be copied.
+// A sandboxed frame cannot reach the clipboard, but it can copy a selection.
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -17,7 +17,7 @@ async function copyText(text) {
 }
 
 /**
- * A button that copies what `read` returns.
+ * A button that copies the text that `read` returns.
  * @param {string} label
  * @param {() => string} read
  */

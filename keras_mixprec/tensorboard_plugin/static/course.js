@@ -1,7 +1,7 @@
 import { isOfRun, rowOfLayer } from "./heat_data.js";
 import { histogramAt } from "./histogram_data.js";
 
-// The magnitude that half of the elements reach, as a power of two.
+// Returns the median magnitude as a power of two.
 function medianOf(bars) {
   const total = bars.reduce((sum, bar) => sum + bar.count, 0);
   let below = 0;
@@ -12,7 +12,7 @@ function medianOf(bars) {
   return null;
 }
 
-// The headroom of the part that is shown, which the heatmap may have loaded already.
+// Returns the headroom of the shown part. The heatmap may have loaded it already.
 export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
   const wanted = `${part}_headroom_bits`;
   const own = metric === wanted ? heat : partHeat;
@@ -24,10 +24,10 @@ export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
  * @param {any} heat Headroom of all layers by step.
  * @param {any} histogram Exponents of the layer by step.
  * @param {string} layer
- * @param {number} limit The logarithm of the number that headroom refers to.
+ * @param {number} limit The logarithm of the format's maximum, to which headroom refers.
  * @returns {{largest: number[][], median: number[][], smallest: number[][],
- *   nonfinite: number[], readings: number}} With the steps at which some were infinite or NaN,
- *   and how many readings there are, those of the heatmap included.
+ *   nonfinite: number[], readings: number}} `nonfinite` has the steps with infinite or NaN
+ *   numbers. `readings` counts the readings of heatmap and histogram.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;
@@ -44,7 +44,7 @@ export function courseOf(heat, histogram, layer, limit) {
   const smallest = [];
   for (const step of histogram?.steps ?? []) {
     const { bars, nonfinite: share } = histogramAt(histogram, step);
-    // A column of a long log is of several readings, at the step of the last.
+    // In a long log, a column pools several readings and has the step of the last one.
     const column = heat?.until.findIndex((until) => until >= step) ?? -1;
     if (column < 0) readings += 1;
     if (share > 0 && !infinite.has(heat?.until[column])) infinite.add(step);

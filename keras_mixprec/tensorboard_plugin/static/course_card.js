@@ -13,9 +13,9 @@ import { stepTicks } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
-// The names of the limits need room on the right.
+// The space on the right is for the names of the limits.
 const PLACE = { left: 54, right: 100, top: 12, axis: 30 };
-// The plot fills the height of the card next to it.
+// Within these limits, the plot is as high as the card next to it.
 const HEIGHTS = [260, 480];
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [
@@ -23,7 +23,7 @@ const LINES = [
 ];
 const NOT_FINITE = "infinite or NaN";
 const NO_COURSE = "No range of this part of the layer: it was not measured, or all its numbers are zero. " +
-  "MixPrecMonitor measures it at every probe_every steps, within max_overhead of the time.";
+  "MixPrecMonitor measures ranges every probe_every steps, within max_overhead of the time.";
 
 function limitsOf(format) {
   return [

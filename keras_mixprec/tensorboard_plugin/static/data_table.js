@@ -2,19 +2,19 @@ import { breakable, element } from "./dom.js";
 import { plural } from "./format.js";
 
 const MOST = 300;
-// A cell of text that begins so is a formula to a spreadsheet; an apostrophe says that it is text.
+// Spreadsheets read a cell that begins like this as a formula. An apostrophe in front prevents that.
 const FORMULA = /^[\s\0]*[=+\-@\t\r＝＋－＠]/;
 const NUMBER = /^[+-]?(\d+\.?\d*(e[+-]?\d+)?|inf)$/i;
 
 function csvCell(value) {
-  // As the log's server spells what JSON has no number for.
+  // Infinity and NaN are spelled as in the log.
   const text = String(value ?? "").replace(/^(-?)Infinity$/, "$1inf").replace(/^NaN$/, "nan");
   const cell = FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
 }
 
 /**
- * Rows of cells as text that spreadsheets read.
+ * Returns rows of cells as CSV text.
  * @param {any[][]} rows
  */
 export function csvOf(rows) {
@@ -30,7 +30,7 @@ function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// The numbers of a picture as a table, which is filled when it is opened.
+// A table with the numbers of a chart. It is filled when the user opens it.
 export function dataTable(title) {
   const table = element("table");
   const more = element("p", { class: "hint" });
@@ -64,8 +64,8 @@ export function dataTable(title) {
   return {
     root,
     /**
-     * @param {(() => [any[], any[][]]) | null} content Heads, each a name or one with the function
-     *   that writes a value of the column, and rows of values, `null` where there is none.
+     * @param {(() => [any[], any[][]]) | null} content Returns heads and rows. A head is a name, or a
+     *   pair of a name and a function that formats the values. Missing values are `null`.
      */
     fill(content) {
       root.hidden = !content;

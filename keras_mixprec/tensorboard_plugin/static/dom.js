@@ -16,7 +16,7 @@ export function card(id, title, controls, ...content) {
   return element("section", attributes, head, ...content);
 }
 
-/** A mark of a picture, and what it stands for. */
+/** An entry of a legend: a mark and its meaning. */
 export function legendItem(mark, color, label) {
   const glyph = element("span", { class: "glyph", "aria-hidden": "true" }, mark);
   glyph.style.color = `var(${color})`;
@@ -24,7 +24,7 @@ export function legendItem(mark, color, label) {
 }
 
 /**
- * A text whose long names may break where one of their parts ends.
+ * A text in which long names may break between their parts.
  * @param {string} text
  */
 export function breakable(text) {
@@ -41,7 +41,7 @@ export function fillSelect(select, options, chosen) {
   select.value = chosen ?? "";
 }
 
-// One tab stop for the whole list; arrow keys walk through its rows.
+// Makes the whole list one tab stop. Arrow keys move between its rows.
 export function walkRows(list, selector) {
   const rowsOf = () => [...list.querySelectorAll(selector)];
   list.addEventListener("keydown", (event) => {
@@ -72,7 +72,7 @@ export function walkRows(list, selector) {
   });
 }
 
-/** Scrolls the page to a row; to the beginning of one that is taller than its scroller. */
+/** Scrolls the page to a row, or to the start of a row that is taller than its scroller. */
 export function bringIntoView(row, scroller = null) {
   if (!row) return;
   const isTall = scroller && row.offsetHeight > scroller.clientHeight;
@@ -88,7 +88,7 @@ export function revealIn(scroller, row, margin = 0) {
   if (inner.top < outer.top + margin) {
     scroller.scrollTop -= outer.top + margin - inner.top;
   } else if (inner.bottom > outer.top + scroller.clientHeight) {
-    // The beginning of a taller row stays in view.
+    // If a row is taller than the list, its start stays in view.
     const below = inner.bottom - outer.top - scroller.clientHeight;
     scroller.scrollTop += Math.min(below, inner.top - outer.top - margin);
   }

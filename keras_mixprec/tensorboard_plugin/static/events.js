@@ -10,7 +10,7 @@ import { labelOfRun } from "./names.js";
 
 const PAGE = 100;
 
-// Made once: a page of rows takes 50 ms where each makes its own.
+// Shared by all rows, because one for each row would take 50 ms per page.
 const clock = new Intl.DateTimeFormat(undefined, {
   year: "numeric", month: "numeric", day: "numeric",
   hour: "numeric", minute: "numeric", second: "numeric",
@@ -30,7 +30,7 @@ export function createEvents(store) {
   const scroller = element("div", { class: "event-scroll" }, earlier, list, later);
   walkRows(list, "li");
   const root = card("events", "Events", [onlyLabel], chips, scroller);
-  // Thousands of rows would make every layout slow: a window of pages is kept.
+  // The document has only some pages of rows, because thousands would make each layout slow.
   let first = 0;
   let last = PAGE;
   let shown = [];
@@ -46,7 +46,7 @@ export function createEvents(store) {
 
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
 
-  // Which run an event is of, where two are shown.
+  // In a comparison, names the run of an event.
   function runLabel(event) {
     const { runData, compareData } = store.state;
     if (!compareData) return null;
@@ -94,7 +94,7 @@ export function createEvents(store) {
       ...details.map((line) => element("span", { class: "detail" }, ...breakable(readable(line))))));
   }
 
-  // Code that repairs an event; it stays open while the run grows.
+  // Code that repairs the fault of an event. It stays open when the run gets new data.
   function fixesOf({ fixes }) {
     return Object.entries(fixes).map(([title, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
@@ -166,7 +166,7 @@ export function createEvents(store) {
     if (focused >= 0) list.children[focused]?.focus({ preventScroll: true });
   }
 
-  // All that another layer changes of the rows that there are.
+  // Marks the rows about the chosen layer without drawing them again.
   function markAbout() {
     const paths = pathsOf();
     [...list.children].forEach((node, place) => {
@@ -185,7 +185,7 @@ export function createEvents(store) {
     update();
   }
 
-  // A step chosen elsewhere brings the list to the events around it.
+  // If the user chooses a step in another card, the list moves to the events around it.
   function follow(state, changed) {
     filterEvents();
     const index = shown.findIndex((event) => {

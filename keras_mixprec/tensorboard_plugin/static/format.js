@@ -1,6 +1,6 @@
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-// The server writes what JSON cannot hold as the strings inf, -inf and nan.
+// JSON has no infinity and no NaN, so the server sends the strings inf, -inf and nan.
 export function toNumber(value) {
   if (value === "inf") return Infinity;
   if (value === "-inf") return -Infinity;
@@ -47,7 +47,7 @@ export function formatShare(share) {
   return `${share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2))}%`;
 }
 
-/** When something was found or read: steps count from 1, and 0 is before the first. */
+/** Returns a step in words. Steps count from 1, and 0 is the time before the first step. */
 export function momentInWords(step, at = "at") {
   return step === 0 ? "before the first step" : `${at} step ${formatInteger(step)}`.trim();
 }

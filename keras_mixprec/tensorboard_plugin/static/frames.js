@@ -1,4 +1,4 @@
-// Milliseconds in which the reader's actions come before parts out of view.
+// Parts out of view are drawn after this many milliseconds without a user action.
 const READER_FIRST = 150;
 
 const queue = new Set();
@@ -8,8 +8,8 @@ const later = new Set();
 let timer = 0;
 
 /**
- * In the next frame, once however often it is asked for. What is asked for while that frame is
- * drawn is drawn in it as well: a card that fills itself and then its picture takes one.
+ * Calls `draw` in the next frame, once even if it is requested several times. Requests that
+ * come while a frame is drawn join that frame, so a card and its chart need only one frame.
  * @param {() => void} draw
  */
 export function drawSoon(draw) {
@@ -21,7 +21,7 @@ function drawFrame() {
   drawn = new Set();
   try {
     for (const draw of queue) {
-      // Not one for ever that asks for itself.
+      // A function that requests itself has to wait for the next frame.
       if (drawn.has(draw)) continue;
       queue.delete(draw);
       drawn.add(draw);
@@ -33,7 +33,7 @@ function drawFrame() {
   }
 }
 
-// One at a time, so that a reader who comes between waits for one at most.
+// Calls one function at a time, so that a user action waits for one at most.
 function drawNext() {
   const [next] = later;
   later.delete(next);
@@ -43,7 +43,7 @@ function drawNext() {
 }
 
 /**
- * After what the reader sees is drawn, once however often it is asked for.
+ * Calls `draw` after the visible parts are drawn, once even if it is requested several times.
  * @param {() => void} draw
  */
 export function drawLater(draw) {
@@ -54,11 +54,11 @@ export function drawLater(draw) {
 }
 
 /**
- * Draws a part of the page soon while it is near the view, and otherwise when what the
- * reader sees is drawn: a search in the page, or a screen reader, finds all of it.
+ * Draws a part of the page soon if it is near the view, and otherwise after the visible parts.
+ * All parts are drawn in the end, for screen readers and for searches in the page.
  * @param {Element} node
  * @param {() => void} draw
- * @returns {() => void} What asks for it.
+ * @returns {() => void} A function that requests `draw`.
  */
 export function seenFirst(node, draw) {
   let near = false;

@@ -6,7 +6,7 @@ import { hideTooltip } from "./tooltip.js";
 
 const DRAG_STARTS = 5;
 
-// Click, hover, drag to zoom and the zoom keys of a canvas whose x axis is the step.
+// Handles click, hover, drag to zoom and the zoom keys, for a canvas with steps on its x axis.
 export function stepGestures(surface, plot, { onClick, onHover, onZoom, limits }) {
   const { canvas } = surface;
   let pressed = null;

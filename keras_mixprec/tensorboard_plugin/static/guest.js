@@ -1,6 +1,6 @@
 const PATIENCE = 2000;
 
-// The guest's side of TensorBoard's messages between the page and a plugin's frame.
+// The plugin's side of the messages between TensorBoard and the frame of a plugin.
 export function connectHost() {
   const listeners = new Map();
   const waiting = new Map();

@@ -29,21 +29,21 @@ export function createHeader(store, { offline, copyLink }) {
     });
     const options = [["", "nothing"], ...others.map((entry) => [entry.run, entry.run])];
     fillSelect(compare, options, store.state.compare);
-    // Long names are cut by the width of the field.
+    // The field may cut a long name, so its title has the whole name.
     run.title = store.state.run ?? "";
     compare.title = store.state.compare ?? "";
     compare.disabled = !others.length;
     run.disabled = !runs.length;
   }
 
-  // The action of a figure: it brings an event or a layer into view.
+  // Returns the action of a figure, which brings an event or a layer into view.
   function actionOf(data, { event = null, layer = null }) {
     const row = event === null ? null : rowOfEvent(data, event);
     if (row) return () => bringEvent(store, row);
     return layer === null ? null : () => bringLayer(store, layer);
   }
 
-  // The whole run in a sentence.
+  // Draws the headline of each run.
   function drawSentences() {
     const { runData, compareData } = store.state;
     const known = [runData, compareData].filter(Boolean);
@@ -61,7 +61,7 @@ export function createHeader(store, { offline, copyLink }) {
     }));
   }
 
-  /** The cards that stand above all pictures, below the sentence. */
+  /** Returns the cards between the headline and the charts. */
   const notesOf = (data) => data.cards.filter((card) => card.is_on_top).map(({ name, title, sentence, code }) => {
     return element("p", { class: `note ${name}` }, element("strong", {}, `${title}: `), readable(sentence), " ",
       code ? copyButton("Copy code", () => code) : null);
@@ -100,7 +100,7 @@ export function createHeader(store, { offline, copyLink }) {
       failure ? `Could not load data: ${failure}` :
         runs?.length && unknown.length ?
           `There is no run ${unknown.join(" and no run ")} here.` +
-          (missing.run ? ` Shown instead: ${name}` : "") : "";
+          (missing.run ? ` The page shows ${name} instead.` : "") : "";
     problem.textContent = text;
     problem.hidden = !text;
   }

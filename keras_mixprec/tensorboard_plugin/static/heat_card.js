@@ -10,10 +10,10 @@ import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-// Readings are missing if the last one is before this share of the steps.
+// The card says that readings are missing if the last one is before this share of the steps.
 const LATE = 0.9;
 
-// The shorter one stops at its end, which must not pull the longer one back.
+// The shorter list stops at its end, which must not scroll the longer list back.
 function scrollTogether(one, other) {
   let moved = null;
   const follow = (leader, follower) => leader.addEventListener("scroll", () => {
@@ -83,24 +83,24 @@ export function createHeatCard(store) {
     const { layers } = store.state.runData;
     const dtypes = new Set(layers.map(({ compute_dtype: dtype }) => dtype));
     const wide = [...dtypes].filter((dtype) => isWider(dtype, formatOf())).join(" or ");
-    if (isShownAsIf()) return ` All layers are in ${wide}. The chart shows their headroom if they were in ${formatOf()}.`;
+    if (isShownAsIf()) return ` All layers are in ${wide}. The chart shows their headroom as if they were in ${formatOf()}.`;
     return wide ? ` Each layer has its own format, ${formatOf()} or ${wide}.` : ` The format is ${formatOf()}.`;
   }
 
   function readingsInWords() {
     const { heat, runData } = store.state;
     if (!heat) return "";
-    if (heat.from.some((step, column) => step !== heat.until[column])) return " A column is the worst of several readings.";
-    return ` A column is a reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
+    if (heat.from.some((step, column) => step !== heat.until[column])) return " Each column shows the worst of several readings.";
+    return ` Each column is one reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
   }
 
-  // Between two readings it is no end.
+  // A run that goes on between two readings has not stopped measuring.
   function endOfMeasuring() {
     const { runData, heat } = store.state;
     const last = lastMeasured(heat);
     if (last === null || last >= LATE * runData.last_step) return null;
     return `Measured to step ${formatInteger(last)} of ${formatInteger(runData.last_step)}: ` +
-      "what came after is not in the figures of headroom.";
+      "the headroom does not include later steps.";
   }
 
   function update() {
@@ -119,11 +119,11 @@ export function createHeatCard(store) {
     ownTitle.hidden = otherTitle.hidden = !compare;
     ownTitle.textContent = runData?.run ?? "";
     otherTitle.textContent = compareData ? compareData.run +
-      (compareHeat ? "" : ": does not hold this quantity") : "";
+      (compareHeat ? "" : ": has no values of this quantity") : "";
     other.hidden = !compareHeat;
   }
 
-  // The rows in numbers, because a screen reader cannot read a picture.
+  // A table of the rows, because a screen reader cannot read a chart.
   function updateTable() {
     const { runData, heat } = store.state;
     const metric = metricOf(runData, heat?.metric);

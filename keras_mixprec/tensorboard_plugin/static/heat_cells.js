@@ -6,13 +6,13 @@ import { changedAt } from "./precision.js";
 
 const BAD_WIDTH = 3;
 const HARMLESS = ["beyond", "zero"];
-// The part of a row that what its outputs do not show takes.
+// The share of a row's height that marks an overflow inside the layer.
 const STRIP = 0.4;
 
 /**
- * The rows that are in view, a pixel for each cell.
- * @param {any[]} rows What `poolRows` returned of each, with `wider` by pixel.
- * @param {string} kind The metric's.
+ * Draws the visible rows with one pixel per cell.
+ * @param {any[]} rows Results of `poolRows`, with the wider dtype by pixel in `wider`.
+ * @param {string} kind The kind of the metric.
  */
 export function pictureOfCells(rows, kind) {
   const size = rows[0].values.length;
@@ -36,8 +36,8 @@ export function pictureOfCells(rows, kind) {
 }
 
 /**
- * The stretches of a level in a row.
- * @returns {number[][]} First pixel and width of each stretch.
+ * Returns the stretches of a level in a row.
+ * @returns {number[][]} The first pixel and the width of each stretch.
  */
 export function stretchesOf({ ranks }, level) {
   const rank = GRAVEST.indexOf(level);
@@ -45,18 +45,18 @@ export function stretchesOf({ ranks }, level) {
   for (let pixel = ranks.indexOf(rank); pixel >= 0; pixel = ranks.indexOf(rank, pixel + 1)) {
     const start = pixel;
     while (ranks[pixel + 1] === rank) pixel += 1;
-    // One non-finite step stays visible however narrow it is.
+    // A bad stretch gets a minimum width, so that a single step stays visible.
     found.push([start, Math.max(HARMLESS.includes(level) ? 1 : BAD_WIDTH, pixel - start + 1)]);
   }
   return found;
 }
 
 /**
- * What overflowed inside of a layer, along the lower edge of its row: from the step at which
- * it was found, in another hatching once a wider dtype holds it.
- * @param {{is_open: boolean, step: number}} inside What the layer has.
+ * Marks an overflow inside a layer along the lower edge of its row, from the step at which it
+ * was found. The hatching changes when a wider dtype repairs the overflow.
+ * @param {{is_open: boolean, step: number}} inside The overflow.
  * @param {{left: number, right: number, scale: (step: number) => number}} plot
- * @param {{top: number, height: number}} place The row's.
+ * @param {{top: number, height: number}} place The place of the row.
  */
 export function drawInside(context, layer, inside, plot, place) {
   const { top, height } = place;

@@ -2,11 +2,11 @@ import { formatInteger } from "./format.js";
 import { clamp, countAtMost, linearScale } from "./scales.js";
 
 /**
- * What made a cell that is not the doing of its own layer, in words.
+ * The cause of a cell in words, if the cause is outside the cell's layer.
  * @typedef {{long: string, short: string}} Origin
  */
 
-// Marks a reading of a non-finite batch.
+// The mark of a reading on a non-finite batch.
 export const LEFT_OUT = 65535;
 
 export function decodeHeat(buffer) {
@@ -14,33 +14,33 @@ export function decodeHeat(buffer) {
   const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));
   const head = JSON.parse(text);
   const count = head.layers.length * head.from.length;
-  // Little-endian, as every machine is that browsers run on.
+  // The data is little-endian, like all machines that run browsers.
   const values = new Float32Array(buffer, 4 + length, count);
   return { ...head, values, marks: head.marked ? new Uint16Array(buffer, 4 + length + 4 * count, count) : null };
 }
 
-/** Whether any reading of a row, or of all rows, is left out. */
+/** Returns whether any reading of a row, or of all rows, is left out. */
 export function isLeftOut({ marks, from }, row = null) {
   const own = row === null ? marks : marks?.subarray(row * from.length, (row + 1) * from.length);
   return Boolean(own?.includes(LEFT_OUT));
 }
 
 /**
- * Another layer, or the run as a whole, if that made a cell.
+ * Returns the cause of a cell if it is another layer or the run as a whole.
  * @returns {Origin | null}
  */
 export function originAt({ marks, origins, from }, row, column) {
   return (marks && origins[marks[row * from.length + column] - 1]) ?? null;
 }
 
-// The heat of the run before stays until that of the chosen run has come.
+// The previous run's heat stays until the chosen run's heat is loaded.
 export function isOfRun(heat, data) {
   return Boolean(heat && data && heat.run === data.run);
 }
 
 /**
- * Where the columns of a heatmap are. Each is a reading, or several of a long run, and all are as
- * wide: of what lies between two nothing is known.
+ * Returns the scale of a heatmap's columns. A column is one reading, or several in a long run. All
+ * columns have the same width, because nothing is known about the steps between two readings.
  * @param {{from: number[], until: number[]}} heat
  * @param {number[]} domain The first and the last step in view.
  * @param {[number, number]} range In pixels.
@@ -61,7 +61,7 @@ export function columnScale({ from, until }, domain, range) {
     const column = clamp(Math.floor(place), 0, last);
     return from[column] - 0.5 + (place - column) * (until[column] - from[column] + 1);
   };
-  // The middles of columns, with their steps.
+  // Returns the centres of some columns, with their steps.
   scale.ticks = (count) => {
     const [first, final] = range.map(inner.invert);
     const stride = Math.max(1, Math.ceil((final - first) / count));
@@ -72,14 +72,14 @@ export function columnScale({ from, until }, domain, range) {
   return scale;
 }
 
-/** The column of a step, or the nearest before it. */
+/** Returns the column of a step, or the nearest column before it. */
 export function columnAt(from, step) {
   return Math.max(0, countAtMost(from, step) - 1);
 }
 
 /**
- * First and last column under each pixel.
- * @param {(pixel: number) => number} place Which column begins where, and how far in it.
+ * Returns the first and the last column under each pixel.
+ * @param {(pixel: number) => number} place Returns the fractional column at a pixel.
  */
 export function columnsOfPixels(place, columns, width) {
   const first = new Int32Array(width);
@@ -91,7 +91,7 @@ export function columnsOfPixels(place, columns, width) {
   return { first, last };
 }
 
-// The worst value under each pixel, the column that it is from, and one with bad input.
+// Returns, for each pixel, the worst value, its column, and a column with bad input.
 export function poolRow(heat, row, pixels) {
   const width = pixels.first.length;
   const size = heat.from.length;
@@ -115,7 +115,7 @@ export function poolRow(heat, row, pixels) {
   return { values, columns, bad };
 }
 
-// The last step with any value, or null.
+// Returns the last step with any value, or null.
 export function lastMeasured(heat) {
   const size = heat?.until.length ?? 0;
   for (let column = size - 1; column >= 0; column -= 1) {

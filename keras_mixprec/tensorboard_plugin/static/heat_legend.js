@@ -9,11 +9,11 @@ function swatch(level, label) {
 
 /**
  * @param {HTMLElement} parent
- * @param {HTMLElement} others What is not on the scale.
+ * @param {HTMLElement} others The parent of the entries that are not on the colour scale.
  * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
- *   hasPassed: () => boolean, hasRoomy: () => boolean}} of What is shown: the metric's kind, the format that is referred
- *   to, whether no layer ever computed in it, whether readings are left out because the batch was not finite, whether any
- *   is not finite or all zero through no fault of its layer, and whether any computes in a dtype of more range than the format's.
+ *   hasPassed: () => boolean, hasRoomy: () => boolean}} of The heatmap. `kind` is the kind of its metric, and `format` the
+ *   format that headroom refers to. `isAsIf` is true if no layer ever computed in that format. The rest says if any reading
+ *   is on a non-finite batch, is non-finite or zero because of another layer, or has a dtype of larger range.
  */
 export function createHeatLegend(parent, others, of) {
   function redraw() {

@@ -3,13 +3,13 @@ import { foldedBlockOf } from "./layer_blocks.js";
 import { alarmLevel } from "./palette.js";
 import { ownHeadroom, widerAt } from "./precision.js";
 
-// A row that the table of layers does not have is found by its name alone.
+// The heatmap may have a row that the table of layers lacks. A search finds it by name only.
 function unknown(path) {
   return { path, class: "", compute_dtype: null, verdicts: [] };
 }
 
 /**
- * The rows of a heatmap: what the table shows, with a folded block as one row.
+ * Returns the rows of a heatmap: the layers in the table, with one row for each folded block.
  * @returns {{name: string, label: string, calls: number[], block: boolean}[]}
  */
 export function heatRows(calls, layers, { keeps, folded }) {
@@ -27,7 +27,7 @@ export function heatRows(calls, layers, { keeps, folded }) {
   return rows;
 }
 
-// The place of a layer's row, or of the folded block that it is in.
+// Returns the place of a layer's row, or of the folded block that contains the layer.
 export function rowOfCall(rows, calls, layer) {
   const index = layer === null ? -1 : calls.indexOf(layer);
   return index < 0 ? -1 : rows.findIndex((row) => row.calls.includes(index));
@@ -37,9 +37,9 @@ export const GRAVEST = ["bad", "passed", "warning", "input", "quiet", "roomy", "
 const [BAD, PASSED, INPUT, ZERO] = ["bad", "passed", "input", "zero"].map((level) => GRAVEST.indexOf(level));
 
 /**
- * The worst of several layers under each pixel, which layer it is of, and the place of
- * its `alarmLevel` in `GRAVEST`, or of `"input"`, where the batch was not finite, or of
- * `"passed"`, where what is not finite, or all zero, is no fault of the layer.
+ * Returns, for each pixel, the worst value of several layers, its layer, and its rank in
+ * `GRAVEST`. The rank is that of `"input"` for a non-finite batch. It is that of `"passed"` if
+ * another layer caused non-finite numbers or zeros. Otherwise `alarmLevel` decides.
  * @param {any} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
@@ -70,15 +70,16 @@ export function poolRows(heat, calls, pixels, kind, isWider) {
   return { values, columns, source, ranks };
 }
 
-// Whether a row overflows after the last repair.
+// Returns whether a row overflows after the last repair.
 export function isBadSince({ ranks, columns }, { until }, step) {
   return ranks.some((rank, pixel) => GRAVEST[rank] === "bad" && until[columns[pixel]] > step);
 }
 
 /**
- * The worst value of each row, the first step of it, the dtype of more range than the format's
- * in which it was computed, whether any was left out, and what made it if not the layer.
- * @param {string} formatName What headroom refers to.
+ * Returns the worst value of each row and the first step with that value. `wider` is the dtype
+ * of larger range that computed it, if any. `isBad` is true if a reading was left out. `origin`
+ * is a cause outside the layer.
+ * @param {string} formatName The format that headroom refers to.
  * @returns {{name: string, value: number, step: number | null, wider: string | null,
  *   isBad: boolean, origin: import("./heat_data.js").Origin | null}[]}
  */

@@ -23,7 +23,7 @@ const LABEL_WIDTHS = [208, 380];
 const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
-// The least and the greatest height of a row.
+// The minimum and the maximum height of a row.
 const ROW_HEIGHTS = [12, 36];
 const AXIS_HEIGHT = 24;
 
@@ -72,18 +72,18 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     asIf = isAsIf(rows, formatName());
   }
 
-  // An overflow inside the layer, which the headroom of its outputs does not show.
+  // Returns an overflow inside the layer, which the headroom of its outputs does not show.
   function insideOf(layer) {
     const { metric } = heatOf();
     return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
   }
 
-  // The columns under each pixel from one on.
+  // Returns the columns under each pixel, starting at the pixel `left`.
   function pixelsOf(left, width) {
     return columnsOfPixels((pixel) => plot.scale.place(pixel + left), heatOf().from.length, width);
   }
 
-  // The levels of the pixels of a row: see `alarmLevel`.
+  // Returns the pooled values and levels of a row.
   function pooledRow(place, pixels) {
     if (!pooled.rows.has(place)) pooled.rows.set(place, poolOf(rows[place], pixels));
     return { row: place, ...pooled.rows.get(place) };
@@ -106,7 +106,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return { ...found, layer, wider };
   }
 
-  // Pooled again only if what is under the pixels is another.
+  // Pools again only if other columns are under the pixels.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
     const of = [...ends, size].join();
@@ -137,7 +137,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return heat && visible && row < rows.length ? row : -1;
   }
 
-  // The worst step under the pixel, as its colour shows that one.
+  // Returns the worst cell under the pixel, because the colour shows that cell.
   function cellAt({ x, y }) {
     const heat = heatOf();
     const row = rowAt(y);
@@ -211,7 +211,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   function drawCells(context, seen, kind) {
     if (!seen.length) return;
-    // The same one until other rows or other steps are in view.
+    // The picture is reused until other rows or steps are in view.
     const view = `${seen[0].row} ${seen.length}`;
     if (pooled.view !== view) Object.assign(pooled, { view, picture: pictureOfCells(seen, kind) });
     const { picture } = pooled;
@@ -297,7 +297,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (row < 0) return;
     context.strokeStyle = themeColor("--cursor");
     context.lineWidth = 2;
-    // A thin row's frame would cross out its own label.
+    // In a thin row, the frame leaves out the label, which it would cross out.
     const left = rowHeight < 12 ? plot.left : 2;
     context.strokeRect(left, topOf(row) + 0.5, plot.right - left + 1, rowHeight);
   }
@@ -331,12 +331,12 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   });
   scroller.addEventListener("scroll", surface.redraw);
 
-  // The picture of the run before stays until the new data has come.
+  // The picture of the previous run stays until the new data is loaded.
   const unlessOld = (act) => () => {
     if (!heatOf() || isOfRun(heatOf(), store.state[dataSlot])) act();
   };
 
-  // A live reload must not scroll away from what is being read.
+  // A live reload must not scroll away from the rows that the user reads.
   const shape = () => {
     measure();
     if (rows.length !== revealedRows) drawSoon(reveal);

@@ -136,7 +136,7 @@ export function createHistogram(store) {
     words.classList.toggle("alarm", !isBad);
     const lost = `${isBad ? "" : "▲ "}${formatShare(nonfinite)} infinite or NaN${
       isBad ? `, ${BAD_INPUT}` : ""}`;
-    return rest ? `${lost}; of the others: ${rest}` : lost;
+    return rest ? `${lost}; of the rest: ${rest}` : lost;
   }
 
   function sentenceOfFinite() {
@@ -149,13 +149,13 @@ export function createHistogram(store) {
     return Object.entries(shares)
       .filter(([, share]) => share > 0)
       .map(([zone, share]) => `${formatShare(share)} ${names[zone]}`)
-      .join(" · ") + `, of those not 0${insideOfOutputs()}`;
+      .join(" · ") + `, zeros not counted${insideOfOutputs()}`;
   }
 
-  // Its outputs look sound where it overflows on the way to them.
+  // A layer may overflow inside although its outputs look healthy.
   function insideOfOutputs() {
     const inside = shown.part === "activation" && shown.layer?.inside;
-    return inside ? `. These are outputs: ${inside.long}` : "";
+    return inside ? `. The histogram shows only the outputs: ${inside.long}` : "";
   }
 
   function update() {
@@ -163,12 +163,12 @@ export function createHistogram(store) {
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
-    // The last histogram stays until the new one has come.
+    // The previous histogram stays until the new one is loaded.
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);
     const called = name ?? layer ?? "";
-    // Another call of a layer is not in the table of layers.
+    // The second call of a layer has no label, because the table has one row per layer.
     const what = labels.get(called) ?? cutMiddle(called, 44);
     caption.textContent = shown ?
       `${what}${whyShown(store.state)} · taken ${momentInWords(shown.step, "after")}${
@@ -192,7 +192,7 @@ export function createHistogram(store) {
   function whyNone() {
     const { withheld = "", histograms } = store.state.runData ?? {};
     return histograms?.[store.state.part].length ?
-      "No histogram of this part of the layer: one whose numbers are all zero has none." :
+      "No histogram of this part of the layer. Parts whose numbers are all zero have none." :
       readable(`This run keeps no histograms of this part. ${withheld}`);
   }
 

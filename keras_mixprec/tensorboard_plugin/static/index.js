@@ -39,8 +39,8 @@ const INITIAL = {
 
 const hashOfPage = () => readHash(window.location.hash);
 
-// TensorBoard knows its hash only after the hash has changed: a link that was just
-// opened must be read from its address.
+// TensorBoard reports its hash only after a change. The hash of a link that was just opened
+// must be read from the address.
 function hashOfHost() {
   try {
     return readHash(window.parent.location.hash, HOST_PREFIX);
@@ -65,12 +65,12 @@ function linkInHost(store) {
 }
 
 function keepHash(store) {
-  // A browser takes up to 10 ms for an address.
+  // Not on every change, because a browser takes up to 10 ms to set an address.
   const keep = () => {
     try {
       window.history.replaceState(null, "", `#${writeHash(store.state)}`);
     } catch {
-      // A sandboxed frame has no address of its own.
+      // A sandboxed frame has no address to set.
     }
   };
   store.on(["run", "compare", "metric", "layer", "step", "part"], () => drawLater(keep));
@@ -92,7 +92,7 @@ function keepFresh(store, loader, host) {
   let waited = 0;
   setInterval(() => {
     waited += POLL_EMPTY;
-    // TensorBoard says when it has read more; a server of ours is asked.
+    // TensorBoard announces new data. The page has to ask our own server.
     const early = host && store.state.runs?.length && waited < POLL;
     if (document.hidden || early) return;
     waited = 0;

@@ -1,7 +1,7 @@
 import { matchesFilter, sortLayers } from "./layer_columns.js";
 import { foldersOf, shortNames } from "./names.js";
 
-// Layers by the folders of their paths. A folder of one layer is no block.
+// Groups layers into blocks by the folders of their paths. A folder with one layer is no block.
 export function layerTree(layers) {
   const root = { path: "", nodes: new Map(), layers: [] };
   for (const layer of layers) {
@@ -23,7 +23,7 @@ export function layerTree(layers) {
 function childrenOf(node) {
   return [...node.nodes.values()].map((child) => {
     let inner = child;
-    // Folders with nothing else in them are named together.
+    // A folder that contains only one folder shares a row with it.
     while (inner.nodes.size === 1 && inner.layers.length > 1) {
       const [only] = inner.nodes.values();
       if (only.layers.length < inner.layers.length) break;
@@ -44,7 +44,7 @@ export function allBlocks(tree) {
   });
 }
 
-// The outermost blocks that are not most of the model.
+// Returns the outermost blocks, but none that has most of the model's layers.
 export function blocksToFold(tree, count) {
   return tree.flatMap((node) => {
     if (node.block === undefined) return [];
@@ -54,12 +54,12 @@ export function blocksToFold(tree, count) {
   });
 }
 
-// The outermost folded block that a layer is in, or null.
+// Returns the outermost folded block that contains a layer, or null.
 export function foldedBlockOf(path, folded) {
   return folded.size ? foldersOf(path).find((folder) => folded.has(folder)) ?? null : null;
 }
 
-// The layers that table and heatmap show. A search opens all blocks.
+// Returns the layers that table and heatmap show. A search opens all blocks.
 export function layerChoice({ filter, onlyProblems, folded }) {
   const known = new Map();
   const isKept = (layer) => matchesFilter(layer, filter) && (!onlyProblems || layer.is_problem);
@@ -73,7 +73,7 @@ export function layerChoice({ filter, onlyProblems, folded }) {
 }
 
 /**
- * The rows of the table: layers, and blocks before what is in them.
+ * Returns the rows of the table. A block comes before its layers.
  * @returns {{layer?: any, block?: string, depth: number, layers?: any[],
  *   folded?: boolean, within: string}[]}
  */
@@ -97,7 +97,7 @@ export function layerRows(tree, { keeps, folded }, column, descending, depth = 0
   });
 }
 
-// The labels of a tree, in which layers of a block omit its path.
+// Returns the labels of a tree. Layers in a block omit the path of the block.
 export function treeLabels(tree, length, within = "", labels = { block: new Map(), layer: new Map() }) {
   const pathOf = (node) => node.block ?? node.layer.path;
   const nameOf = (node) => {

@@ -33,7 +33,7 @@ function typeBadges(layers) {
   }));
 }
 
-// Findings that read alike are one, with how many there are.
+// Findings with the same text share a badge, which has their number.
 function verdictBadges(layers) {
   const found = layers.flatMap(({ marks }) => marks);
   const counts = countBy(found, ({ text }) => text);
@@ -50,7 +50,7 @@ function headroomBar({ headroom }) {
   if (!headroom) return "–";
   const { level, text, title } = headroom;
   const fill = element("span", { class: `fill ${level}` });
-  // A full bar would say that all is well with zeros.
+  // A full bar would look healthy, but zeros are a fault.
   const share = level === "zero" ? 0 : clamp(toNumber(headroom.bits) / FULL_HEADROOM, 0.04, 1);
   fill.style.width = `${100 * (level === "passed" ? 1 : share)}%`;
   return element("span", { class: `headroom ${level}`, title },
@@ -76,7 +76,7 @@ export function pathCell(layer, label) {
 }
 
 /**
- * What a column has in a row: of one layer, or of all in a block.
+ * Returns the content of a cell, for a layer or for all layers in a block.
  * @param {{id: string, otherOf?: (layer: any) => any, of: (layer: any) => any,
  *   ofBlock: (layers: any[]) => any}} column
  */

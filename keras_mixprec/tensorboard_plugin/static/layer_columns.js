@@ -2,7 +2,7 @@ import { toNumber } from "./format.js";
 import { labelOfRun } from "./names.js";
 
 const dtypeOf = (layer) => layer?.compute_dtype ?? null;
-// The columns that two runs have side by side, for layers and blocks.
+// The columns that a comparison shows for both runs.
 const COMPARED = {
   dtype: { label: "Type", of: dtypeOf, ofBlock: (layers) => [...new Set(layers.map(dtypeOf))].sort().join(" ") },
   headroom: {
@@ -16,7 +16,7 @@ const COMPARED = {
 };
 
 /**
- * The columns of the table of layers: what each is of a layer, and of a block.
+ * Returns the columns of the table of layers, with functions for their values.
  * @returns {{id: string, label: string, of: (layer: any) => any,
  *   ofBlock: (layers: any[]) => any, compares?: string, number?: boolean,
  *   otherOf?: (layer: any) => any, run?: string, runLabel?: string}[]}
@@ -70,13 +70,13 @@ function sum(values) {
 
 const headroomOf = (layer) => (layer?.headroom ? toNumber(layer.headroom.bits) : null);
 
-/** The layer with the worst headroom. */
+/** Returns the layer with the worst headroom. */
 export function worstLayer(layers) {
   const rankOf = ({ headroom }) => headroom?.rank ?? Infinity;
   return layers.reduce((worst, layer) => (rankOf(layer) < rankOf(worst) ? layer : worst));
 }
 
-// Missing values stay last whichever way the column is sorted.
+// Sorts layers by a column. Missing values are last in both directions.
 export function sortLayers(layers, valueOf, descending) {
   const order = descending ? -1 : 1;
   const isMissing = (value) => value === null || value === undefined;
@@ -98,7 +98,7 @@ function haystackOf(layer) {
 
 export function matchesFilter(layer, text) {
   const [haystack, dtype] = [haystackOf(layer), layer.compute_dtype ?? ""];
-  // "float16" is not to find "bfloat16".
+  // A search for "float16" must not find "bfloat16".
   const types = [dtype, dtype.replace("float", "fp")];
   return text.toLowerCase().split(/\s+/).every((needle) => {
     return haystack.includes(needle) || types.some((type) => type.startsWith(needle));

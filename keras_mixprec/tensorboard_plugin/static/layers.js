@@ -133,7 +133,7 @@ export function createLayers(store) {
       plural(layers.length, "layer");
     nothing.hidden = kept > 0 || !layers.length;
     nothing.textContent = nothing.hidden ? "" : !text ?
-      "No layer has a finding that is not repaired, nor less than 2 bits of headroom." :
+      "All findings about layers are repaired, and no layer has less than 2 bits of headroom." :
       `No match: no layer${onlyProblems ? " with a problem" : ""} has “${text}” ` +
       "in its name, class, type or verdicts.";
   }
@@ -149,7 +149,7 @@ export function createLayers(store) {
     row.setAttribute("aria-current", isChosen);
   }
 
-  // A layer in a folded block is where the block is.
+  // Returns the row of a layer, or of the folded block that contains the layer.
   function indexOf(path) {
     if (path === null) return -1;
     const index = shown.findIndex(({ layer }) => layer?.path === path);

@@ -1,4 +1,4 @@
-// Shapes repeat what colours say, for readers who cannot distinguish the colours.
+// Shapes repeat the colours for readers who cannot distinguish colours.
 export const LEVELS = {
   bad: { shape: "triangle", glyph: "▲", color: "--bad", label: "severe verdict" },
   warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },
@@ -8,7 +8,7 @@ export const LEVELS = {
   skip: { shape: "tick", glyph: "❙", color: "--skip", label: "skipped step" },
 };
 
-// The run in a sentence comes with a state; a word and a shape say what colour says.
+// Each state of a run has a word and a shape, for readers who cannot distinguish colours.
 export const STATES = {
   healthy: { glyph: "✓", word: "Healthy", level: "fine" },
   repaired: { glyph: "✓", word: "Repaired", level: "fine" },
@@ -19,12 +19,12 @@ export const STATES = {
   failing: { glyph: "▲", word: "Failing", level: "bad" },
 };
 
-/** The row of the list of events that an event of a run is in. */
+/** Returns the row of the event list that contains an event of a run. */
 export function rowOfEvent({ told }, place) {
   return told.find(({ events }) => events.includes(place)) ?? null;
 }
 
-/** The event that the sentence on a run begins with, as the log has it. */
+/** Returns the event of the main finding, as the log has it. */
 export function mainEvent({ events, finding }) {
   return finding ? events[finding.event] : null;
 }

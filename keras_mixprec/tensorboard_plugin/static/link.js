@@ -12,7 +12,7 @@ export function readLink(entries) {
   return link;
 }
 
-/** What a link says; in TensorBoard's hash the keys of a plugin have a prefix. */
+/** Returns the choices in a link. In TensorBoard's hash, the keys of a plugin have a prefix. */
 export function readHash(hash, prefix = "") {
   const entries = [...new URLSearchParams(hash.replace(/^#/, ""))]
     .filter(([key]) => key.startsWith(prefix))

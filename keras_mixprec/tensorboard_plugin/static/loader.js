@@ -5,7 +5,7 @@ const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf",
 ];
 
-// Milliseconds between two requests, so that the reader's come first.
+// Milliseconds between two background requests, so that requests of the user come first.
 const PAUSE = 300;
 
 export function createLoader(store) {
@@ -17,13 +17,13 @@ export function createLoader(store) {
   const settle = () => {
     pending -= 1;
     if (pending) return;
-    // The panels have asked for this frame before.
+    // The page is ready after the next frame, in which the panels draw the data.
     requestAnimationFrame(() => {
       if (!pending) document.body.dataset.ready = "1";
     });
   };
 
-  // A slot keeps its data until the new data has come.
+  // A slot keeps its data until the new data is loaded.
   const awaiting = (slot, path) => {
     const { [slot]: before, ...others } = store.state.awaited;
     return { awaited: path ? { ...others, [slot]: path } : others };
@@ -41,13 +41,13 @@ export function createLoader(store) {
       if (slot === "summaries") askAgain(answer, path);
       answered[slot] = request;
       const isNew = Boolean(store.state.awaited[slot]);
-      // Equal data must not redraw a part that the reader uses.
+      // Unchanged data must not redraw a part that the user works with.
       const text = isNew || answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
       store.set({ [slot]: answer, ...isNew ? awaiting(slot, null) : {} });
     } catch (error) {
       if (tokens[slot] !== token) return;
-      // Forgotten, so that the next refresh asks again.
+      // Forget the request, so that the next refresh repeats it.
       asked[slot] = null;
       fail(slot, error.message);
       store.set(awaiting(slot, null));
@@ -56,7 +56,7 @@ export function createLoader(store) {
     }
   }
 
-  // Rows come as they are read, what is looked at first.
+  // The server sends some rows before it has read all runs, so ask for the rest later.
   function askAgain(rows, path) {
     const token = tokens.summaries;
     if (!rows?.some((row) => row.unread)) return;
@@ -71,7 +71,7 @@ export function createLoader(store) {
     else if (before) store.set({ failures: others });
   }
 
-  // Data of a run is requested again once the run has grown.
+  // The version changes when a run grows, so that its data is requested again.
   const versionOf = (slot, state) => {
     if (slot === "runData" || slot === "compareData") return "";
     if (slot === "summaries") return state.runs?.map((run) => run.written).join();
@@ -80,7 +80,7 @@ export function createLoader(store) {
     return data ? `${data.last_step}/${data.events.length}` : "";
   };
 
-  // Whether the data are of the run before, and none of the next has come.
+  // Returns whether the data of the chosen run is still to come.
   const isOld = (slot, { run, compare, runData, compareData }) => {
     const [name, data] = slot.startsWith("compare") ? [compare, compareData] : [run, runData];
     return name !== null && data !== null && data.run !== name;
@@ -94,7 +94,7 @@ export function createLoader(store) {
       if (asked[slot] === request || (!path && isOld(slot, state))) continue;
       const samePath = asked[slot]?.split(" ")[0] === path;
       asked[slot] = request;
-      // Another slot may have the same data.
+      // If another slot has the same data, no request is needed.
       const holder = path && Object.keys(known).find((other) => known[other] === request);
       if (path && !holder) {
         if (!samePath) store.set(awaiting(slot, path));
@@ -107,7 +107,7 @@ export function createLoader(store) {
     }
   }
 
-  // The first to know, so that the server answers while the panels are drawn.
+  // Requests start before the panels draw, so that the server works in the meantime.
   store.on(TRIGGERS, sync);
 
   return {
@@ -123,7 +123,7 @@ export function createLoader(store) {
   };
 }
 
-// Defaults for the run and the metric.
+// Sets the default run and metric.
 export function chooseDefaults(store) {
   store.on(["runs"], ({ runs, run, compare, missing }) => {
     const isHere = (name) => runs.some((entry) => entry.run === name);

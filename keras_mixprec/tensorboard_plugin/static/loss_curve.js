@@ -5,23 +5,23 @@ import { themeColor } from "./theme.js";
 
 // The width of the axis on the right.
 export const LOSS_AXIS = 58;
-// A loss that moves by a hundredth of itself is not to look like one that falls: the axis
-// spans a tenth of it at least.
+// The axis spans at least this share of the loss. Otherwise a change of 1% would look like a
+// large fall.
 const LEAST_SPAN = 0.1;
 const TICKS = 4;
 
-/** How the loss of a run is drawn, and its sample in the legend: the first solid. */
+/** Returns the style of a run's loss curve, and its sample in the legend. */
 export function lossStyle(place) {
   return place ? { color: "--loss", glyph: "- -", width: 1.75, dash: [5, 3] } :
     { color: "--loss", glyph: "━", width: 1.25, dash: [] };
 }
 
-export const WHY_READINGS = "The loss is read with the counters, every update_freq steps of the " +
-  "monitor at most: a value is the mean of the steps since the reading before. Along the top is " +
-  "marked where it was NaN or infinite.";
+export const WHY_READINGS = "The monitor reads the loss with the counters, at most every update_freq " +
+  "steps. A value is the mean over the steps since the previous reading. Marks along the top show " +
+  "where the loss was NaN or infinite.";
 
 /**
- * Where a loss is not finite: from the reading before to the last one that is not.
+ * Returns the ranges of steps in which a loss is not finite. A range begins at the reading before.
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @returns {[number, number][]}
  */
@@ -37,7 +37,7 @@ function lossGaps(loss) {
 }
 
 /**
- * The stretches of a loss that are finite, each a list of steps and losses.
+ * Returns the finite stretches of a loss, each a list of steps and losses.
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @returns {[number, number][][]}
  */
@@ -52,8 +52,8 @@ export function finiteStretches(loss) {
 }
 
 /**
- * The loss as of a step, and up to which step it is a mean: the first is of the steps before
- * the curve begins.
+ * Returns the loss at a step in words, with the last step of its mean. The first mean also
+ * covers the steps before the curve begins.
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @param {number} step
  * @returns {string | null}
@@ -66,7 +66,7 @@ export function lossInWords(loss, step) {
 }
 
 /**
- * The scale fits the losses in view, because the first ones are much larger.
+ * Returns the range of the losses in view. The first losses of a run are often much larger.
  * @returns {[number, number] | null}
  */
 function lossRange(curves, domain) {
@@ -80,7 +80,7 @@ function lossRange(curves, domain) {
 }
 
 /**
- * The ends of the axis of losses.
+ * Returns the ends of the loss axis.
  * @param {[number, number]} range
  * @returns {[number, number]}
  */
@@ -90,8 +90,8 @@ function lossAxis([low, high]) {
   return [low - more, high + more];
 }
 
-// The curves of runs in a plot, and the axis that all of them fit, if any is finite; null
-// without a loss.
+// Returns the loss curves of the runs in a plot, with an axis that fits all of them if any loss
+// is finite. Returns null without a loss.
 export function placeLosses(runs, { scale, left, right, top, bottom }) {
   const known = runs.map((data) => data.loss);
   if (!known.some(Boolean)) return null;
@@ -123,7 +123,7 @@ export function drawLosses(context, losses) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
       const { color, width, dash } = lossStyle(place);
       drawLine(context, points, themeColor(color), width, dash);
-      // An only reading, or one between two gaps, is no line.
+      // A single reading cannot be drawn as a line.
       if (points.length === 1) drawMarker(context, "circle", ...points[0], themeColor(color));
     }
   });

@@ -15,14 +15,15 @@ import { clamp } from "./scales.js";
 import { metricOf } from "./wanted.js";
 
 const NODE = { width: 300, height: 26, right: 24, margin: 10 };
-// Between two nodes, the closer the deeper the graph is: a small one fits into the view.
+// The space between two nodes. Deep graphs use less space, so that more nodes fit into the view.
 const BELOW = [6, 16];
 const VIEW_OF_MAP = 500;
-// More than these are folded at first, and more than those are not drawn at all.
+// Blocks are folded at first if a model has more layers than OPEN_AT_MOST. Nodes after
+// DRAWN_AT_MOST are not drawn.
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
 const SVG = "http://www.w3.org/2000/svg";
-const NESTED = "The log has no graph of this model: a subclassed one has none. Dashed lines lead from a layer to those that it holds.";
+const NESTED = "The log has no graph of this model, because subclassed models have none. Dashed lines lead from a layer to its inner layers.";
 const NO_LAYERS = "This log has no table of layers: MixPrecMonitor writes it when training begins.";
 const MARKS = { bad: "▲ ", warning: "◆ " };
 
@@ -71,7 +72,7 @@ export function createMap(store) {
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
     const nodes = graph.nodes.slice(0, DRAWN_AT_MOST);
     const shape = JSON.stringify([nodes, graph.edges]);
-    // Runs of one model differ in colours alone, which come with the heat.
+    // Runs of the same model differ only in colours, so the map need not be drawn again.
     const isOther = shape !== drawnShape;
     if (isOther) drawNodes(nodes, graph.edges);
     drawnShape = shape;
@@ -80,13 +81,12 @@ export function createMap(store) {
     mark();
   }
 
-  // Colours count from the last repair.
+  // Colours show only readings after the last change of dtypes.
   function sinceWhen(layers) {
     const last = Math.max(...layers.map(changedAt));
     return last < 0 ? "" : ` since dtypes last changed, at step ${formatInteger(last)}`;
   }
 
-  // Colours the nodes by the measurements.
   function colour() {
     const { runData, metric, heat } = store.state;
     const { layers } = runData;
@@ -95,7 +95,7 @@ export function createMap(store) {
     worst = fits ? worstByLayer(heat, byPath, pathOfCall, shown.kind) : new Map();
     caption.textContent = !layers.length ? NO_LAYERS : [
       shown ? `Colour: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
-        "Without colours: MixPrecMonitor measured nothing of the layers (probe_every).",
+        "No colours, because MixPrecMonitor did not measure the layers (probe_every).",
       heat && isLeftOut(heat) ? runData.left_out : "",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
@@ -105,7 +105,7 @@ export function createMap(store) {
       return [GRAVEST.indexOf(colourNode(node, shown)), node];
     });
     const of = fits ? `${runData.run} ${metric}` : null;
-    // Once: who scrolls is not to be brought back by what comes in.
+    // Scroll only once, because new data must not undo the user's scrolling.
     if (of && of !== broughtOf) bringGravest(ranks);
     broughtOf = of ?? broughtOf;
     table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
@@ -123,7 +123,7 @@ export function createMap(store) {
     scroller.scrollTop = bottom > VIEW_OF_MAP ? bottom - VIEW_OF_MAP / 2 : 0;
   }
 
-  // A folded block has the gravest state of its layers.
+  // Returns the state of a node. A folded block has the most severe state of its layers.
   function stateOf(node, shown) {
     if (!shown) return { words: "not measured", level: "none", color: null };
     const { heat, runData } = store.state;
@@ -170,7 +170,7 @@ export function createMap(store) {
     };
   }
 
-  // An edge that skips layers goes around them.
+  // Returns the path of an edge. An edge that skips layers goes around them.
   function curve(from, to) {
     const start = [from.x + NODE.width / 2, from.y + NODE.height];
     const end = [to.x + NODE.width / 2, to.y];
@@ -214,7 +214,7 @@ export function createMap(store) {
     button.setAttribute("aria-label", name);
     label.data = (MARKS[level] ?? "") + text;
     words.textContent = shown ? short.replace("▲ ", "") : "";
-    // A hatching is in the style of the page.
+    // The style sheet draws the hatching of a level by its class.
     swatch.className = level;
     swatch.style.background = ["zero", "passed"].includes(level) ? "" :
       color ? cssColor(color) : "transparent";

@@ -17,11 +17,11 @@ function headroomInWords(value, wider, formatName) {
 const ALL_ZERO = "all values are zero";
 
 // The words for a reading of a non-finite batch.
-export const BAD_INPUT = "input not finite: no overflow, no format helps";
+export const BAD_INPUT = "input not finite: not an overflow, no format helps";
 
 export const ANY_PASSED = "infinite, NaN or all zero through no fault of the layer";
 
-// Functions that write a number, by the unit of its metric.
+// Functions that format a number, by the unit of its metric.
 export const WORDS = {
   headroom: headroomInWords,
   count: (value) => (value > 0 ? `${formatInteger(value)} not finite` : "all finite"),
@@ -30,7 +30,7 @@ export const WORDS = {
   magnitude: (value) => value === Infinity ? "not finite" : `at most ${formatNumber(value)}`,
 };
 
-// `wider`: the dtype of more range than the format's that it was computed in.
+// `wider` is the dtype that computed the value, if it has a larger range than the format.
 export function valueInWords(kind, value, wider = null, formatName = "16 bits") {
   return Number.isNaN(value) ? "not measured" : WORDS[kind](value, wider, formatName);
 }

@@ -7,7 +7,7 @@ import { changedAt, widerAt } from "./precision.js";
 
 const parentOf = (path) => (path.includes("/") ? path.slice(0, path.lastIndexOf("/")) : null);
 
-// The layer above a path that is in the table, or null.
+// Returns the nearest outer layer of a path that is in the table, or null.
 function holderOf(path, paths) {
   for (let above = parentOf(path); above !== null; above = parentOf(above)) {
     if (paths.has(above)) return above;
@@ -16,7 +16,7 @@ function holderOf(path, paths) {
 }
 
 /**
- * The layers that hold others.
+ * Returns the layers that contain other layers.
  * @param {any[]} layers The table of layers.
  * @returns {Set<string>}
  */
@@ -27,8 +27,8 @@ export function holdersIn(layers) {
 }
 
 /**
- * The graph of a model with some of its blocks folded.
- * @param {any[]} layers The table of layers, each with those that feed it, if known.
+ * Returns the graph of a model with some of its blocks folded.
+ * @param {any[]} layers The table of layers. Each row may name the layers that feed it.
  * @param {Set<string>} open The blocks whose layers are shown.
  * @returns {{nodes: {path: string, inside: string[], depth: number, column: number}[],
  *   edges: {from: string, to: string, nested: boolean}[], nestedOnly: boolean}}
@@ -64,7 +64,8 @@ export function foldedGraph(layers, open) {
   };
 }
 
-// Each as deep as the longest way to it; side by side what is as deep.
+// Places nodes. The depth of a node is the length of the longest path to it, and nodes of the
+// same depth are side by side.
 function placed(names, edges, inside) {
   const after = new Map(names.map((name) => [name, []]));
   const waiting = new Map(names.map((name) => [name, 0]));
@@ -76,7 +77,7 @@ function placed(names, edges, inside) {
   const ready = names.filter((name) => !waiting.get(name));
   const left = new Set(names);
   while (left.size) {
-    // A layer that is used twice in a row feeds what feeds it.
+    // A layer that is used twice can be part of a cycle. Then take any node that is left.
     const name = ready.shift() ?? left.values().next().value;
     if (!left.delete(name)) continue;
     for (const next of after.get(name).filter((one) => left.has(one))) {
@@ -95,13 +96,13 @@ function placed(names, edges, inside) {
 }
 
 /**
- * The worst reading of each layer, of all its calls: since dtypes last changed, or of those
- * before where there is none since.
+ * Returns the worst reading of each layer, over all its calls. Readings before the last change
+ * of dtypes count only if there is none since.
  * @param {any} heat
  * @param {Map<string, any>} layers The table of layers, by path.
  * @param {(call: string, paths: any) => string} pathOf
- * @param {string} kind The metric's. Errors of a layer are its own, and all else follows
- *   from every layer before it.
+ * @param {string} kind The kind of the metric. Errors depend only on the layer itself. Other
+ *   metrics depend on all layers before it.
  * @returns {Map<string, {path: string, value: number, step: number | null,
  *   isBefore: boolean, isBad: boolean, column: number, origin: import("./heat_data.js").Origin | null}>}
  */
@@ -133,7 +134,7 @@ function worstOfRow(heat, row, since) {
   return { value, step, isBefore: isBefore && step !== null, isBad, column: at };
 }
 
-// Earlier readings count only without later ones.
+// Returns the worse of two readings. Readings before a change of dtypes count less than later ones.
 function worseOf(one, other, pool) {
   if (Number.isNaN(one.value)) return other;
   if (Number.isNaN(other.value)) return one;
@@ -141,21 +142,21 @@ function worseOf(one, other, pool) {
   return (pool === "min" ? other.value < one.value : other.value > one.value) ? other : one;
 }
 
-// The change after the step of a reading.
+// Names the change of dtype that came after a reading.
 function beforeInWords(layer, step) {
   return step <= changedAt(layer) ? `before it was in ${layer.compute_dtype}` :
     "before dtypes last changed";
 }
 
 /**
- * A reading in words, with its colour and how grave it is.
+ * Returns a reading in words, with its colour and its level.
  * @param {any} reading
  * @param {any} layer The row of the table of layers.
  * @param {{name: string, kind: string}} metric
- * @param {any} format What headroom refers to.
- * @param {boolean} asIf Whether no layer ever computed in it.
+ * @param {any} format The format that headroom refers to.
+ * @param {boolean} asIf True if no layer ever computed in that format.
  * @returns {{words: string, short?: string, level: string, color: number[] | null}} `short`
- *   where there is room for a few words.
+ *   is for places with room for a few words only.
  */
 export function describeReading({ value, step, isBefore, isBad, origin }, layer, { name, kind }, format, asIf) {
   const inside = name === "activation_headroom_bits" && layer ? layer.inside : null;
@@ -180,15 +181,15 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
   }
   const isWide = Boolean(wider) && !(asIf && value > 0);
   return {
-    // The tooltip adds the headroom in another format.
+    // The short text leaves out the headroom in another format. The tooltip has it.
     words, short: wider && kind === "headroom" ? words.split(", ")[0] : words,
     level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
   };
 }
 
 /**
- * The gravest of several layers, of equally grave ones the worst value.
- * @param {any[]} states What `describeReading` returned, each with its reading.
+ * Returns the most severe of several states, or the worst value among equal levels.
+ * @param {any[]} states Results of `describeReading`, each with its reading.
  * @param {string | undefined} pool
  */
 export function gravestOf(states, pool) {

@@ -1,4 +1,4 @@
-// Shortened names must keep the parts in which they differ.
+// Shortens names so that they keep the parts in which they differ.
 
 export function cutMiddle(text, length) {
   if (text.length <= length) return text;
@@ -6,22 +6,22 @@ export function cutMiddle(text, length) {
   return text.slice(0, length - 1 - end) + "…" + text.slice(text.length - end);
 }
 
-// The folders that all of several paths are in.
+// Returns the folders that contain all of the paths.
 function sharedFolders(paths) {
   const [first = [], ...others] = paths.map((path) => path.split("/").slice(0, -1));
   const differs = first.findIndex((part, depth) => others.some((parts) => parts[depth] !== part));
   return differs < 0 ? first.length : differs;
 }
 
-// A path and the folders that it is in, the outermost first.
+// Returns the folders that contain a path, the outermost first, and the path.
 export function foldersOf(path) {
   const parts = path.split("/");
   return parts.map((_, depth) => parts.slice(0, depth + 1).join("/"));
 }
 
 /**
- * A map from each path to a label of at most `length` characters, no two alike: without the
- * folders that all long ones share, and with its middle cut.
+ * Returns a map from each path to a unique label of at most `length` characters. Labels leave
+ * out the folders that all long paths share, and may leave out the middle of a path.
  * @param {string[]} paths
  * @param {number} length
  */
@@ -40,7 +40,7 @@ export function shortNames(paths, length) {
   return labels;
 }
 
-// The names of two runs without the folders that both end with.
+// Returns the name of a run without the folders at its end that the other run also has.
 export function shortRun(run, other) {
   const [parts, others] = [run.split("/"), (other ?? "").split("/")];
   while (parts.length > 1 && others.length > 1 && parts.at(-1) === others.at(-1)) {
@@ -52,14 +52,14 @@ export function shortRun(run, other) {
 
 const LABEL = 28;
 
-/** The short name of a run next to another one. */
+/** Returns the short name of a run for a place next to another run. */
 export function labelOfRun(run, other) {
   const name = shortRun(run, other);
   if (name.length <= LABEL) return name;
   return shortNames([name, shortRun(other ?? "", run)], LABEL).get(name);
 }
 
-// A layer used twice has rows "path" and "path#1", which is its second call.
+// A layer that is used twice has the rows "path" and "path#1", its second call.
 export function callName(call, paths) {
   const [whole, path, number] = call.match(/^(.*)#(\d+)$/s) ?? [];
   return whole && !paths.has(call) ? `${path}, call ${Number(number) + 1}` : call;

@@ -1,11 +1,11 @@
 import { clamp } from "./scales.js";
 import { COLORS } from "./colors.js";
 
-// Okabe and Ito's colours, told apart with every common colour vision.
+// Okabe and Ito's colours, which people with any common colour vision can distinguish.
 const CATEGORY = COLORS.category;
 
-// Samples of a ramp from navy over teal to yellow whose lightness and hue change evenly: two bits of
-// headroom more or less are told apart wherever they are.
+// Samples of a ramp from navy over teal to yellow. Lightness and hue change evenly, so that a
+// difference of two bits of headroom is visible everywhere on the ramp.
 const RAMP = COLORS.ramp;
 
 function rampColor(position) {
@@ -21,13 +21,13 @@ export function cssColor(rgb, alpha = 1) {
   return `rgba(${rgb.join(",")},${alpha})`;
 }
 
-// Yellow stays unused here: beside the warning orange it would read as an alarm.
+// Headroom does not use yellow, which would look like an alarm next to the warning orange.
 const HEADROOM = COLORS.headroom;
 const SHARE_FLOOR = -5;
 const ERROR_FLOOR = -4;
 const MAGNITUDE_TOP = 5;
 
-// `wider`: whether it was computed in a dtype of more range than the format's.
+// `wider` is true if the value was computed in a dtype with a larger range than the format.
 function headroomLevel(value, wider) {
   if (value === Infinity) return "zero";
   if (value === -Infinity) return "bad";
@@ -39,7 +39,7 @@ function headroomLevel(value, wider) {
 export function alarmLevel(kind, value, wider = false) {
   if (Number.isNaN(value)) return "none";
   if (kind === "headroom") return headroomLevel(value, wider);
-  // Shares ignore zeros, so all zeros have a level of their own.
+  // Shares ignore zeros, so a tensor of zeros has a level of its own.
   if (kind === "share" && value === Infinity) return "zero";
   if (kind === "count") return value > 0 ? "bad" : "quiet";
   if (kind === "error") {
@@ -77,7 +77,7 @@ export function valueColor(kind, value, wider = false) {
   return COLORS.quiet;
 }
 
-// Samples of the scale from the top of the legend to its bottom.
+// Samples of each colour scale, from the top of the legend to the bottom.
 export const LEGENDS = {
   headroom: {
     unit: "bits left",

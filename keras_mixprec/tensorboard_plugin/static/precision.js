@@ -1,4 +1,4 @@
-// How many bits a format has for the exponent: its range.
+// The exponent bits of each format, which determine its range.
 const EXPONENT_BITS = { float16: 5, bfloat16: 8, float32: 8, float64: 11 };
 
 export function isWider(dtype, formatName) {
@@ -6,8 +6,8 @@ export function isWider(dtype, formatName) {
 }
 
 /**
- * Headroom in the dtype that a layer computes in.
- * @param {number} bits Below the maximum of the format that headroom refers to.
+ * Returns headroom in the compute dtype of a layer.
+ * @param {number} bits Headroom in the format that the run's headroom refers to.
  * @param {string | null} dtype
  * @param {string} formatName
  */
@@ -18,26 +18,26 @@ export function ownHeadroom(bits, dtype, formatName) {
   return bits + own - other;
 }
 
-// A change made after a step is of the steps behind it.
+// Returns the dtype at a step. A change at a step takes effect at the next step.
 export function dtypeAt(layer, step) {
   const dtypes = layer.dtypes ?? [[0, layer.compute_dtype]];
   const before = dtypes.filter(([since]) => since < step);
   return (before.at(-1) ?? dtypes[0])[1];
 }
 
-// After which step a layer's dtype last changed, −1 if it never did. A demotion before the
-// first step has no dtype before it.
+// Returns the step at which a layer's dtype last changed, or −1. A demotion before the first
+// step does not count, because no step used the earlier dtype.
 export function changedAt(layer) {
   return Math.max(layer?.dtypes?.slice(1).at(-1)?.[0] ?? -1, layer?.demoted_at ?? -1);
 }
 
-// The wider dtype that a layer had at a step, or null.
+// Returns the dtype of a layer at a step if it is wider than the format, or null.
 export function widerAt(layer, step, formatName) {
   const dtype = layer ? dtypeAt(layer, step) : null;
   return isWider(dtype, formatName) ? dtype : null;
 }
 
-// Whether no layer ever computed in the format, so that headroom is hypothetical.
+// Returns whether headroom is hypothetical, because no layer ever computed in the format.
 export function isAsIf(layers, formatName) {
   return layers.every(({ dtypes, compute_dtype: dtype }) => {
     return (dtypes ?? [[0, dtype]]).every(([, one]) => isWider(one, formatName));

@@ -2,26 +2,26 @@ import { element } from "./dom.js";
 import { drawLater } from "./frames.js";
 import { clamp } from "./scales.js";
 
-// Rows in the document at once: with thousands every layout would be slow.
+// The most rows in the document, because thousands of rows would make each layout slow.
 const KEPT_ROWS = 110;
 const NEAR_END = 20;
 const IN_VIEW = 5;
 
 /**
- * The rows of a table of which only those near what is in view exist. They
- * have `data-index`; rows may differ in height, that of the others is their mean.
+ * Keeps only the table rows near the view in the document, each with
+ * `data-index`. The height of all other rows is estimated as the mean.
  */
 export function createRowWindow(table, body, makeRow) {
   const above = element("div", { "aria-hidden": "true" });
   const below = element("div", { "aria-hidden": "true" });
   const scroller = element("div", { class: "table-scroll" }, above, table, below);
   let items = [];
-  // Rows by item, so that rows in the document are not made again.
+  // Rows by item, so that a row in the document is reused.
   let made = new Map();
   let first = 0;
   let last = 0;
   let height = 26;
-  // One tab stop for all rows; arrow keys walk through them.
+  // All rows are one tab stop. Arrow keys move between rows.
   let stop = 0;
 
   const rowAt = (index) => body.children[index - first] ?? null;
@@ -58,7 +58,7 @@ export function createRowWindow(table, body, makeRow) {
     (target ?? row)?.focus({ preventScroll: true });
   }
 
-  // Rows that are left where they are need not be laid out again.
+  // Rows that stay in place need no new layout.
   function keepOnly(rows) {
     const stay = new Set(rows);
     for (const row of [...body.children]) if (!stay.has(row)) row.remove();
@@ -67,7 +67,7 @@ export function createRowWindow(table, body, makeRow) {
     });
   }
 
-  // The rows that stay must not move under the reader's eyes.
+  // The rows that stay must not move on the screen.
   function shift(from) {
     const top = () => scroller.getBoundingClientRect().top;
     const anchor = [...body.children].find((row) => {
@@ -80,7 +80,7 @@ export function createRowWindow(table, body, makeRow) {
     if (same) scroller.scrollTop += same.getBoundingClientRect().top - before;
   }
 
-  // Makes others if fewer than these are left beyond what is in view.
+  // Makes new rows if fewer than `least` are left outside the view.
   function follow(least = NEAR_END) {
     const seen = Math.floor(scroller.scrollTop / height);
     const until = seen + Math.ceil(scroller.clientHeight / height);
@@ -89,7 +89,7 @@ export function createRowWindow(table, body, makeRow) {
     if (near) shift(seen - Math.floor((KEPT_ROWS - (until - seen)) / 2));
   }
 
-  // Only rows that are in view, or all but, are made at once.
+  // Rows in or near the view are made at once, and all others later.
   function followSoon() {
     follow(IN_VIEW);
     drawLater(follow);

@@ -35,7 +35,7 @@ const RUN_COLUMNS = [
 ];
 
 /**
- * One row a run, from which runs are chosen and compared.
+ * The table of runs, with one row per run, in which the user chooses and compares runs.
  */
 export function createRuns(store) {
   const head = element("thead");
@@ -43,7 +43,7 @@ export function createRuns(store) {
   const scroller = element("div", { class: "run-scroll" },
     element("table", {}, head, body));
   const root = card("runs", "Runs", [], scroller);
-  // The gravest run first.
+  // The most severe run comes first.
   let sort = { column: "state", descending: false };
   let revealed = null;
 
@@ -95,7 +95,7 @@ export function createRuns(store) {
     root.hidden = rows.length < 2;
     drawHead();
     const column = RUN_COLUMNS.find(({ id }) => id === sort.column);
-    // Rows with only a name are not read yet.
+    // Rows with only a name belong to runs that the server has not read yet.
     const read = rows.filter((row) => row.headline);
     const unread = rows.filter((row) => !row.headline);
     const sorted = [...sortLayers(read, column.of, sort.descending), ...unread];
@@ -115,11 +115,11 @@ export function createRuns(store) {
     reveal(run);
   }
 
-  // Once for each run: its reader may scroll on.
+  // Scrolls to a run only once, because the user may scroll on.
   function reveal(run) {
     const row = body.querySelector("tr.chosen");
     if (revealed === run || !row?.offsetParent) return;
-    // A row that is read later may move it.
+    // Rows that the server reads later may still move this row.
     if (!store.state.summaries.some((one) => one.unread)) revealed = run;
     revealIn(scroller, row, head.offsetHeight);
   }

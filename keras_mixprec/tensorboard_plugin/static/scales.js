@@ -17,7 +17,7 @@ export function niceTicks(from, until, count, least = 1) {
   const raw = span / count;
   const power = 10 ** Math.floor(Math.log10(raw));
   const unit = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
-  // A fractional step does not exist.
+  // Fractional steps do not exist, so the distance of ticks is at least 1.
   const size = Math.max(least, unit);
   const first = Math.ceil(from / size);
   const ticks = [];
@@ -36,7 +36,7 @@ export function exponentTicks(low, high, count) {
   return ticks;
 }
 
-// How many of the rising values are at most `value`.
+// Returns the number of elements up to `value` in a rising list.
 export function countAtMost(rising, value) {
   let low = 0;
   let high = rising.length;

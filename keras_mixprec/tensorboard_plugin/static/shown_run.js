@@ -1,10 +1,10 @@
 import { element } from "./dom.js";
 import { labelOfRun } from "./names.js";
 
-// The others show both of two runs that are compared.
+// Cards that show only one of two compared runs. All other cards show both.
 const OF_ONE_RUN = ["histogram", "map", "course", "what-if"];
 
-// In a comparison the cards of one run name that run.
+// In a comparison, the cards that show only one run name that run.
 export function nameShownRun(main, store) {
   const names = OF_ONE_RUN.map((id) => {
     const name = element("span", { class: "of-run", hidden: true });

@@ -23,7 +23,7 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
-// The height of the curves, which grow with the card next to this one.
+// The minimum and maximum height of the curves, which depends on the card next to this one.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "changes"];
@@ -50,7 +50,7 @@ export function createTimeline(store) {
       "plus and minus zoom",
   }, draw);
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
-  // Each run has a row of marks in each lane.
+  // A lane has one row of marks for each run.
   const laneHeight = () => LANE_HEIGHT * Math.max(1, runsOf(store.state).length);
   let plotHeight = PLOT_HEIGHTS[0];
   const lanesTop = () => TOP + plotHeight + 6;
@@ -137,7 +137,7 @@ export function createTimeline(store) {
       [Infinity, -Infinity]);
     const y = linearScale([low - 1, high + 1], [TOP + plotHeight, TOP]);
 
-    // Without a loss scale there is no axis for it.
+    // A run without a loss scale has no axis for the loss scale.
     const ticks = logs.length ? exponentTicks(Math.floor(low), Math.ceil(high), 6) : [];
     drawRows(context, ticks, { y, left: LEFT, right: plot.right, label: formatPower });
     context.textAlign = "right";
@@ -174,7 +174,7 @@ export function createTimeline(store) {
         if (points.length) points.push([x, points.at(-1)[1]]);
         points.push([x, y(log)]);
       });
-      // Rows are written on change only: the last one holds on.
+      // The log has rows only for changes, so the last value continues to the end.
       if (points.length) points.push([plot.scale(line.until), points.at(-1)[1]]);
       if (line.dashed) {
         drawLine(context, points, themeColor("--compare"), 1.5, [5, 3]);
@@ -222,7 +222,7 @@ export function createTimeline(store) {
     }
   }
 
-  // Skips that are too many to list, with how many they are.
+  // Draws blocks for skipped steps that the log does not list, with their number.
   function drawBlocks(context, data, domain, place) {
     for (const row of data.told) {
       const { count, first_step: first, last_step: last } = data.events[row.events[0]];
@@ -250,12 +250,12 @@ export function createTimeline(store) {
     const steps = data.told.flatMap((row) => row.steps.map((step) => ({ row, step })));
     for (const { row, step } of steps) {
       const lane = LANES.indexOf(row.lane);
-      // Blocks have been drawn.
+      // `drawBlocks` has already drawn these.
       if (lane < 0 || row.kind === "skipped_steps_not_kept") continue;
       if (step < domain[0] || step > domain[1]) continue;
       const x = plot.scale(step);
       const { shape, color } = LEVELS[row.level];
-      // Thousands of skips share a few hundred pixels.
+      // Thousands of skips share a few hundred pixels, so draw only one mark per pixel.
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
       taken.add(spot);
@@ -267,7 +267,7 @@ export function createTimeline(store) {
       }
       drawn.push(mark);
     }
-    // Severe ones last: no other mark may hide them.
+    // Draw severe marks last, so that no other mark hides them.
     const isSevere = ({ shape }) => shape === "triangle";
     for (const { shape, x, y, color } of drawn.sort((one, two) => Number(isSevere(one)) - Number(isSevere(two)))) {
       drawMarker(context, shape, x, y, themeColor(color));
@@ -320,7 +320,7 @@ export function createTimeline(store) {
     const { runData, step } = store.state;
     if (!runData) return;
     const size = event.shiftKey ? Math.max(1, Math.round(runData.last_step / 50)) : 1;
-    // Without a step to go on from, Right begins at the first and Left at the last.
+    // If no step is chosen, Right begins at the first step and Left at the last step.
     const from = step ?? 0;
     const targets = {
       ArrowLeft: step === null ? runData.last_step : step - size,

@@ -17,7 +17,7 @@ export function showTooltip(event, lines) {
   bubble.style.top = `${top}px`;
 }
 
-// After the pointer, or before it, or as close as the window allows.
+// Places a tooltip after the pointer, or before it, or as close as the window allows.
 function beside(at, gap, size, last) {
   if (at + gap + size <= last) return at + gap;
   if (at - gap - size >= 4) return at - gap - size;
@@ -25,12 +25,11 @@ function beside(at, gap, size, last) {
 }
 
 /**
- * What a mouse shows of an element by its title, the keyboard shows where the focus is:
- * names that are cut, above all.
+ * Shows the title of the focused element, so that keyboard users can read shortened names.
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
-  // A click may move the focus, but the reader did not ask for a title.
+  // A click also moves the focus, but then the user did not ask for a title.
   let isByClick = false;
   root.addEventListener("click", () => {
     isByClick = true;

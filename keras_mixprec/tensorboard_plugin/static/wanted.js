@@ -7,8 +7,8 @@ export function isReadable(runs, name) {
 }
 
 /**
- * The run to begin with: the one that was written to last, which its reader has just started,
- * but one in 16 bits where there is one, which a run in float32 is only compared with.
+ * Returns the run to show first: the one with the latest data, which the user has probably just
+ * started. Runs in 16 bits come before float32 runs, which usually serve only for comparison.
  * @param {any[]} runs
  * @returns {string | null}
  */
@@ -25,7 +25,7 @@ export function metricOf(data, name) {
   return data?.heat?.metrics.find((metric) => metric.name === name) ?? null;
 }
 
-// With no layer chosen the histogram of the likeliest culprit is worth showing.
+// Returns the layer of the histogram. If no layer is chosen, this is the likeliest culprit.
 export function histogramLayer(state) {
   const { layers = [], histograms } = state.runData ?? {};
   const listed = new Set(histograms?.[state.part] ?? []);
@@ -37,13 +37,13 @@ export function histogramLayer(state) {
   return known.length ? worstLayer(known).path : first ?? null;
 }
 
-/** Explains a layer that is shown although none is chosen. */
+/** Explains why a layer is shown although none is chosen. */
 export function whyShown(state) {
   const name = state.layer === null ? histogramLayer(state) : null;
   return name === null ? "" : " (click another one to see it here)";
 }
 
-// The headroom of a part, unless the heatmap shows it already, or is about to.
+// Returns the headroom metric of the chosen part, or null if the heatmap loads it anyway.
 function partMetric({ runData, part, metric }) {
   const name = `${part}_headroom_bits`;
   return metric !== null && name !== metric && metricOf(runData, name) ? name : null;
@@ -61,15 +61,15 @@ export function wantedPaths(state) {
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
-    // There is something to compare it with first, whichever is read sooner.
+    // The second run loads after the first, so that there is a run to compare with.
     compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
-    // After what is looked at first: all runs have to be read for it.
+    // The table loads after the shown run, because the server must read all runs for it.
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,
-    // Reading them takes long where there are many layers: when they are to be seen.
+    // Reading all ranges takes long with many layers, so wait until the card is in view.
     whatIf: wantsWhatIf && isReadable(runs, run) ? dataUrl("what_if", { run }) : null,
     histogram: layer && run ? dataUrl("histogram", { run, layer, part }) : null,
   };

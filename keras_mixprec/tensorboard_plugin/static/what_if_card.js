@@ -6,14 +6,14 @@ import { layerChoice } from "./layer_blocks.js";
 import { LEVELS } from "./levels.js";
 
 const ROWS_SHOWN = 200;
-// The code of fixes saves another file, `plan.json`.
+// Not `plan.json`, the file that the code of fixes saves.
 const PLAN_FILE = "what_if_plan.json";
 const HEADS = ["Layer", "Activations", "Gradients fit loss scales (2 bits to spare)", "Weights"];
-const CANNOT = "Ranges are of what layers return. A layer may overflow on the way to that, or " +
-  "lose digits. Loss scales are for the gradients of outputs and weights; which small ones of weights count " +
-  "is not in the log. Before training check the plan with keras_mixprec.diagnose on a batch.";
+const CANNOT = "Ranges describe only the outputs of layers. A layer may still overflow inside, or lose " +
+  "digits. Loss scales are for the gradients of outputs and weights. The log does not say which small " +
+  "weight gradients count. Before training, check the plan with keras_mixprec.diagnose on a batch.";
 const NO_RANGES = "This run has no measurements of layers. MixPrecMonitor measures " +
-  "them at every probe_every steps, within max_overhead of the time.";
+  "layers every probe_every steps, within max_overhead of the time.";
 
 export function createWhatIf(store) {
   const type = element("select", {
@@ -31,7 +31,7 @@ export function createWhatIf(store) {
     element("h3", {}, "Smallest plan that these ranges allow"), plan, element("p", {}, CANNOT), download);
   const root = card("what-if", "What if", [type], nothing, body);
   root.classList.add("wide");
-  // Reading all ranges takes long where there are many layers.
+  // Reading all ranges takes long with many layers, so wait until the card is in view.
   new IntersectionObserver((seen) => {
     if (seen.some((one) => one.isIntersecting)) store.set({ wantsWhatIf: true });
   }, { rootMargin: "200px" }).observe(root);
@@ -47,7 +47,7 @@ export function createWhatIf(store) {
     const names = Object.keys(whatIf.formats);
     if (!type.value) fillSelect(type, names.map((name) => [name, name]), runData.format.name);
     const { layers, plan: { text, file } } = whatIf.formats[type.value];
-    // The layers that the table shows.
+    // Show the same layers as the table of layers.
     const { keeps } = layerChoice(store.state);
     const kept = new Set(runData.layers.filter(keeps).map(({ path }) => path));
     const shown = layers.filter(({ path }) => kept.has(path));
