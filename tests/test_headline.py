@@ -203,7 +203,7 @@ def lost(policy):
     ("build", "policy", "why"),
     [
         (lost, "mixed_float16", "{policy!r}.*clear_session"),
-        (lambda _: one_layer("float32"), "mixed_bfloat16", "policy float32"),
+        (lambda _: one_layer("float32"), "mixed_bfloat16", "policy is float32"),
     ],
 )
 def test_a_run_without_16_bits_says_so_and_why(build, policy, why, tmp_path):

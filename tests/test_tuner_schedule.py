@@ -209,7 +209,7 @@ def test_both_share_one_diagnosis_and_one_log(order, seen, clock, tmp_path):
 @one_backend
 def test_a_second_tuner_in_one_fit_is_refused():
     model = chain()
-    with pytest.raises(ValueError, match="`PrecisionTuner` only"):
+    with pytest.raises(ValueError, match="one `PrecisionTuner`"):
         fit(model, [GOOD] * 4, tuner(dry_run=True), tuner())
     tuned([BIG] * 4, model=model)
     assert demoted(model) == CURE
