@@ -668,7 +668,7 @@ EXPLAINED = {
     "custom gradient": ("<model>", 4, "custom_gradient"),
     "layer adds gradient": ("hidden", 2, "custom_gradient"),
     "forgets": ("<model>", 4, "never multiplied"),
-    "scales twice": ("<model>", 4, "once more"),
+    "scales twice": ("<model>", 4, "more often"),
     "divides twice": (None, 4, "own division"),
     "clips all": (None, 4, "unscale("),
     "zeroes overflow": (None, 4, "finite"),

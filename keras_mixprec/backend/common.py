@@ -26,6 +26,12 @@ def optimizers_of(model: keras.Model) -> dict:
     return {name: o for name, o in found.items() if first[id(o)] == name}
 
 
+def has_replicas(model: keras.Model) -> bool:
+    """Returns whether a strategy of TensorFlow trains several replicas."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy is not None and strategy.num_replicas_in_sync > 1
+
+
 def all_variables(model: keras.Model) -> list:
     """Returns every variable of a model, its metrics and its optimizers."""
     found = [*model.variables, *model.metrics_variables]

@@ -10,7 +10,11 @@ from keras import ops
 from keras_mixprec._checks import raise_if_strict
 from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
-from keras_mixprec.backend.common import all_variables, optimizers_of
+from keras_mixprec.backend.common import (
+    all_variables,
+    has_replicas,
+    optimizers_of,
+)
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import (
     holding,
@@ -116,7 +120,10 @@ class _Taken:
         self._updating = [
             optimizer
             for optimizer in optimizers_of(model).values()
-            if optimizer.built and _updates_next(innermost(optimizer))
+            if optimizer.built
+            and _updates_next(innermost(optimizer))
+            # Replicas can only update together, in a strategy's step.
+            and not has_replicas(model)
         ]
         # On a GPU, reduce on the device, because copying all activations to the
         # host is slower. On a CPU, NumPy is faster.

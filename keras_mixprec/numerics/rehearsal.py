@@ -14,6 +14,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
     all_variables,
     build_optimizer,
+    has_replicas,
     optimizers_of,
 )
 from keras_mixprec.formats import SIXTEEN_BITS
@@ -67,7 +68,6 @@ class StepTaker:
         optimizers do not know their widened copies.
         """
         model, scaling = self._model, self.scaling
-        strategy = getattr(model, "distribute_strategy", None)
         narrow = any(v.dtype in SIXTEEN_BITS for v in model.trainable_variables)
         return (
             all(
@@ -76,7 +76,7 @@ class StepTaker:
             )
             and not narrow
             and active.processes().workers(model) == 1
-            and (strategy is None or strategy.num_replicas_in_sync == 1)
+            and not has_replicas(model)
         )
 
     @property
