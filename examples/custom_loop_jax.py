@@ -1,7 +1,7 @@
 """Train in float16 in your own loop on JAX.
 
-It prints a line per epoch: loss, loss scale and skipped steps. The loss scale
-starts too high on purpose, so the first epoch skips a few steps.
+The script prints one line per epoch: loss, loss scale and skipped steps. The
+loss scale starts too high on purpose, so the first epoch skips a few steps.
 Run it with `python examples/custom_loop_jax.py`.
 """
 
@@ -40,7 +40,7 @@ optimizer.build(model.trainable_variables)
 def scaled_loss(weights, others, optimizer_values, x, y):
     predicted, others = model.stateless_call(weights, others, x, training=True)
     loss = loss_function(y, predicted)
-    # `scale_loss` would compile the current scale as a constant.
+    # Under `jit`, `scale_loss` would make the current loss scale a constant.
     scaled = optimizer.stateless_scale_loss(optimizer_values, loss)
     return scaled, (loss, others)
 

@@ -1,7 +1,7 @@
 """Train in float16 in your own loop on TensorFlow.
 
-It prints a line per epoch: loss, loss scale and skipped steps. The loss scale
-starts too high on purpose, so the first epoch skips a few steps.
+The script prints one line per epoch: loss, loss scale and skipped steps. The
+loss scale starts too high on purpose, so the first epoch skips a few steps.
 Run it with `python examples/custom_loop_tensorflow.py`.
 """
 

@@ -48,7 +48,7 @@ def train(rank, folder):
         rank=rank,
         world_size=WORKERS,
     )
-    keras.utils.set_random_seed(0)  # All processes need equal weights.
+    keras.utils.set_random_seed(0)  # Start all processes with equal weights.
     inputs = keras.Input((4,))
     x = keras.layers.Rescaling(1e4, name="up")(inputs)
     x = keras.layers.Rescaling(1e-4, name="down")(x)
@@ -59,14 +59,14 @@ def train(rank, folder):
 
     # Only the rows of the second process overflow float16.
     x = np.full((64, 4), [1.0, 10.0][rank], "float32")
-    # Every process needs the same callbacks.
+    # Each process must use the same callbacks.
     monitor = kmp.MixPrecMonitor(os.path.join(folder, "logs"), verbose=0)
     tuner = kmp.PrecisionTuner(verbose=0)
     y = np.ones((64, 1), "float32")
     model.fit(
         x, y, batch_size=8, epochs=2, verbose=0, callbacks=[monitor, tuner]
     )
-    # Each process can print the report, so one of them does.
+    # All processes can print the same report, so only one process prints it.
     if rank == WORKERS - 1:
         print(monitor.report)
     torch.distributed.destroy_process_group()

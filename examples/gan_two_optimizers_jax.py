@@ -1,7 +1,7 @@
 """Train a GAN in float16 on JAX: both optimizers skip the same steps.
 
-It prints the mean of the generated points, which should be near (3, -2), and
-the loss scale and the skipped steps of each optimizer.
+The script prints the mean of the generated points, which should be near
+(3, -2), and the loss scale and the number of skipped steps of each optimizer.
 Run it with `python examples/gan_two_optimizers_jax.py`.
 """
 

@@ -1,8 +1,8 @@
 """Keep chosen layers in float32, and save the choice as a plan.
 
-It prints the policy for this device, and the dtype of each layer with the
-reason. It then applies the saved plan to a fresh model, and prints how many
-layers differ from the plan.
+The script prints the policy for this device, and the dtype of each layer with
+the reason. It then applies the saved plan to a fresh model, and prints the
+number of layers that differ from the plan.
 Run it with `python examples/keep_layers_in_float32.py`.
 """
 

@@ -52,7 +52,7 @@ def train(policy, *callbacks):
         optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        # XLA on a CPU may compute in more bits, which hides the fault.
+        # On a CPU, XLA may compute in more than 16 bits and hide the overflow.
         jit_compile=keras.backend.backend() == "jax",
     )
     history = model.fit(
