@@ -48,10 +48,11 @@ class Kind:
     behind: int = 0
 
 
-# These faults come from float16's small range. bfloat16 repairs them.
+# Creates a kind of fault that comes from float16's small range, so bfloat16 or
+# float32 repairs the fault.
 _of_range = functools.partial(Kind, repaired_by=("mixed_bfloat16", "float32"))
 
-# The most important first, causes before effects.
+# All kinds of verdict, the most important first, and causes before effects.
 _TABLE = (
     Kind(
         "weights_lost",
@@ -203,10 +204,10 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
-# No dtype repairs these kinds, but a return to a good state does.
+# Kinds of fault that no dtype repairs, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# Faults in the task itself, which longer training cannot repair.
+# Kinds of fault in the task itself, which longer training cannot repair.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
@@ -264,7 +265,7 @@ def place_of(numbers: dict) -> str:
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
     """Returns the place of a fault as text to append to its kind.
 
-    The text is empty without a layer and a direction.
+    The text is empty if neither the layer nor the direction is known.
 
     Args:
         kind: String. Some kinds contain the direction in their name.

@@ -94,7 +94,7 @@ class LoopRun(CallRun):
     """
 
     def located(self, culprit, call):
-        """Adds the number of the layer's call."""
+        """Adds the number of the layer's call to the culprit."""
         numbers = {"call": call.index + 1} | culprit.numbers
         return culprit._replace(numbers=numbers)
 
@@ -168,7 +168,7 @@ def _find(prediction, run_class, given, compiled, step):
         return [verdict("weights_lost", lost)]
     weights = weight_overflows(model)
     exact = prediction.exact()
-    # Infinities may be masked scores, so only NaNs count.
+    # Infinite outputs may be masked scores, so only NaN counts as a fault.
     nan = sum(int(np.isnan(output).sum()) for output in exact.outputs)
     rows = nonfinite_rows(**given) if nan else {}
     culprits = weights

@@ -133,7 +133,8 @@ def _kind_where_all_fits(replay, low, exact):
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
-    # A mean may overflow in its sum, which no intermediate result shows.
+    # The sum inside a mean may overflow, and no recorded intermediate result
+    # shows such an overflow. So look for infinite outputs.
     if any(np.isinf(a).any() for a in low):
         return "forward_overflow"
     vanished = any(
@@ -211,7 +212,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     return Culprit(call.path, layers, kind, "backward", numbers)
 
 
-# Faults of the code after a layer.
+# The functions below find faults in the code after a layer.
 
 
 def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
@@ -267,7 +268,7 @@ def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
     if cause is None or cause.kind != "cast_overflow":
         return cause
     # JAX sums float16 in float32 and then casts the sum, so an overflow in a
-    # sum looks like one in a cast.
+    # sum looks like an overflow in a cast.
     is_sum = _largest_of(data) <= get_format("float16").maximum
     return cause._replace(kind="forward_overflow") if is_sum else cause
 
@@ -282,7 +283,7 @@ def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
             that raises.
 
     Returns:
-        Dict with those that are known: `"operation"` and `"code"`, as in
+        Dict with the entries that are known: `"operation"` and `"code"`, as in
         `Cause`, and `"in_layer"`, the path of the layer. If numbers have grown
         too large in the forward pass, `"in_layer"` is the layer with the
         largest growth, from `"largest_input"` to `"largest_output"`.
@@ -345,7 +346,7 @@ def _floats(structure):
     return to_arrays(filter(is_float, tree.flatten(structure)))
 
 
-# Faults of weights.
+# The functions below find faults in weights.
 
 
 def lost_weights(model: keras.Model) -> dict:

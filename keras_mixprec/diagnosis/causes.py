@@ -58,7 +58,8 @@ class Course(NamedTuple):
         Args:
             start: `Course` of the same model before.
         """
-        if math.isnan(start.loss):  # Only weights are known.
+        # If the loss is unknown, only the weights can show a divergence.
+        if math.isnan(start.loss):
             return self.weight >= thresholds.DIVERGED * start.weight > 0
         if not (start.loss and math.isfinite(start.loss)):
             return False
@@ -81,10 +82,11 @@ def learning_rate(model) -> float | None:
 # The number of steps in a rehearsal.
 STEPS = 8
 
-# Training fails if its loss grows by more than this share of the first loss.
+# A rehearsal fails if its loss grows by more than this share of the first loss.
 _FAILED = 1.0
 
-# Larger inputs or targets are not normalized. Normalized ones are near 1.
+# Inputs or targets above this limit count as not normalized. Normalized numbers
+# are near 1.
 _LARGE = 100.0
 
 # The usual norm to clip gradients to.

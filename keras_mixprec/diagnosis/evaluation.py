@@ -15,7 +15,7 @@ from keras_mixprec.diagnosis.verdict import Finding
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.forward_pass import Prediction
 
-# The number of rows to list.
+# The maximum number of rows with non-finite outputs to list.
 SHOWN = 8
 
 
@@ -48,7 +48,8 @@ def first_wrong(
                 model, data, predictions, step
             )
             wrong = keras.utils.pack_x_y_sample_weight(*data)
-        # Go on to list the rows of later batches, which may fail likewise.
+        # If rows of the wrong batch have non-finite outputs, go on to list such
+        # rows of later batches.
         if findings and (not rows or len(rows) > SHOWN):
             break
     return findings, rows, wrong

@@ -188,7 +188,7 @@ _VALID = {
 
 
 def _plain(array):
-    # NumPy's files cannot store bfloat16.
+    # NumPy's files cannot store bfloat16, so store float32 instead.
     return array if array.dtype.kind != "V" else array.astype("float32")
 
 

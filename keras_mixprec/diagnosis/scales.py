@@ -74,7 +74,7 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
 
 def _steps_per_bit(scaling):
     interval = scaling.dynamic_growth_steps
-    # Keras' own optimizer has no rule, and doubles the scale.
+    # Keras' own loss scale optimizer has no `rule`, and doubles the scale.
     factor = getattr(getattr(scaling, "rule", None), "growth_factor", 2.0)
     return interval and interval / math.log2(factor)
 
@@ -119,7 +119,7 @@ def common_bits(
 
     Args:
         windows: `ScaleWindow`s.
-        numbers: The `numbers` of culprits. If a culprit needs another loss
+        numbers: The `numbers` of culprits. If a culprit needs a different loss
             scale, they contain the ends of its window.
 
     Returns:

@@ -206,7 +206,8 @@ class CallRecorder:
         try:
             outputs = run(*args, **kwargs)
         except Exception:
-            # The innermost layer gets here first, and its list is complete.
+            # The innermost layer catches the error first, and only then is the
+            # list of running calls complete.
             self.interrupted = self.interrupted or list(self._open)
             raise
         finally:
@@ -227,7 +228,8 @@ class CallRecorder:
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
         scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
-        # A layer finds its own losses by id, so add the ids of the new tensors.
+        # A layer finds its own losses by the ids of their tensors, so add the
+        # ids of the observed tensors.
         for part in flat_layers(call.layer):
             known_ids = loss_ids(part)
             own = [x for x in new if id(x) in known_ids]

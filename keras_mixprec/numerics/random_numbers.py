@@ -39,7 +39,8 @@ _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
 )
 
 
-# A context variable, so that new threads start without it.
+# The active `Draws`, in a context variable so that new threads start without
+# them.
 _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
     "active", default=None
 )
@@ -194,7 +195,7 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
         if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
         drawing = Draws()
-        # Even a run that raises an error shows most draws, because it mostly
+        # Even a run that raises an error shows most draws, because it usually
         # gets as far as the loss.
         with contextlib.suppress(*active.replay().REFUSALS):
             run(records=False, drawing=drawing)
@@ -238,8 +239,8 @@ def own_random_numbers():
         patched_here(np.random, _methods(np.random, own[np.random])),
     ):
         yield own
-    # Functions that user code imported by name still draw from the global
-    # state. Restore it, unless other threads may use it.
+    # User code that imported random functions by name still draws from the
+    # global state. Restore this state, unless other threads may use it.
     if threading.active_count() == 1:
         random.setstate(before[0])
         np.random.set_state(before[1])

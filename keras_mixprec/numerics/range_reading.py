@@ -118,8 +118,8 @@ class _Taken:
             for optimizer in optimizers_of(model).values()
             if optimizer.built and _updates_next(innermost(optimizer))
         ]
-        # On a GPU, reduce on the device, because copying all activations to the
-        # host is slower. On a CPU, NumPy is faster.
+        # On a GPU, measure tensors on the device, because copying all
+        # activations to the host is slower. On a CPU, NumPy is faster.
         self._on_host = active.devices()["kind"] == "cpu"
 
     def run(self, data):
@@ -292,15 +292,15 @@ def _updates_next(optimizer):
     rate = learning_rate_object(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = rate(steps)
-    # Do not call a rate that is a function, which may have side effects. A
-    # `MultiOptimizer` has no single rate.
+    # Do not call a learning rate that is a function, because the function may
+    # have side effects. A `MultiOptimizer` has no single learning rate.
     has_rate = hasattr(optimizer, "learning_rate") and not callable(rate)
     return not has_rate or float(to_array(rate)) != 0
 
 
 def _scale(optimizer):
-    # If training uses another optimizer, the one from `compile` is never built,
-    # and scales nothing.
+    # If training uses a different optimizer, the optimizer from `compile` is
+    # never built, and scales nothing.
     if not optimizer.built:
         return 1.0
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

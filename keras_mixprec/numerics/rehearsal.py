@@ -97,15 +97,16 @@ class StepTaker:
             stack.enter_context(active.undo().telling(lambda _: None))
             values = [stored_value(v) for v in known]
             stack.enter_context(holding(known, values))
-            # Call the class' method: the monitor wraps the method of the
-            # instance, and reports other values if a whole epoch failed.
+            # Use `get_metrics_result` of the class, because the monitor wraps
+            # the method of the instance and reports different values if a whole
+            # epoch failed.
             own = types.MethodType(
                 type(self._model).get_metrics_result, self._model
             )
             results = {"get_metrics_result": own}
             stack.enter_context(patched(self._model, results))
             for optimizer in self.ours.values():
-                # The optimizer must not check whether the loss was scaled.
+                # Tell the optimizer not to check whether the loss was scaled.
                 stack.enter_context(
                     patched(optimizer._stages, {"scaling": True})
                 )
@@ -125,8 +126,8 @@ class StepTaker:
         for key, scale in scales.items():
             scale = ops.convert_to_tensor(scale, "float32")
             set_value(variables[key], scale)
-        # A compiled step would keep these values as constants, so note them for
-        # `take` to pass in.
+        # A compiled step would keep the loss scales as constants, so note their
+        # values for `take` to pass in.
         values = [(v, stored_value(v)) for v in variables.values()]
         self._traced = self._traced or values
 
@@ -146,7 +147,7 @@ class StepTaker:
             losses = [*map(ops.convert_to_tensor, logged_losses(logs))]
             return [value for _, value in written] + losses
 
-        # Metrics would add the losses of earlier steps.
+        # Reset the metrics, because they would add the losses of earlier steps.
         type(self._model).reset_metrics(self._model)
         try:
             values = replay.run_once(self._model, run, data)
@@ -196,7 +197,8 @@ class State(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "State":
         """Returns a copy of a model's current state."""
-        # Build the optimizer here. TensorFlow does so only in the first step.
+        # Build the optimizer now, because TensorFlow would build it only in the
+        # first step.
         build_optimizer(model)
         found = _written(model)
         # Copy, because torch and TensorFlow may share a variable's memory.
@@ -266,7 +268,7 @@ class Rehearsal(NamedTuple):
     def growth(self) -> float:
         """The growth of the total loss, as a share of the first total loss.
 
-        It is infinite if a loss or a gradient is not finite.
+        The growth is infinite if a loss or a gradient is not finite.
         """
         return self._growth(sum(self.losses[-len(self.first) :]))
 
@@ -313,7 +315,7 @@ def rehearse(
     Args:
         model: A built and compiled `keras.Model`, in the state to start from.
         batches: List of batches, as `train_step` takes them. They take turns.
-        steps: Int. How often to train on each batch.
+        steps: Int. The number of times to train on each batch.
         rates: Dict of learning rates, as from `rates_of`.
         change: `Change`. Defaults to none.
     """
