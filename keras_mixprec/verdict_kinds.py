@@ -7,7 +7,7 @@ does not import Keras, because a log can be read without Keras.
 import dataclasses
 import functools
 
-# The first sentence of advice about a layer at fault.
+# The first sentence of the advice about a layer at fault.
 TO_FLOAT32 = (
     "Let this layer compute in float32: pass "
     "rules=[kmp.PrecisionRule({layer!r}), *kmp.DEFAULT_RULES] to "

@@ -141,7 +141,7 @@ def _build_by_call(model, build):
         raise NotBuiltError(_not_built(model, "calling it fails")) from error
 
 
-# Keras' warning about a layer that it cannot build.
+# A pattern for Keras' warning about layers that Keras cannot build.
 _PARAGRAPHS = r"(?s).*looks like it has unbuilt state"
 
 
@@ -371,9 +371,9 @@ def _not_a_batch(name, part):
     )
 
 
-# A dynamic loss scale skips overflowing steps while it falls, as designed. A
-# step counts as wrong only if it is wrong at all of these loss scales, each
-# lower than the current one by a power of two.
+# The powers of two by which to lower a dynamic loss scale. A step counts as
+# wrong only if it is wrong at each of the lower loss scales too, because
+# overflowing steps are skipped by design until the loss scale has fallen.
 _BELOW = (0, 6, 12)
 
 
@@ -416,7 +416,8 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    except active.replay().REFUSALS:  # Only a later row may raise this.
+    # The first rows may run without an error, so only all rows can be at fault.
+    except active.replay().REFUSALS:
         return False
     # If the loss is not finite in float32, precision is not the cause, and the
     # first rows are enough.

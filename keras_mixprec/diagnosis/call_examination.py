@@ -103,7 +103,7 @@ class LoopRun(CallRun):
         return not math.isfinite(self.errors[RESULT])
 
     def cause(self, layers):
-        """Returns nothing: JAX cannot trace code that reads numbers."""
+        """Returns `None`, because JAX cannot trace code that reads numbers."""
         return
 
 
@@ -141,7 +141,7 @@ def examine_calls(
     compiled: bool,
     step: int | None = None,
 ) -> list[Finding]:
-    """Diagnoses calls of a built model.
+    """Diagnoses calls to a built model.
 
     Args:
         prediction: `Prediction` or `RecordedCalls`.

@@ -90,7 +90,7 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
 
 
 def _rows(inputs, low, exact):
-    """Returns the rows that only 16 bits make non-finite, unless all are."""
+    """Returns rows that only 16 bits make non-finite, unless all rows are."""
     if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
         return []
     bad = [
@@ -129,7 +129,7 @@ def _kind_of_outputs(replay, low, exact, numbers):
 
 
 def _kind_where_all_fits(replay, low, exact):
-    """Returns the kind of fault if no float32 number exceeds the format."""
+    """Returns the kind of fault if all float32 numbers fit the format."""
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
@@ -144,7 +144,7 @@ def _kind_where_all_fits(replay, low, exact):
 
 
 def _add_smallest(numbers, replay, cotangents=None):
-    """Replaces the largest numbers, which fit, by the smallest one."""
+    """Replaces the largest numbers, which fit, with the smallest number."""
     for name in ("largest_input", "largest_gradient_in_float32"):
         numbers.pop(name, None)
     smallest, _ = replay.extremes(cotangents)
@@ -198,7 +198,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     """Returns the fault of a layer whose gradients do not fit the loss scale.
 
     Args:
-        window: `ScaleWindow` of its gradients, which excludes the scale.
+        window: `ScaleWindow` of its gradients. The loss scale lies outside it.
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
@@ -374,7 +374,8 @@ def weight_overflows(model: keras.Model) -> list[Culprit]:
     found = {}
     for entry in low_layers(model):
         if numbers := _overflowing(entry.layer):
-            # A cell runs in its recurrent layer's loop, so blame that layer.
+            # A cell runs in the loop of a recurrent layer, so blame the whole
+            # recurrent layer.
             whole = [e for e in entry.lineage() if isinstance(e.layer, WHOLE)]
             path, layers = entry.path, [entry.layer]
             if whole:

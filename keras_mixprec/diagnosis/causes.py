@@ -92,7 +92,8 @@ _LARGE = 100.0
 # The usual norm to clip gradients to.
 _CLIP = 1.0
 
-# The search tries this many powers of ten to divide the learning rate by.
+# The number of powers of ten by which the search tries to divide the learning
+# rate.
 _POWERS = 7
 
 
@@ -200,7 +201,7 @@ class _Search:
         return self._rehearse(trial).growth < 0
 
     def _by_rate(self):
-        """Finds the largest power of ten of the learning rate that cures."""
+        """Finds the smallest power of ten by which to divide the rate."""
         rate = max(self._rates.values(), default=0.0)
         wrong, right = 0, _POWERS
         while rate and right - wrong > 1:
@@ -254,7 +255,7 @@ def _largest(batch, place):
 
 
 def _normalized(batch, place):
-    """Returns a batch with one part at mean 0 and deviation 1 per feature."""
+    """Returns a batch with one part scaled to mean 0 and deviation 1."""
     parts = [*keras.utils.unpack_x_y_sample_weight(batch)]
     parts[place] = tree.map_structure(_standard, parts[place])
     return packed(tuple(parts), like=batch)

@@ -88,8 +88,8 @@ def output_error(
 def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
     """Returns the relative error of the worst output of a forward pass.
 
-    Once the 16-bit run chooses another token than float32, only infinities and
-    NaNs count.
+    Once the 16-bit run chooses a different token than float32, only infinities
+    and NaNs count.
 
     Args:
         low: `ForwardPass` in 16 bits.

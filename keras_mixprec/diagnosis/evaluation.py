@@ -22,7 +22,7 @@ SHOWN = 8
 def first_wrong(
     model: keras.Model, batches: Iterator, step: int | None, only_one: bool
 ) -> tuple[list[Finding], list, Any]:
-    """Returns the faults of the first batch that has any.
+    """Returns the faults of the first batch with a fault.
 
     Args:
         model: A `keras.Model`.
@@ -31,8 +31,11 @@ def first_wrong(
         only_one: Boolean, whether to look at the first batch only.
 
     Returns:
-        Tuple of the list of `Finding`s, the list of rows with non-finite
-        outputs, counted over all batches, and the batch, or `None`.
+        Tuple of three:
+
+        - List of the batch's `Finding`s.
+        - List of the rows with non-finite outputs, counted over all batches.
+        - The batch, or `None` if no batch has a fault.
     """
     findings, wrong, rows = [], None, []
     numbered = itertools.islice(_numbered(batches), 1 if only_one else None)

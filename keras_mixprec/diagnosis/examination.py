@@ -437,7 +437,7 @@ class _Verdicts:
         return Finding(verdict, [] if cured else culprit.layers)
 
     def _naming_input(self, culprit):
-        """Names the model's input if the layer gets it directly."""
+        """Names the model's input if the layer receives it directly."""
         inputs = large_inputs(self._data[0])
         given = culprit.numbers.get("largest_input")
         extremes = [abs(inputs[k]) for k in inputs if k != "input"]

@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailingBatch:
-    """A batch whose step was skipped, and the state of the model then.
+    """A batch whose step was skipped, with the model's state at that step.
 
     `MixPrecMonitor(keep_failing_batches=N).failing_batches` lists such batches.
 

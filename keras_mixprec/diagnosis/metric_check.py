@@ -96,7 +96,7 @@ def _values(model, batch, predictions):
         # instance, and takes a call to the wrapper for the end of an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
-        # Drop the running mean of losses, because no step has updated it.
+        # Drop the running mean of losses, because no step has updated the mean.
         logs = {k: v for k, v in logs.items() if k != "loss"}
         if compiled_loss(model) is not None:
             logs["loss"] = model.compute_loss(

@@ -190,7 +190,7 @@ def best_scale_bits(
     costs: dict[str, float],
     possible: range = thresholds.SCALE_BITS,
 ) -> int:
-    """Returns the power of two that suits the layers with the largest cost.
+    """Returns the power of two that suits layers with the largest total cost.
 
     A tie goes to the scale that suits more layers, and then to the scale
     nearest to Keras' initial one.

@@ -67,7 +67,7 @@ class Run:
         """Returns the results of the run with the current dtypes of layers.
 
         Args:
-            records: Boolean, whether to record the calls of layers.
+            records: Boolean, whether to record the calls to layers.
         """
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Run:
         raise NotImplementedError
 
     def cause(self, layers: list) -> Cause | None:
-        """Returns why the run is not finite, unless some layers are in float32.
+        """Returns why the run is finite only with some layers in float32.
 
         Args:
             layers: List of the layers whose float32 makes the run finite.
@@ -298,7 +298,7 @@ def _culprit(run, path, parts):
 
 
 def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
-    """Returns a set that fits, but does not fit without one of its members.
+    """Returns a minimal set that fits: each of its members is needed.
 
     The search doubles the number of leading members until they fit. So most of
     the model stays in 16 bits, and few trials mix dtypes within a block. Then

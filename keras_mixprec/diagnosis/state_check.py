@@ -58,7 +58,7 @@ def layers_that_stand_still(
 
 
 def _after(step, variable):
-    """Returns a variable's value after a step, even if the step keeps it."""
+    """Returns a variable's value after a step, even if it is not set."""
     return to_array(step.state.get(id(variable), variable.value))
 
 

@@ -204,8 +204,8 @@ class Search:
         if is_finite(step):
             step = self._add_still(run, step)
         if run.wrong(step):
-            # If the best scale does not suit a layer, that layer is at fault
-            # and no other scale repairs the step.
+            # If the best loss scale does not suit a layer, the layer is at
+            # fault, and no other loss scale repairs the step.
             suits = all(window.holds(bits) for window in windows.values())
             run.adapts = scale_bits is None and suits
             if not run.adapts or not run.find_other_scale():

@@ -352,7 +352,7 @@ def _specs(model, x):
 
     try:
         return compute_output_spec(model, tree.map_structure(spec, x))
-    except Exception:  # User code may raise anything.
+    except Exception:  # User code may raise any kind of error.
         return ()
 
 

@@ -10,11 +10,11 @@ is `thresholds`. The other models were written afterwards, and test them.
 FORWARD_ERROR = 0.1
 
 # The limit for gradients is higher, because small differences lose more digits
-# in the backward pass, and training tolerates more.
+# in the backward pass, and training tolerates larger errors there.
 BACKWARD_ERROR = 0.3
 
-# Errors below this share of the two limits above do not affect the order in
-# which the search suspects layers.
+# Errors below this share of `FORWARD_ERROR` or `BACKWARD_ERROR` do not affect
+# the order in which the search suspects layers.
 NEGLIGIBLE = 0.5
 
 # The limit for the relative error of a metric. It is 20 times the effect of
@@ -117,7 +117,8 @@ SETTLING_SHARE = 1e-4
 
 # The limits for the difference between float32 gradients at two loss scales:
 # absolute, and as a multiple of the difference at one scale. Powers of two
-# cause no rounding, so correct steps agree unless XLA sums in another order.
+# cause no rounding, so correct steps agree unless XLA sums in a different
+# order.
 SCALE_ERROR = 1e-4
 SCALE_SPREADS = 8.0
 

@@ -148,7 +148,7 @@ class _Comparison:
         return None
 
     def _differs(self):
-        """Returns whether the scales differ by more than two runs at one do."""
+        """Returns whether two scales differ more than two runs at one scale."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -162,7 +162,8 @@ class _OneStep(_Comparison):
     """Compares the gradients that one step passes to the optimizers."""
 
     def _over_steps(self, off):
-        return None, {}  # The difference came from random numbers.
+        # If held optimizers show no difference, random numbers caused it.
+        return None, {}
 
     @functools.cached_property
     def one(self):
@@ -259,9 +260,9 @@ class _ManySteps(_Comparison):
         return "hides_overflow", sum(self._unseen(k, found) for k in updated)
 
     def _unseen(self, key, found):
-        """Returns how many overflowing gradients an optimizer does not see."""
+        """Returns the number of overflowing gradients that are not seen."""
         usual, given = self._first.given.get(key, []), found.given.get(key)
-        # The optimizer has applied no gradients.
+        # `None` means that the optimizer applied no gradients in these steps.
         if given is None:
             handled = found.raised or key in found.rescaled or not self._adapts
             return 0 if handled else len(usual)
@@ -407,7 +408,8 @@ class TakenSteps:
         count: Int. The number of steps. Defaults to `None`: until weights have
             been updated twice, or up to a limit.
         goes_on: Boolean, whether to continue from earlier steps. Then each
-            optimizer is applied once at its current scale. Defaults to `False`.
+            optimizer is first applied once at its current scale. Defaults to
+            `False`.
 
     Attributes:
         count: Int. The number of steps taken.
@@ -429,8 +431,8 @@ class TakenSteps:
         first = {} if goes_on else taker.scaling
         self._scales = {key: self._scale() for key in first}
         # For each optimizer, the number of optimizers that update weights
-        # before it in a step. Each optimizer gets a different loss scale by
-        # this number.
+        # before it in a step. The number selects the next loss scale, so
+        # that all optimizers have different loss scales.
         self._turns: dict = {}
         self._turn = 0
         self.count = 0

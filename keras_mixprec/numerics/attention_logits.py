@@ -73,7 +73,7 @@ class AttentionLogits:
             self._take_unmasked(enclosing, [*args, *kwargs.values()][0])
 
     def of_function(self, function, layer, name, arguments):
-        """Records the logits in a call of one of `layer_hooks.FUNCTIONS`.
+        """Records the logits in a call to one of `layer_hooks.FUNCTIONS`.
 
         Args:
             function: String. The name of the function.

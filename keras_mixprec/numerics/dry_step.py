@@ -194,8 +194,8 @@ def run_held(
     Returns:
         Tuple of five:
 
-        - List of the scaled losses before scaling. If there are none, list of
-          the losses that the step returns.
+        - List of the losses that the step scales, without the loss scale. If
+          the step scales none, list of the losses that the step returns.
         - Dict from `id(variable)` to the scaled gradient.
         - Dict from `id(variable)` to the loss scale of its optimizer.
         - Boolean, whether the step scaled the loss.

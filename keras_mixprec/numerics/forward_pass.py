@@ -31,7 +31,7 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class ForwardPass(NamedTuple):
-    """The outputs of a model, and the calls of its layers.
+    """The outputs of a model, and the calls to its layers.
 
     Attributes:
         outputs: List of the float outputs as float32 arrays, flattened.

@@ -317,9 +317,9 @@ class Held:
         """Returns the losses and gradients that the optimizers received.
 
         Returns:
-            Tuple of the list of scaled losses before scaling, a dict from
-            `id(variable)` to its scaled gradient, and a dict from
-            `id(variable)` to the loss scale of this gradient.
+            Tuple of the list of losses that the step scales, without the loss
+            scale, a dict from `id(variable)` to its scaled gradient, and a dict
+            from `id(variable)` to the loss scale of this gradient.
         """
         losses, gradients, scales = [], dict(self._native), {}
         some_scale = any(is_scaling(optimizer) for optimizer, *_ in self._seen)

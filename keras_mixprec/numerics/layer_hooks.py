@@ -32,7 +32,7 @@ WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class CallHook:
-    """Runs a function in place of every call of a model's layers.
+    """Runs a function in place of every call to a model's layers.
 
     Only calls in the thread that entered `hooked` count, because each replica
     of a `tf.distribute` strategy traces in its own thread.
@@ -41,9 +41,9 @@ class CallHook:
         entries: List of `LayerEntry`, the layers to hook.
         on_call: Function `(run, layer, path, index, args, kwargs)` that
             returns the call's outputs. `run(*args, **kwargs)` makes the call,
-            and `index` is the number of earlier calls of the layer.
+            and `index` is the number of earlier calls to the layer.
         on_function: Function `(function, layer, name, arguments)` to call
-            before each call of one of `FUNCTIONS`. The arguments are the name
+            before each call to one of `FUNCTIONS`. The arguments are the name
             of the function, the innermost layer call with its name, and a dict
             of the function's arguments. Defaults to `None`.
     """
@@ -117,7 +117,7 @@ class CallHook:
 
     @property
     def enclosing(self) -> str | None:
-        """The name of the call around the innermost one, or `None`."""
+        """The name of the call that contains the innermost call, or `None`."""
         return self._names[-2] if len(self._names) > 1 else None
 
     def _called(self, function, arguments):
@@ -156,7 +156,7 @@ def names_of_output(paths: dict, layer, index: int) -> list:
     Args:
         paths: Dict from ids of layers to their paths.
         layer: The layer.
-        index: Int. The number of earlier calls of the layer.
+        index: Int. The number of earlier calls to the layer.
     """
     inner = None
     if isinstance(layer, keras.layers.RNN):
@@ -169,7 +169,7 @@ def names_of_output(paths: dict, layer, index: int) -> list:
 
 @contextlib.contextmanager
 def _patch():
-    """Sends the calls of all layers to the hooks while hooks are active.
+    """Sends every layer call to the hooks while hooks are active.
 
     Replicas leave this context in any order, so the last one restores Keras.
     """

@@ -1,4 +1,4 @@
-"""Replays one layer call in another dtype, and inspects its operations."""
+"""Replays one layer call in a different dtype, and inspects its operations."""
 
 import contextlib
 from typing import NamedTuple
@@ -143,7 +143,7 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            # An infinite constant, such as a mask, is no fault.
+            # An infinite constant, such as a mask, is not a fault.
             is_constant = inherited is None and place in before
             if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)

@@ -1,9 +1,9 @@
 """Gives a float32 reference the random numbers of the 16-bit model.
 
 From the same seed, a backend's generator draws different numbers for float16
-and float32. Float16 numbers also have another distribution: a uniform number is
-0 once in 1,024 or 2,048. So the reference draws each number in the model's
-dtype, and then casts it to float32.
+and float32. Float16 numbers also have a different distribution: a uniform
+number is 0 once in 1,024 or 2,048. So the reference draws each number in the
+model's dtype, and then casts it to float32.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ _SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
     "same", default=None
 )
 
-# The generators of a diagnosis, by the module that they stand in for.
+# The random generators of a diagnosis, by the module whose generator each one
+# replaces.
 _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
     "own", default=None
 )
@@ -47,7 +48,7 @@ _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
 
 
 class Draw(NamedTuple):
-    """One call of Keras' random numbers: its name, and the dtype drawn in."""
+    """One call to a `keras.random` function: its name, and the dtype drawn."""
 
     name: str
     dtype: str
@@ -94,8 +95,8 @@ class Draws:
 
     def _drawing(self, name, draw):
         def draw_as_known(*args, dtype=None, **kwargs):
-            # Count nested draws once: torch makes truncated normal numbers
-            # from normal ones.
+            # Count nested draws once, because torch makes truncated normal
+            # numbers from normal numbers.
             if self._inside:
                 return draw(*args, dtype=dtype, **kwargs)
             asked = keras.backend.standardize_dtype(

@@ -170,7 +170,7 @@ class _Taken:
             for own in parts.values()
             if "weight_gradient" in own
         ):
-            updates = {}  # The optimizer skips this step.
+            updates = {}  # The optimizer skips the measured step.
         layers = [entry.layer for entry in self._entries]
         return Ranges(
             [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],
@@ -195,7 +195,8 @@ class _Taken:
                 self._take(names, "activation", position, value)
 
             def on_cotangent(gradient):
-                # The gradient of the logits counts only if the output has none.
+                # The gradient at the logits counts only if the output has no
+                # gradient.
                 if (names[0], "gradient", position) not in self._found:
                     self._take(names, "gradient", position, gradient)
 

@@ -59,12 +59,12 @@ class StepTaker:
         self._python = PythonState(model)
 
     def can_take(self) -> bool:
-        """Returns whether the model can take steps here.
+        """Returns whether the model can take steps.
 
-        The answer is no in three cases. An optimizer is not built yet, and
-        would be built within the step. Several replicas train, and would wait
-        for each other. Or trainable variables have 16 bits, and TensorFlow's
-        optimizers do not know their widened copies.
+        There are three obstacles. An optimizer is not built yet, and would be
+        built within the step. Several replicas train, and would wait for each
+        other. Or trainable variables have 16 bits, and TensorFlow's optimizers
+        do not know the widened copies of such variables.
         """
         model, scaling = self._model, self.scaling
         strategy = getattr(model, "distribute_strategy", None)
@@ -153,8 +153,8 @@ class StepTaker:
             values = replay.run_once(self._model, run, data)
         finally:
             if not _is_eager(self._model):
-                # The trace has run the model's Python code, so restore its
-                # state.
+                # Tracing has run the model's Python code, so restore the state
+                # of that code.
                 self._python.put_back()
         for (variable, _), value in zip(written, values, strict=False):
             if value is not None:
@@ -257,7 +257,7 @@ class Rehearsal(NamedTuple):
     Attributes:
         first: List of floats. The loss of each batch before any step.
         losses: List of floats. The loss of each step.
-        is_finite: Boolean, whether all losses and gradients were.
+        is_finite: Boolean, whether all losses and gradients were finite.
     """
 
     first: list
@@ -347,7 +347,7 @@ def rehearse(
 
 
 def _overflows(taker):
-    """Returns how many overflows the optimizers have noticed."""
+    """Returns the number of overflows that the optimizers have noticed."""
     own = taker.read("overflows").values()
     scales = [to_array(v.value) for v in taker.scale_variables().values()]
     return sum(x.sum() for x in own) + sum(x < 1 for x in scales)
