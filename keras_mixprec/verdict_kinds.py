@@ -211,7 +211,7 @@ LOST = frozenset({"divergence", "weights_lost"})
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
-# How a report names each cause of a divergence, after a colon.
+# Texts that name each cause of a divergence in a report, after a colon.
 _CAUSES = {
     "learning_rate": "a learning rate of {learning_rate:g} is too large",
     "gradients": "gradients exploded",

@@ -108,7 +108,7 @@ def _called_symbolically(model, x):
     try:
         compute_output_spec(model, tree.map_structure(spec, x))
     except ValueError:
-        # Keras' message already explains the fault of the inputs.
+        # Raise Keras' own error, whose message explains the faulty inputs.
         raise
     except Exception as error:
         raise RuntimeError(str(error)) from error
@@ -416,7 +416,8 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    # The first rows may run without an error, so only all rows can be at fault.
+    # A later row may raise an error that the first rows do not raise, so
+    # examine the whole batch.
     except active.replay().REFUSALS:
         return False
     # If the loss is not finite in float32, precision is not the cause, and the

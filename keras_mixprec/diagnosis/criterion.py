@@ -26,7 +26,7 @@ from keras_mixprec.numerics.forward_pass import ForwardPass
 from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 from keras_mixprec.policies.layers import has_own_step
 
-# A float32 sum of squares is precise enough if it lies between these limits.
+# A float32 sum of squares is precise enough between these two limits.
 _SQUARES = 1e-20, 1e30
 
 

@@ -245,8 +245,8 @@ class _Verdicts:
         self._raised = raised
         self._exact: Any = None
         self._data = data
-        # Pack the batch as `fit` does, because a custom `train_step` may not
-        # unpack sample weights.
+        # Pack the batch as `fit` does, without missing parts, because a custom
+        # `train_step` may not unpack sample weights.
         self._batch = packed(data, like)
         compiled = bool(model.jit_compile) and not model.run_eagerly
         self._common = {"compiled": compiled, "step": step}
@@ -463,7 +463,8 @@ class _Verdicts:
         """Returns optimizer constants that the variables' dtype cannot hold."""
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
-            # An optimizer that is not built yet will update all variables.
+            # An optimizer that is not built yet will update all variables, so
+            # check all of them.
             variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
             found |= lost_constants(optimizer, variables)

@@ -188,7 +188,8 @@ class Run:
         if known is not None:
             given = LayerReplay(known).cast_inputs
             rounded = rounded_integers(given, known.layer.compute_dtype)
-            if rounded:  # The layer's input holds integers, such as ids.
+            # The cast rounds integers in the layer's input, such as ids.
+            if rounded:
                 return "precision_loss", "forward", rounded
         if cause is not None:
             return cause.kind, "forward", cause.evidence

@@ -377,7 +377,7 @@ def _array(leaf):
         return None
     try:
         array = as_numpy(leaf)
-    except Exception:  # The leaf is ragged, or only looks like an array.
+    except Exception:  # For example, a ragged tensor is not an array.
         return None
     return array if array.dtype.kind in "fiub" and array.size else None
 

@@ -162,7 +162,8 @@ class _OneStep(_Comparison):
     """Compares the gradients that one step passes to the optimizers."""
 
     def _over_steps(self, off):
-        # If held optimizers show no difference, random numbers caused it.
+        # If held optimizers show no difference, random numbers caused the
+        # difference between the runs.
         return None, {}
 
     @functools.cached_property
@@ -262,7 +263,7 @@ class _ManySteps(_Comparison):
     def _unseen(self, key, found):
         """Returns the number of overflowing gradients that are not seen."""
         usual, given = self._first.given.get(key, []), found.given.get(key)
-        # `None` means that the optimizer applied no gradients in these steps.
+        # If `given` is `None`, the optimizer has applied no gradients.
         if given is None:
             handled = found.raised or key in found.rescaled or not self._adapts
             return 0 if handled else len(usual)

@@ -141,8 +141,8 @@ def _likewise(paths):
     return f"\n    The same in {listed(paths, shown=8)}." if paths else ""
 
 
-# Texts that follow the numbers with these names, to state the limits of
-# float16.
+# Texts to print after some numbers of a verdict, by the name of the number. The
+# texts state the limits of float16.
 _LIMITS = {
     "largest_inside_in_float32": "; the largest float16 number is 65504",
     "smallest_inside_in_float32": "; the smallest float16 number is 6e-08",

@@ -119,7 +119,7 @@ class _Held:
             apply = lambda grads: optimizer.apply(grads)  # noqa: E731
             own = {
                 "_initial_scale": lambda: self._scale,
-                # Optimizers that skip steps together call this method.
+                # Optimizers that skip steps together call `_check_gradients`.
                 "_check_gradients": functools.partial(_HeldStep, self._apply),
             }
         return (

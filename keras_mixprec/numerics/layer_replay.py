@@ -186,7 +186,7 @@ def _in_words(name, bad, operands):
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
     # JAX writes 1 / x as a power of -1, and may divide a constant, which is not
-    # among the operands.
+    # among the operands. In both cases, write x / 0.
     if first == ["0"] and (sign == "/" or name == "integer_pow"):
         return "x / 0"
     if name.rstrip("_") in _UNARY and len(first) == 1:

@@ -23,7 +23,8 @@ from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
 
-# The name of dropout's draws, which drop the same units in every dtype.
+# The name under which dropout's draws are recorded. Such a draw drops the same
+# units in every dtype.
 DROPOUT = "dropout"
 
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")

@@ -170,7 +170,7 @@ class _Taken:
             for own in parts.values()
             if "weight_gradient" in own
         ):
-            updates = {}  # The optimizer skips the measured step.
+            updates = {}  # A skipped step has no updates.
         layers = [entry.layer for entry in self._entries]
         return Ranges(
             [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],

@@ -201,7 +201,8 @@ class State(NamedTuple):
         # first step.
         build_optimizer(model)
         found = _written(model)
-        # Copy, because torch and TensorFlow may share a variable's memory.
+        # Copy the values, because torch and TensorFlow may return arrays that
+        # share the memory of a variable.
         values = [np.array(active.step().read(v)) for v in found]
         return cls(found, values)
 

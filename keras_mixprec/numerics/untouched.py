@@ -185,7 +185,7 @@ def _generator(value):
         bits = value.bit_generator
         return functools.partial(setattr, bits, "state"), bits.state
     if hasattr(value, "get_state") and hasattr(value, "initial_seed"):
-        # Only torch's generators have both methods.
+        # Only torch's generators have `get_state` and `initial_seed`.
         return value.set_state, value.get_state()
     return None
 
