@@ -7,7 +7,7 @@ does not import Keras, because a log can be read without Keras.
 import dataclasses
 import functools
 
-# The first sentence of advice about a layer at fault.
+# The first sentence of the advice about a layer at fault.
 TO_FLOAT32 = (
     "Let this layer compute in float32: pass "
     "rules=[kmp.PrecisionRule({layer!r}), *kmp.DEFAULT_RULES] to "
@@ -48,10 +48,11 @@ class Kind:
     behind: int = 0
 
 
-# These faults come from float16's small range. bfloat16 repairs them.
+# Creates a kind of fault that comes from float16's small range, so bfloat16 or
+# float32 repairs the fault.
 _of_range = functools.partial(Kind, repaired_by=("mixed_bfloat16", "float32"))
 
-# The most important first, causes before effects.
+# All kinds of verdict, the most important first, and causes before effects.
 _TABLE = (
     Kind(
         "weights_lost",
@@ -203,14 +204,14 @@ _TABLE = (
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
-# No dtype repairs these kinds, but a return to a good state does.
+# Kinds of fault that no dtype repairs, but a return to a good state does.
 LOST = frozenset({"divergence", "weights_lost"})
 
-# Faults in the task itself, which longer training cannot repair.
+# Kinds of fault in the task itself, which longer training cannot repair.
 OF_TASK = ("loss_mismatch", "unreachable_targets")
 
 
-# How a report names each cause of a divergence, after a colon.
+# Texts that name each cause of a divergence in a report, after a colon.
 _CAUSES = {
     "learning_rate": "a learning rate of {learning_rate:g} is too large",
     "gradients": "gradients exploded",
@@ -264,7 +265,7 @@ def place_of(numbers: dict) -> str:
 def place_in_words(kind: str, layer: str | None, direction: str | None) -> str:
     """Returns the place of a fault as text to append to its kind.
 
-    The text is empty without a layer and a direction.
+    The text is empty if neither the layer nor the direction is known.
 
     Args:
         kind: String. Some kinds contain the direction in their name.

@@ -40,7 +40,7 @@ _OUTSIDE = (
     "the code that calls the model"
 )
 
-# Advice for special cases, which the evidence shows.
+# Advice for special cases of a fault, which the evidence distinguishes.
 _CASES = {
     "diverged": "{evidence}, so precision is not the cause. Lower the learning "
     "rate{rate}, or clip gradients.",
@@ -146,8 +146,9 @@ _CASES = {
 }
 
 
-# Another loss scale cures these cases if it suits all layers. If no scale does,
-# the case on the right gives the advice.
+# A different loss scale cures the cases on the left of the colons, if one scale
+# suits all layers. If no scale does, the case on the right of the colon gives
+# the advice.
 _OTHER_SCALE = {"above": "vanishes", "unscaled": "vanishes", "below": "steep"}
 
 
@@ -181,7 +182,8 @@ def _rate(learning_rate=None, learning_rate_at_first=None, **_):
     """Returns the learning rate in parentheses, or "" if it is unknown."""
     if learning_rate is None:
         return ""
-    # A schedule may have changed the rate since training began.
+    # Name both learning rates, because a schedule may have changed the rate
+    # since training began.
     first = learning_rate_at_first
     before = "" if first is None else f"{first:.6g} at first, "
     return f" ({before}now {learning_rate:.6g})"
@@ -303,7 +305,7 @@ def advice_for(culprit, scale=None, model=None) -> str:
     if case in _OTHER_SCALE and "advised_bits" not in culprit.numbers:
         case = _OTHER_SCALE[case]
     if case == "steep" and culprit.numbers["highest_bits"] + BITS_ABOVE >= 0:
-        case = None  # The gradients fit at a scale of 1.
+        case = None  # The gradients fit at a loss scale of 1.
     if case == "unscaled" and has_own_step(model):
         case = "unscaled_step"
     return _sentence(culprit, case, later)
@@ -376,7 +378,7 @@ def _training_case(culprit, scale):
 
 
 def _scale_case(kind, numbers, scale):
-    """Returns the case of gradients that fit at another loss scale."""
+    """Returns the case of gradients that fit at a different loss scale."""
     if kind == "underflow":
         if not scale.scales:
             return "unscaled"

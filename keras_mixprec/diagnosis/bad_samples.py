@@ -13,11 +13,11 @@ from keras_mixprec.keras_internals import arrays_in_fit
 from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.numerics.arrays import as_numpy
 
-# A verdict lists at most this many samples.
+# The maximum number of samples that a verdict lists.
 _LISTED = 8
 
-# Bytes of an array to read at a time, and in total: the array may be mapped
-# from a file that is larger than the memory.
+# The maximum number of bytes of an array to read at a time, and in total. An
+# array may be mapped from a file that is larger than the memory.
 _SLICE, _MOST = 2**24, 2**30
 
 

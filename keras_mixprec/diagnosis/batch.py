@@ -44,9 +44,10 @@ def build_for(model, data: tuple):
             except active.replay().REFUSALS:
                 if not _all_built(model):
                     raise
-                # A custom `train_step` may call the model on parts of the
-                # batch, such as the two images of a pair. A metric may raise an
-                # error in 16 bits.
+                # Build in float32, because a metric may raise an error in 16
+                # bits. Skip a model with a custom `train_step`, which may call
+                # the model on parts of the batch, such as the two images of a
+                # pair.
                 if not has_own_step(model):
                     with in_float32(model):
                         build_symbolically(model, data)
@@ -78,7 +79,7 @@ def trains_without_targets(model: keras.Model, x) -> bool:
             step = single_step(model, batch, 1.0)
     except Exception:  # User code may fail in any way if `y` is missing.
         return False
-    # JAX runs even a step that has no loss, so look for gradients.
+    # JAX also runs a step without a loss, so look for nonzero gradients.
     return any(to_array(gradient).any() for gradient in step.gradients.values())
 
 
@@ -107,7 +108,7 @@ def _called_symbolically(model, x):
     try:
         compute_output_spec(model, tree.map_structure(spec, x))
     except ValueError:
-        # Keras' message already explains the fault of the inputs.
+        # Raise Keras' own error, whose message explains the faulty inputs.
         raise
     except Exception as error:
         raise RuntimeError(str(error)) from error
@@ -115,12 +116,14 @@ def _called_symbolically(model, x):
 
 def _build_by_call(model, build):
     unbuilt = [part for part in flat_layers(model) if not part.built]
-    # Keras would mark a model as built although it has no `call`.
+    # Raise an error first, because Keras would mark a model as built although
+    # the model has no `call`.
     if type(model).call is keras.Model.call:
         raise NotBuiltError(_not_built(model, "it has no `call`"))
     try:
         with warnings.catch_warnings():
-            # The error below says the same in fewer words.
+            # Hide Keras' long warning about unbuilt layers. `NotBuiltError`
+            # says the same in fewer words.
             warnings.filterwarnings("ignore", _PARAGRAPHS, UserWarning)
             build()
     except RuntimeError as error:
@@ -138,7 +141,7 @@ def _build_by_call(model, build):
         raise NotBuiltError(_not_built(model, "calling it fails")) from error
 
 
-# Keras' warning about a layer that it cannot build.
+# A pattern for Keras' warning about layers that Keras cannot build.
 _PARAGRAPHS = r"(?s).*looks like it has unbuilt state"
 
 
@@ -160,8 +163,8 @@ def _all_built(model):
     return all(part.built for part in parts)
 
 
-# The number of rows to examine. These few show whether a layer is numerically
-# stable, and more rows would take longer.
+# The maximum number of rows to examine. 64 rows show whether a layer is
+# numerically stable, and more rows would take longer.
 _ROWS = 64
 
 
@@ -255,7 +258,8 @@ def to_tensors(
             raise ValueError(_not_a_batch(name, part)) from error
     if not sizes.get("x"):
         raise ValueError(_not_a_batch("x", data[0]))
-    # In a batch of graphs, a row is a node or an edge, so sizes may differ.
+    # In a batch of graphs, a row is a node or an edge, so the numbers of rows
+    # may differ between tensors.
     one_size = len(set(_rows(tensors[0]))) == 1
     aligned = one_size and (model is None or not has_own_step(model))
     if aligned and len(set(sizes.values())) > 1:
@@ -343,9 +347,11 @@ def _to_tensor(leaf):
 
 
 def _as_in_fit(leaf):
-    if hasattr(leaf, "toarray"):  # A SciPy sparse matrix.
+    # Only SciPy's sparse matrices have `toarray`.
+    if hasattr(leaf, "toarray"):
         leaf = leaf.toarray()
-    if hasattr(leaf, "iloc"):  # A pandas object; a series becomes one column.
+    # Only pandas objects have `iloc`. A pandas series becomes one column.
+    if hasattr(leaf, "iloc"):
         leaf = leaf.to_numpy().reshape(len(leaf), -1)
     tensor = _to_tensor(leaf)
     wide = tensor is not None and "float" in str(tensor.dtype)
@@ -365,8 +371,9 @@ def _not_a_batch(name, part):
     )
 
 
-# A dynamic loss scale that is falling skips steps as designed. Lower it by
-# these powers of two before calling a step wrong.
+# The powers of two by which to lower a dynamic loss scale. A step counts as
+# wrong only if it is wrong at each of the lower loss scales too, because
+# overflowing steps are skipped by design until the loss scale has fallen.
 _BELOW = (0, 6, 12)
 
 
@@ -374,7 +381,7 @@ def rows_to_examine(model: keras.Model, batch):
     """Returns the first rows of a batch, or all if the whole batch fails.
 
     The whole batch fails if its loss or gradients are wrong in 16 bits. For
-    example, a sum over all rows overflows, or a later row does.
+    example, a sum over all rows overflows, or a number in a later row does.
 
     Args:
         model: A compiled `keras.Model`.
@@ -409,9 +416,12 @@ def _is_sound(model, data):
     try:
         with in_float32(model):
             exact = single_step(model, data, 1.0)
-    except active.replay().REFUSALS:  # Only a later row may raise this.
+    # A later row may raise an error that the first rows do not raise, so
+    # examine the whole batch.
+    except active.replay().REFUSALS:
         return False
-    # If the loss is not finite in float32, precision is not the cause.
+    # If the loss is not finite in float32, precision is not the cause, and the
+    # first rows are enough.
     if not math.isfinite(exact.loss):
         return True
     criterion = step_criterion(model, data, exact)

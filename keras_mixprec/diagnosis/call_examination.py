@@ -94,7 +94,7 @@ class LoopRun(CallRun):
     """
 
     def located(self, culprit, call):
-        """Adds the number of the layer's call."""
+        """Adds the number of the layer's call to the culprit."""
         numbers = {"call": call.index + 1} | culprit.numbers
         return culprit._replace(numbers=numbers)
 
@@ -103,7 +103,7 @@ class LoopRun(CallRun):
         return not math.isfinite(self.errors[RESULT])
 
     def cause(self, layers):
-        """Returns nothing: JAX cannot trace code that reads numbers."""
+        """Returns `None`, because JAX cannot trace code that reads numbers."""
         return
 
 
@@ -141,7 +141,7 @@ def examine_calls(
     compiled: bool,
     step: int | None = None,
 ) -> list[Finding]:
-    """Diagnoses calls of a built model.
+    """Diagnoses calls to a built model.
 
     Args:
         prediction: `Prediction` or `RecordedCalls`.
@@ -168,7 +168,7 @@ def _find(prediction, run_class, given, compiled, step):
         return [verdict("weights_lost", lost)]
     weights = weight_overflows(model)
     exact = prediction.exact()
-    # Infinities may be masked scores, so only NaNs count.
+    # Infinite outputs may be masked scores, so only NaN counts as a fault.
     nan = sum(int(np.isnan(output).sum()) for output in exact.outputs)
     rows = nonfinite_rows(**given) if nan else {}
     culprits = weights

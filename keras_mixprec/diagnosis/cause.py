@@ -90,7 +90,7 @@ def check_forward(call: LayerCall, compiled: bool) -> Culprit | None:
 
 
 def _rows(inputs, low, exact):
-    """Returns the rows that only 16 bits make non-finite, unless all are."""
+    """Returns rows that only 16 bits make non-finite, unless all rows are."""
     if len({len(x) if x.ndim else 0 for x in [*inputs, *low]}) != 1:
         return []
     bad = [
@@ -129,11 +129,12 @@ def _kind_of_outputs(replay, low, exact, numbers):
 
 
 def _kind_where_all_fits(replay, low, exact):
-    """Returns the kind of fault if no float32 number exceeds the format."""
+    """Returns the kind of fault if all float32 numbers fit the format."""
     wider = relative_error(replay.forward("mixed_bfloat16"), exact)
     if wider > thresholds.FORWARD_ERROR:
         return "precision_loss"
-    # A mean may overflow in its sum, which no intermediate result shows.
+    # The sum inside a mean may overflow, and no recorded intermediate result
+    # shows such an overflow. So look for infinite outputs.
     if any(np.isinf(a).any() for a in low):
         return "forward_overflow"
     vanished = any(
@@ -143,7 +144,7 @@ def _kind_where_all_fits(replay, low, exact):
 
 
 def _add_smallest(numbers, replay, cotangents=None):
-    """Replaces the largest numbers, which fit, by the smallest one."""
+    """Replaces the largest numbers, which fit, with the smallest number."""
     for name in ("largest_input", "largest_gradient_in_float32"):
         numbers.pop(name, None)
     smallest, _ = replay.extremes(cotangents)
@@ -197,7 +198,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     """Returns the fault of a layer whose gradients do not fit the loss scale.
 
     Args:
-        window: `ScaleWindow` of its gradients, which excludes the scale.
+        window: `ScaleWindow` of its gradients. The loss scale lies outside it.
         bits: Float. The loss scale, as a power of two.
         call: `LayerCall` of the layer.
     """
@@ -211,7 +212,7 @@ def window_fault(window: ScaleWindow, bits: float, call: LayerCall) -> Culprit:
     return Culprit(call.path, layers, kind, "backward", numbers)
 
 
-# Faults of the code after a layer.
+# The functions below find faults in the code after a layer.
 
 
 def kind_of_range(replay: LayerReplay, reference: LayerCall | None) -> str:
@@ -267,7 +268,7 @@ def step_cause(model: keras.Model, data, layers: list) -> Cause | None:
     if cause is None or cause.kind != "cast_overflow":
         return cause
     # JAX sums float16 in float32 and then casts the sum, so an overflow in a
-    # sum looks like one in a cast.
+    # sum looks like an overflow in a cast.
     is_sum = _largest_of(data) <= get_format("float16").maximum
     return cause._replace(kind="forward_overflow") if is_sum else cause
 
@@ -282,7 +283,7 @@ def origin_of_nonfinite(model: keras.Model, data, exact=None) -> dict:
             that raises.
 
     Returns:
-        Dict with those that are known: `"operation"` and `"code"`, as in
+        Dict with the entries that are known: `"operation"` and `"code"`, as in
         `Cause`, and `"in_layer"`, the path of the layer. If numbers have grown
         too large in the forward pass, `"in_layer"` is the layer with the
         largest growth, from `"largest_input"` to `"largest_output"`.
@@ -345,7 +346,7 @@ def _floats(structure):
     return to_arrays(filter(is_float, tree.flatten(structure)))
 
 
-# Faults of weights.
+# The functions below find faults in weights.
 
 
 def lost_weights(model: keras.Model) -> dict:
@@ -373,7 +374,8 @@ def weight_overflows(model: keras.Model) -> list[Culprit]:
     found = {}
     for entry in low_layers(model):
         if numbers := _overflowing(entry.layer):
-            # A cell runs in its recurrent layer's loop, so blame that layer.
+            # A cell runs in the loop of a recurrent layer, so blame the whole
+            # recurrent layer.
             whole = [e for e in entry.lineage() if isinstance(e.layer, WHOLE)]
             path, layers = entry.path, [entry.layer]
             if whole:

@@ -58,7 +58,8 @@ class Course(NamedTuple):
         Args:
             start: `Course` of the same model before.
         """
-        if math.isnan(start.loss):  # Only weights are known.
+        # If the loss is unknown, only the weights can show a divergence.
+        if math.isnan(start.loss):
             return self.weight >= thresholds.DIVERGED * start.weight > 0
         if not (start.loss and math.isfinite(start.loss)):
             return False
@@ -81,16 +82,18 @@ def learning_rate(model) -> float | None:
 # The number of steps in a rehearsal.
 STEPS = 8
 
-# Training fails if its loss grows by more than this share of the first loss.
+# A rehearsal fails if its loss grows by more than this share of the first loss.
 _FAILED = 1.0
 
-# Larger inputs or targets are not normalized. Normalized ones are near 1.
+# Inputs or targets above this limit count as not normalized. Normalized numbers
+# are near 1.
 _LARGE = 100.0
 
 # The usual norm to clip gradients to.
 _CLIP = 1.0
 
-# The search tries this many powers of ten to divide the learning rate by.
+# The number of powers of ten by which the search tries to divide the learning
+# rate.
 _POWERS = 7
 
 
@@ -198,7 +201,7 @@ class _Search:
         return self._rehearse(trial).growth < 0
 
     def _by_rate(self):
-        """Finds the largest power of ten of the learning rate that cures."""
+        """Finds the smallest power of ten by which to divide the rate."""
         rate = max(self._rates.values(), default=0.0)
         wrong, right = 0, _POWERS
         while rate and right - wrong > 1:
@@ -252,7 +255,7 @@ def _largest(batch, place):
 
 
 def _normalized(batch, place):
-    """Returns a batch with one part at mean 0 and deviation 1 per feature."""
+    """Returns a batch with one part scaled to mean 0 and deviation 1."""
     parts = [*keras.utils.unpack_x_y_sample_weight(batch)]
     parts[place] = tree.map_structure(_standard, parts[place])
     return packed(tuple(parts), like=batch)

@@ -26,7 +26,7 @@ from keras_mixprec.numerics.forward_pass import ForwardPass
 from keras_mixprec.numerics.rounding import jittered, rounded_otherwise
 from keras_mixprec.policies.layers import has_own_step
 
-# A float32 sum of squares is precise enough between these numbers.
+# A float32 sum of squares is precise enough between these two limits.
 _SQUARES = 1e-20, 1e30
 
 
@@ -88,8 +88,8 @@ def output_error(
 def pass_error(low: ForwardPass, exact: ForwardPass) -> float:
     """Returns the relative error of the worst output of a forward pass.
 
-    Once the 16-bit run chooses another token than float32, only infinities and
-    NaNs count.
+    Once the 16-bit run chooses a different token than float32, only infinities
+    and NaNs count.
 
     Args:
         low: `ForwardPass` in 16 bits.
@@ -119,8 +119,9 @@ def nonfinite(arrays: Sequence[np.ndarray]) -> int:
 
 def norm(values: np.ndarray) -> float:
     """Returns the Euclidean norm of an array of any shape."""
-    # NumPy sums in pairs, so float32 is precise enough. `np.linalg.norm` takes
-    # 5 ms on a busy machine, because its threads wait for each other.
+    # NumPy sums in pairs, so float32 is precise enough. Avoid `np.linalg.norm`,
+    # which takes 5 ms on a busy machine because its threads wait for each
+    # other.
     squares = float(np.square(values).sum())
     if not _SQUARES[0] < squares < _SQUARES[1]:
         squares = float(np.square(values, dtype="float64").sum())
@@ -152,8 +153,8 @@ def effective_update(model) -> Callable:
     return effective
 
 
-# The name of the loss of a step, or of the outputs of a call, among the parts
-# that a criterion compares.
+# The name of the main part that a criterion compares: the loss of a step, or
+# the outputs of a call.
 RESULT = "result"
 
 
@@ -224,7 +225,8 @@ class Criterion:
         return all(error <= self._limit_of(part) for part, error in found)
 
     def _counted(self, part, error):
-        # Measuring the noise takes several steps, so do it only if in doubt.
+        # Measuring the noise takes several steps, so measure the noise only if
+        # the error is above its limit.
         if error <= self._limit_of(part) or not math.isfinite(error):
             return error
         noise = self.noise[part]
@@ -243,10 +245,10 @@ def step_criterion(
 ) -> Criterion:
     """Returns the criterion of a step: its loss, and each layer's gradient.
 
-    The error of a layer's gradient covers all its variables. TensorFlow on a
-    CPU sums bias gradients in float16, and they were 59% off in a model that
-    trained well. A gradient that would not change its variable only has to be
-    finite.
+    The error of a layer's gradient covers all its variables. For example,
+    TensorFlow on a CPU sums bias gradients in float16. In a model that trained
+    well, such gradients were 59% off. A gradient that would not change its
+    variable only has to be finite.
 
     Args:
         model: A built and compiled `keras.Model`.
@@ -285,7 +287,7 @@ def step_criterion(
         losses = (np.array(s.loss) for s in (step, exact))
         return found | {RESULT: relative_error(*([x] for x in losses))}
 
-    # Drop the calls, because they keep all activations in memory.
+    # Drop the recorded calls, because they keep all activations in memory.
     exact = exact._replace(calls=[])
     return Criterion(exact, rounded, distances, **limits)
 

@@ -34,10 +34,10 @@ class Culprit(NamedTuple):
     def by_layer(self, model) -> list["Culprit"]:
         """Returns one `Culprit` for each layer to demote.
 
-        If this culprit's own layer must be demoted, the list has no other. A
-        model's own code computes in the dtype that its layers return, so these
-        layers must be demoted. Then `numbers["in_call_of"]` is the model's
-        path.
+        If this culprit's own layer must be demoted, the list holds only this
+        culprit. A model's own code computes in the dtype that its layers
+        return, so these layers must be demoted. Then `numbers["in_call_of"]` is
+        the model's path.
 
         Args:
             model: The `keras.Model`.
@@ -82,7 +82,7 @@ def low_layers(model) -> list:
 
 
 def rounded_integers(inputs: list[np.ndarray], dtype: str) -> dict:
-    """Returns how many integers the cast of an input to 16 bits changes.
+    """Returns the number of integers that a cast to 16 bits changes.
 
     float16 holds all integers up to 2,048, bfloat16 up to 256.
 

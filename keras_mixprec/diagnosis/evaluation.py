@@ -15,14 +15,14 @@ from keras_mixprec.diagnosis.verdict import Finding
 from keras_mixprec.numerics.arrays import is_float, to_array
 from keras_mixprec.numerics.forward_pass import Prediction
 
-# The number of rows to list.
+# The maximum number of rows with non-finite outputs to list.
 SHOWN = 8
 
 
 def first_wrong(
     model: keras.Model, batches: Iterator, step: int | None, only_one: bool
 ) -> tuple[list[Finding], list, Any]:
-    """Returns the faults of the first batch that has any.
+    """Returns the faults of the first batch with a fault.
 
     Args:
         model: A `keras.Model`.
@@ -31,8 +31,11 @@ def first_wrong(
         only_one: Boolean, whether to look at the first batch only.
 
     Returns:
-        Tuple of the list of `Finding`s, the list of rows with non-finite
-        outputs, counted over all batches, and the batch, or `None`.
+        Tuple of three:
+
+        - List of the batch's `Finding`s.
+        - List of the rows with non-finite outputs, counted over all batches.
+        - The batch, or `None` if no batch has a fault.
     """
     findings, wrong, rows = [], None, []
     numbered = itertools.islice(_numbered(batches), 1 if only_one else None)
@@ -48,7 +51,8 @@ def first_wrong(
                 model, data, predictions, step
             )
             wrong = keras.utils.pack_x_y_sample_weight(*data)
-        # Go on to list the rows of later batches, which may fail likewise.
+        # If rows of the wrong batch have non-finite outputs, go on to list such
+        # rows of later batches.
         if findings and (not rows or len(rows) > SHOWN):
             break
     return findings, rows, wrong

@@ -73,7 +73,7 @@ def diagnose(
 ) -> list[Verdict]:
     """Finds the numerical faults of a model on one batch.
 
-    `diagnose` checks a train step if `model.fit(x, y)` could take one on the
+    `diagnose` checks a train step if `model.fit(x, y)` could train on the
     batch. The model must then be compiled, and needs a `y`, or a loss without
     targets, such as an autoencoder's in `train_step` or `add_loss`. Otherwise
     `diagnose` checks `model.predict(x)`, forward only. To check `predict` of
@@ -100,7 +100,7 @@ def diagnose(
         List of `Verdict`, the most important first; empty if there is no fault.
 
     Raises:
-        TypeError: If `model` is not a model.
+        TypeError: If `model` is not a `keras.Model`.
         ValueError: If the model is not compiled although there are targets or
             sample weights, if calling the model does not build it, or if the
             data are not a batch for the model.
@@ -141,7 +141,7 @@ def _is_a_batch(x, model):
     """Returns whether `x` is a tuple although the model takes one input."""
     several = isinstance(x, tuple) and len(x) in (2, 3)
     one = len(getattr(model, "inputs", None) or ()) == 1
-    # The user's own `train_step` may take any tuple.
+    # The user's own `train_step` may take any tuple, so allow a tuple there.
     return several and one and not has_own_step(model)
 
 
@@ -245,8 +245,8 @@ class _Verdicts:
         self._raised = raised
         self._exact: Any = None
         self._data = data
-        # Pack the batch as `fit` does; a `train_step` may not unpack sample
-        # weights.
+        # Pack the batch as `fit` does, without missing parts, because a custom
+        # `train_step` may not unpack sample weights.
         self._batch = packed(data, like)
         compiled = bool(model.jit_compile) and not model.run_eagerly
         self._common = {"compiled": compiled, "step": step}
@@ -432,12 +432,12 @@ class _Verdicts:
             culprit.numbers,
             advice_for(culprit, scale, self._model),
         )
-        # If another loss scale cures the fault, demote no layer.
+        # If a different loss scale cures the fault, demote no layer.
         cured = "advised_bits" in culprit.numbers
         return Finding(verdict, [] if cured else culprit.layers)
 
     def _naming_input(self, culprit):
-        """Names the model's input if the layer gets it directly."""
+        """Names the model's input if the layer receives it directly."""
         inputs = large_inputs(self._data[0])
         given = culprit.numbers.get("largest_input")
         extremes = [abs(inputs[k]) for k in inputs if k != "input"]
@@ -463,7 +463,8 @@ class _Verdicts:
         """Returns optimizer constants that the variables' dtype cannot hold."""
         model, found = self._model, {}
         for optimizer in optimizers_of(model).values():
-            # An optimizer that is not built yet will update all variables.
+            # An optimizer that is not built yet will update all variables, so
+            # check all of them.
             variables = updated_variables(optimizer)
             variables = variables if optimizer.built else model.variables
             found |= lost_constants(optimizer, variables)

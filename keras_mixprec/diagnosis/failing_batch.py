@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FailingBatch:
-    """A batch whose step was skipped, and the state of the model then.
+    """A batch whose step was skipped, with the model's state at that step.
 
     `MixPrecMonitor(keep_failing_batches=N).failing_batches` lists such batches.
 
@@ -188,7 +188,7 @@ _VALID = {
 
 
 def _plain(array):
-    # NumPy's files cannot store bfloat16.
+    # NumPy's files cannot store bfloat16, so store float32 instead.
     return array if array.dtype.kind != "V" else array.astype("float32")
 
 

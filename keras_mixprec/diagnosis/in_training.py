@@ -23,7 +23,7 @@ from keras_mixprec.diagnosis.verdict import Verdict
 from keras_mixprec.numerics.rehearsal import rates_of, rehearse
 from keras_mixprec.verdict_kinds import KINDS
 
-# Faults that growing numbers may cause as training diverges.
+# Kinds of faults that growing numbers may cause as training diverges.
 _OF_SIZE = {
     "cast_overflow",
     "forward_overflow",
@@ -213,8 +213,8 @@ def divergence_by_now(model, step: int, schedule, first=None) -> Verdict | None:
 def _is_outlier(model, now, start, first):
     """Returns whether the loss is large on this batch, but not on the first.
 
-    The loss counts as large on the first batch if it has grown there by at
-    least half as many powers of two.
+    The loss counts as large on the first batch if its growth there, in powers
+    of two, is at least half of its growth on this batch.
     """
     if first is None:
         return math.isnan(now.loss)

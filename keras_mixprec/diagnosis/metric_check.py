@@ -22,8 +22,8 @@ from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 from keras_mixprec.numerics.rounding import widened_off_by_half_ulp
 
-# How often to round the predictions at random, to see how much the float32
-# metric varies.
+# The number of times to round the predictions at random, which shows how much
+# the float32 metric varies.
 _WAYS = 2
 
 
@@ -92,11 +92,11 @@ def _allowed(name, exact, moved):
 def _values(model, batch, predictions):
     x, y, sample_weight = batch
     with np.errstate(all="ignore"), leaving_no_trace(model):
-        # Call the class' method: the monitor wraps the method of the instance,
-        # and would take this call for the end of an epoch.
+        # Call `reset_metrics` of the class. The monitor wraps the method of the
+        # instance, and takes a call to the wrapper for the end of an epoch.
         type(model).reset_metrics(model)
         logs = model.compute_metrics(x, y, predictions, sample_weight)
-        # Drop the running mean of losses, because no step has updated it.
+        # Drop the running mean of losses, because no step has updated the mean.
         logs = {k: v for k, v in logs.items() if k != "loss"}
         if compiled_loss(model) is not None:
             logs["loss"] = model.compute_loss(

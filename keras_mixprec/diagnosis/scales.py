@@ -74,7 +74,7 @@ def scale_in_use(model: keras.Model) -> ScaleInUse:
 
 def _steps_per_bit(scaling):
     interval = scaling.dynamic_growth_steps
-    # Keras' own optimizer has no rule, and doubles the scale.
+    # Keras' own loss scale optimizer has no `rule`, and doubles the scale.
     factor = getattr(getattr(scaling, "rule", None), "growth_factor", 2.0)
     return interval and interval / math.log2(factor)
 
@@ -119,7 +119,7 @@ def common_bits(
 
     Args:
         windows: `ScaleWindow`s.
-        numbers: The `numbers` of culprits. If a culprit needs another loss
+        numbers: The `numbers` of culprits. If a culprit needs a different loss
             scale, they contain the ends of its window.
 
     Returns:
@@ -190,7 +190,7 @@ def best_scale_bits(
     costs: dict[str, float],
     possible: range = thresholds.SCALE_BITS,
 ) -> int:
-    """Returns the power of two that suits the layers with the largest cost.
+    """Returns the power of two that suits layers with the largest total cost.
 
     A tie goes to the scale that suits more layers, and then to the scale
     nearest to Keras' initial one.

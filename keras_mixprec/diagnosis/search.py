@@ -67,7 +67,7 @@ class Run:
         """Returns the results of the run with the current dtypes of layers.
 
         Args:
-            records: Boolean, whether to record the calls of layers.
+            records: Boolean, whether to record the calls to layers.
         """
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Run:
         raise NotImplementedError
 
     def cause(self, layers: list) -> Cause | None:
-        """Returns why the run is not finite, unless some layers are in float32.
+        """Returns why the run is finite only with some layers in float32.
 
         Args:
             layers: List of the layers whose float32 makes the run finite.
@@ -88,7 +88,7 @@ class Run:
         raise NotImplementedError
 
     def located(self, culprit: Culprit, call) -> Culprit:
-        """Returns the culprit. A loop adds the number of the call to it."""
+        """Returns the culprit. For a loop, adds the number of the call."""
         return culprit
 
     def own_faults(self, low) -> Iterator[Callable]:
@@ -138,7 +138,8 @@ class Run:
         try:
             with computing_in("float32", [*self.demoted, *layers]):
                 return self._is_right(self.take())
-        # TensorFlow and torch raise an error if some dtypes mix.
+        # TensorFlow and torch raise an error if some dtypes mix. A run that
+        # raises such an error is not right.
         except active.replay().REFUSALS:
             return False
 
@@ -187,7 +188,8 @@ class Run:
         if known is not None:
             given = LayerReplay(known).cast_inputs
             rounded = rounded_integers(given, known.layer.compute_dtype)
-            if rounded:  # The input holds integers, such as ids.
+            # The cast rounds integers in the layer's input, such as ids.
+            if rounded:
                 return "precision_loss", "forward", rounded
         if cause is not None:
             return cause.kind, "forward", cause.evidence
@@ -208,7 +210,8 @@ def culprits_of(run: Run, low: list) -> list[Culprit]:
         run: `Run`.
         low: List of the run's `LayerCall`s in 16 bits, innermost first.
     """
-    # The model's own code may compute something outside any layer.
+    # The model's own code may compute something outside any layer, so the model
+    # itself is a possible culprit.
     layers = {call.path: with_sublayers(call.layer) for call in low}
     layers[MODEL_PATH] = [run.model]
 
@@ -251,7 +254,7 @@ def _fewest(run, layers, others):
     return [*kept, *(inside[n] for n in sorted(found))]
 
 
-# Layers that compute little or nothing themselves.
+# Layers that run other layers, and compute little or nothing themselves.
 _RUN_OTHERS = (keras.layers.TimeDistributed, keras.Model)
 
 
@@ -279,7 +282,8 @@ def _culprit(run, path, parts):
     own, others = parts[path], _others(parts, path)
     low = run.record(others)
     calls = [call for call in low.calls if call.path == path]
-    # An enclosing layer computes with the results, so check it too.
+    # Also check the enclosing layers, because they compute with the results of
+    # the layer.
     around = [outer for call in calls[-1:] for outer in reversed(call.around)]
     around = [outer for outer in around if computes_low(outer.layer)]
     for check in run.own_faults(low):
@@ -295,7 +299,7 @@ def _culprit(run, path, parts):
 
 
 def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
-    """Returns a set that fits only if it keeps all of its members.
+    """Returns a minimal set that fits: each of its members is needed.
 
     The search doubles the number of leading members until they fit. So most of
     the model stays in 16 bits, and few trials mix dtypes within a block. Then
@@ -315,7 +319,8 @@ def smallest_set(ranked: Sequence, fits: Callable) -> frozenset | None:
         return kept
     least_first = [one for one in reversed(ranked) if one in kept]
     kept = _without(least_first, kept, fits)
-    # A member that was needed at first may no longer be needed.
+    # A member that the larger set needed may no longer be needed, so try once
+    # more to remove each member.
     for one in least_first:
         if one in kept and fits(kept - {one}):
             kept -= {one}

@@ -19,15 +19,16 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.random_numbers import same_draws
 from keras_mixprec.policies.layers import MODEL_PATH
 
-# Outputs count as equal if rows differ by less than this share of their size.
+# Rows of outputs count as equal if they differ by less than this share of the
+# largest output.
 _SAME = 1e-6
 
 # A model has learned nothing if its loss is at least this share of the loss
-# with the targets of other rows.
+# with the targets of different rows.
 _BY_CHANCE = 0.9
 
-# Gradients shrink or grow too much if the first layer's differ from the last
-# layer's by this factor.
+# Gradients shrink or grow too much if the gradients of the first and of the
+# last layer differ by this factor.
 _FAR = 1e6
 
 _SMALLER_STEPS = "lower the learning rate{rate}"

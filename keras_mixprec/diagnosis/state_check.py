@@ -58,7 +58,7 @@ def layers_that_stand_still(
 
 
 def _after(step, variable):
-    """Returns a variable's value after a step, even if the step keeps it."""
+    """Returns a variable's value after a step, even if it is not set."""
     return to_array(step.state.get(id(variable), variable.value))
 
 
@@ -68,7 +68,7 @@ def _is_rounded(variable, exact, step):
     On torch, a float16 layer assigns to the cast copy of a variable, so the new
     value is lost.
     """
-    # If the variable itself has 16 bits, no compute dtype helps.
+    # If the variable itself has 16 bits, a wider compute dtype does not help.
     if "float" not in variable.dtype or variable.dtype in SIXTEEN_BITS:
         return False
     now, low = to_array(variable.value), _after(step, variable)
@@ -99,7 +99,8 @@ def _lost_change(layer, variable, step, exact, second):
     if share >= thresholds.SETTLING_SHARE:
         limit = now + change / share
         is_lost &= norm(limit - now) > thresholds.SETTLED_STATE * norm(limit)
-        # In 16 bits the average stops when its step is half of its last digit.
+        # In 16 bits, a moving average stops when its change per step is half of
+        # its last digit.
         epsilon = get_format(layer.compute_dtype).epsilon
         half = epsilon * 2.0 ** (np.frexp(limit)[1] - 2.0)
         is_lost |= norm(half) > share * thresholds.FORWARD_ERROR * norm(limit)

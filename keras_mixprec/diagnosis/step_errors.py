@@ -47,7 +47,8 @@ _DTYPES = {
 
 _OURS = os.path.dirname(keras_mixprec.__file__)
 
-# Error messages are cut to this length, because some fill a page.
+# The maximum number of characters of an error message. Some messages would fill
+# a page.
 _LETTERS = 160
 
 _WRAPPED = "Exception encountered when calling"
@@ -61,9 +62,9 @@ def without_what_raises(
 ) -> tuple[Any, list[Culprit]]:
     """Searches while layers that raise an error in 16 bits compute in float32.
 
-    If the model's run is compiled, layers that fail only without XLA are not
-    culprits. For example, `MaxPooling3D` in float16 runs on a CPU under XLA,
-    but not in TensorFlow op by op.
+    If the model's run is compiled, layers that fail only when XLA is off are
+    not culprits. For example, `MaxPooling3D` in float16 runs on a CPU under
+    XLA, but not in TensorFlow op by op.
 
     Args:
         search: Function without arguments, which raises if a run does.
@@ -76,7 +77,8 @@ def without_what_raises(
         Tuple of the result of `search` and the list of raising `Culprit`s.
     """
     raising: list[Culprit] = []
-    # Layers that fail only without XLA compute in float32, but are not blamed.
+    # Layers that fail only when XLA is off are kept in float32, but are not
+    # blamed.
     spared: list[Culprit] = []
     while True:
         with computing_in("float32", layers_of([*raising, *spared])):
@@ -135,8 +137,8 @@ def _wrong_before(stop, compiled):
             return culprit
     if not bad or not computes_low(bad[0].layer):
         return None
-    # The layer itself is right, so an enclosing `Sequential` or other model has
-    # cast its input to infinity.
+    # The layer computes correctly, so an enclosing model, such as a
+    # `Sequential`, has cast the layer's input to infinity.
     fault = "cast_overflow", "forward", {}
     return Culprit(bad[0].path, [bad[0].layer], *fault)
 
@@ -154,8 +156,9 @@ def _mended(model, interrupt, stop):
     found = _fewest(model, is_further, lambda e: ranks.get(e.path, len(ranks)))
     if not found:
         return None
-    # Name the layer that was running, if it contains all of these. Otherwise
-    # name the smallest layer that does.
+    # Name the layer that was running when the error was raised, if it contains
+    # all layers that must be float32. Otherwise, name the smallest layer that
+    # contains all of them.
     holders = sorted([*calls, *found], key=len, reverse=True)
     holders = [call.path for call in stop.open[-1:]] + holders
     path = next((p for p in holders if _holds(p, found)), MODEL_PATH)

@@ -36,8 +36,8 @@ from keras_mixprec.numerics.layer_hooks import computing_in
 from keras_mixprec.numerics.layer_replay import LayerReplay
 from keras_mixprec.policies.summary import costs
 
-# Before it blames a layer, the search moves a dynamic loss scale by these
-# powers of two. The range of float16 spans 40 powers of two.
+# Before blaming a layer, the search moves a dynamic loss scale by these powers
+# of two. The range of float16 spans 40 powers of two.
 _OTHER_SCALES = (2, 4, 8, 16)
 
 
@@ -82,7 +82,7 @@ class StepRun(Run):
     def _is_right(self, step):
         if self._criterion.fits(step):
             return True
-        # If only gradients are wrong, another loss scale may repair them.
+        # If only gradients are wrong, a different loss scale may repair them.
         result = self._criterion.errors(step)[RESULT]
         return (
             self.adapts
@@ -103,7 +103,7 @@ class StepRun(Run):
         """Changes to the nearest loss scale that makes the step right, if any.
 
         Returns:
-            True if there is such a scale.
+            True if a loss scale was found.
         """
         with computing_in("float32", self.demoted):
             found = self._other_scale(self.take())
@@ -204,8 +204,8 @@ class Search:
         if is_finite(step):
             step = self._add_still(run, step)
         if run.wrong(step):
-            # If the best scale does not suit a layer, that layer is at fault
-            # and no other scale repairs the step.
+            # If the best loss scale does not suit a layer, the layer is at
+            # fault, and no other loss scale repairs the step.
             suits = all(window.holds(bits) for window in windows.values())
             run.adapts = scale_bits is None and suits
             if not run.adapts or not run.find_other_scale():

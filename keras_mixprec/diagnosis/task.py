@@ -1,8 +1,8 @@
 """Checks whether outputs can reach the targets, and whether the loss fits.
 
-The monitor and lint check this before any step, because no precision repairs
-such a fault. Depending on the backend, the fault raises an error, gives NaN, or
-gives a meaningless loss.
+The monitor and lint run this check before the first step, because no dtype
+repairs such a fault. Depending on the backend, the fault raises an error, gives
+NaN, or gives a meaningless loss.
 """
 
 import math
@@ -38,23 +38,25 @@ _SPARSE = "sparse_categorical_crossentropy"
 _CATEGORICAL = "categorical_crossentropy", "categorical_focal_crossentropy"
 _BINARY = "binary_crossentropy", "binary_focal_crossentropy"
 
-# Losses with their minimum where the output equals the target.
+# Names of losses that are smallest where the output equals the target.
 _DISTANCES = re.compile("mean_(squared|absolute)|huber|log_cosh|poisson")
 
-# The task is at fault if the outputs cannot reach this share of the targets,
-# and even the closest outputs leave this share of the error of a constant.
+# The task is at fault under two conditions. The outputs cannot reach this share
+# of the targets, and even the closest outputs leave this share of the error of
+# a constant output.
 _OUT_OF_REACH = 0.25
 
-# How many numbers of an array to check, and how many rows to name.
+# The maximum number of elements of an array to check, and the maximum number of
+# rows to name.
 _NUMBERS, _ROWS = 1 << 16, 8
 
-# Inputs to try an activation on, -1 first. Outputs beyond `_ENDLESS` count as
-# unbounded.
+# Numbers on which to try an activation, with -1 first. Outputs beyond
+# `_ENDLESS` count as unbounded.
 _TRIED = np.r_[-1.0, np.linspace(-30, 30, 121), -1e4, -1e2, 1e2, 1e4]
 _ENDLESS = 1e3
 
-# Inputs of this size are not normalized, nor are columns whose spreads differ
-# by this factor. Pixels stay below: they reach 255.
+# Inputs that reach this limit count as not normalized. So do inputs with
+# columns whose spreads differ by this factor. Pixels reach only 255.
 _LARGE = 1e4
 
 
@@ -305,14 +307,15 @@ def _shape(shape):
     return "(" + ", ".join(["n", *map(str, shape[1:])]) + ")"
 
 
-# The outputs of a model.
+# The functions below find the outputs of a model and their activations.
 
 
 def _outputs(model, x, y, sample_weight) -> list[_Output]:
     outputs = tree.flatten_with_path(_specs(model, x))
     is_padded = any(map(_makes_masks, flat_layers(model)))
     names = getattr(model, "output_names", None) or [*map(str, outputs)]
-    # A dict of losses may name the outputs of a list, so accept both keys.
+    # A dict of losses may name the outputs of a model that returns a list, so
+    # accept names and positions as keys.
     places = {(names[n],): n for n in range(len(outputs))}
     places |= {path: n for n, (path, _) in enumerate(outputs)}
     found = []
@@ -349,7 +352,7 @@ def _specs(model, x):
 
     try:
         return compute_output_spec(model, tree.map_structure(spec, x))
-    except Exception:  # User code may raise anything.
+    except Exception:  # User code may raise any kind of error.
         return ()
 
 
@@ -374,7 +377,7 @@ def _array(leaf):
         return None
     try:
         array = as_numpy(leaf)
-    except Exception:  # The leaf is ragged, or only looks like an array.
+    except Exception:  # For example, a ragged tensor is not an array.
         return None
     return array if array.dtype.kind in "fiub" and array.size else None
 
@@ -403,8 +406,8 @@ def _reach(tensor) -> _Reach | None:
         return _Reach(-math.inf, math.inf, -1.0)
     if function is None:
         return None
-    # Four units are enough. Keep a single unit single, because its softmax is
-    # always 1.
+    # Four units are enough for the test. A layer with one unit keeps one,
+    # because the softmax of one unit is always 1.
     shape = [min(size or 2, 4) for size in tensor.shape[1:]]
     same = np.ones((len(_TRIED), *shape))
     same *= _TRIED.reshape(-1, *[1] * len(shape))
@@ -412,10 +415,12 @@ def _reach(tensor) -> _Reach | None:
     tried = ops.convert_to_tensor(np.concatenate([same, mixed]), "float32")
     try:
         with warnings.catch_warnings():
-            # Keras warns about a softmax over one unit, which is reported here.
+            # Hide Keras' warning about a softmax over one unit, because the
+            # verdict reports such a softmax.
             warnings.simplefilter("ignore")
             found = _floats(ops.convert_to_numpy(function(tried)))
-    # The activation may accept only the shape of the layer's output.
+    # An activation may accept only the shape of the layer's output. The range
+    # of such an activation stays unknown.
     except Exception:
         return None
     if np.isnan(found).any() or found.shape != tuple(tried.shape):

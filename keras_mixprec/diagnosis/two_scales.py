@@ -47,9 +47,9 @@ from keras_mixprec.numerics.random_numbers import repeated_draws
 from keras_mixprec.numerics.rehearsal import StepTaker
 from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 
-# The order of runs at the first (0) and the second scale (1). With this order,
-# code that acts only every second, third or fourth time differs between runs
-# at the same scale too, and is not blamed.
+# The order of test runs at the first loss scale (0) and the second (1). With
+# this order, code that acts only every second, third or fourth time differs
+# between runs at the same scale too, and is not blamed.
 _ORDER = (0, 1, 1, 0, 0)
 
 
@@ -84,7 +84,7 @@ def scale_use(
     scale = scale_in_use(model)
     bits = round(scale.bits)
     if not bits and scale.scales and not scale.adapts:
-        return ScaleUse()  # The scale is always 1.
+        return ScaleUse()  # The loss scale is always 1.
     if bits <= 0:  # Small gradients would underflow at a scale below 1.
         bits = thresholds.USUAL_SCALE_BITS
     own = _handles_gradients(model) and StepTaker(model).can_take()
@@ -148,7 +148,7 @@ class _Comparison:
         return None
 
     def _differs(self):
-        """Returns whether the scales differ by more than two runs at one do."""
+        """Returns whether two scales differ more than two runs at one scale."""
         runs = [*map(self._again, _ORDER[:2])]
         off, spread = _off(*runs), {}
         for place in _ORDER[2:]:
@@ -162,7 +162,9 @@ class _OneStep(_Comparison):
     """Compares the gradients that one step passes to the optimizers."""
 
     def _over_steps(self, off):
-        return None, {}  # The difference came from random numbers.
+        # If held optimizers show no difference, random numbers caused the
+        # difference between the runs.
+        return None, {}
 
     @functools.cached_property
     def one(self):
@@ -173,7 +175,8 @@ class _OneStep(_Comparison):
     def _at_other(self):
         if self._exact is None:
             return self._again(1)
-        # Record the calls as in the given step, so that JAX reuses its program.
+        # Record layer calls here too, as in the step at the first loss scale,
+        # so that JAX reuses the compiled program.
         step = exact_step(self._model, self._data, 2.0**self._bits)
         return _unscaled(self._model, step, self._bits)
 
@@ -213,7 +216,7 @@ class _ManySteps(_Comparison):
     def use(self):
         if any(map(largest_magnitude, self.one.values())):
             return super().use()
-        # Nothing changed, because the learning rate is 0 or JAX cannot trace
+        # No weight changed, because the learning rate is 0 or JAX cannot trace
         # the step. So compare gradients.
         return _OneStep(*self._given).use()
 
@@ -223,15 +226,16 @@ class _ManySteps(_Comparison):
 
     def _at_other(self):
         found = self._take(self._bits, self._first.count)
-        # If steps were skipped because gradients overflow, the scale is too
-        # large to compare.
+        # If steps were skipped because gradients overflow, the loss scale is
+        # too large for a comparison.
         overflowed = any(count.any() for count in found.overflows.values())
         skipped = overflowed and found.updates != self._first.updates
         return None if skipped else found.changes
 
     def _again(self, place):
-        # Gradients kept from earlier steps carry the current scale, so apply
-        # each optimizer once before its scale changes.
+        # Gradients that the code keeps from earlier steps carry the current
+        # loss scale, so apply each optimizer once before its loss scale
+        # changes.
         bits = self._bits if place else None
         goes_on = any(self._first.updates.values())
         found = self._take(bits, self._count, goes_on)
@@ -257,9 +261,10 @@ class _ManySteps(_Comparison):
         return "hides_overflow", sum(self._unseen(k, found) for k in updated)
 
     def _unseen(self, key, found):
-        """Returns how many overflowing gradients an optimizer does not see."""
+        """Returns the number of overflowing gradients that are not seen."""
         usual, given = self._first.given.get(key, []), found.given.get(key)
-        if given is None:  # The optimizer did not apply these gradients.
+        # If `given` is `None`, the optimizer has applied no gradients.
+        if given is None:
             handled = found.raised or key in found.rescaled or not self._adapts
             return 0 if handled else len(usual)
         if found.updates[key]:
@@ -348,7 +353,8 @@ class _HeldSteps:
 
 def _unscaled(model, step, bits):
     # Some variables, such as float8 scales, take a new value in place of a
-    # gradient.
+    # gradient. Leave such values out, because the loss scale does not affect
+    # them.
     others = {
         id(v)
         for v in model.trainable_variables
@@ -382,11 +388,13 @@ def _fits(array, exact):
     return np.isfinite(array).all() or not wide
 
 
-# The powers of two by which the scale differs from its start after each update.
-# It moves up and then down, so that code which averages scaled values shows.
+# The powers of two by which the loss scale differs from its initial value after
+# each update. The scale moves up and then down, to expose code that averages
+# scaled values.
 _MOVES = (4, -5, 2)
 
-# The number of steps to wait for an update: usually, and at most.
+# The number of steps to wait for a weight update: the usual number, and the
+# maximum if no update has happened yet.
 _USUAL, _MOST = 4, 8
 
 
@@ -401,7 +409,8 @@ class TakenSteps:
         count: Int. The number of steps. Defaults to `None`: until weights have
             been updated twice, or up to a limit.
         goes_on: Boolean, whether to continue from earlier steps. Then each
-            optimizer is applied once at its current scale. Defaults to `False`.
+            optimizer is first applied once at its current scale. Defaults to
+            `False`.
 
     Attributes:
         count: Int. The number of steps taken.
@@ -423,7 +432,8 @@ class TakenSteps:
         first = {} if goes_on else taker.scaling
         self._scales = {key: self._scale() for key in first}
         # For each optimizer, the number of optimizers that update weights
-        # before it in a step, so that each one meets another scale.
+        # before it in a step. The number selects the next loss scale, so
+        # that all optimizers have different loss scales.
         self._turns: dict = {}
         self._turn = 0
         self.count = 0
@@ -433,7 +443,8 @@ class TakenSteps:
         self.raised = False
         with taker.undone():
             self._take(count, int(goes_on))
-        # The steps are undone here, so these are the values from before them.
+        # The steps have been undone, so the variables hold their values from
+        # before the steps.
         for variable in self._compared():
             self.changes[id(variable)] -= to_array(stored_value(variable))
 

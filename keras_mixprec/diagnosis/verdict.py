@@ -7,7 +7,8 @@ from keras_mixprec._console import listed
 from keras_mixprec.formats import format_moment, printable
 from keras_mixprec.verdict_kinds import KINDS, place_in_words, what_is_said
 
-# The key in `numbers` for the worker that found a verdict, if it was another.
+# The key in `numbers` for the worker that found a verdict, if a different
+# worker reports the verdict.
 FOUND_BY = "found_by"
 
 
@@ -75,7 +76,8 @@ class Verdict:
         return f"{self.kind.replace('_', ' ')}{where}{self._when()}"
 
     def __str__(self):
-        # Print the advice before the numbers, because there may be ten numbers.
+        # Print the advice before the numbers, because a verdict may have ten
+        # numbers.
         text = f"{self._what()}. {self.advice}{self._evidence()}"
         return printable(text)
 
@@ -139,7 +141,8 @@ def _likewise(paths):
     return f"\n    The same in {listed(paths, shown=8)}." if paths else ""
 
 
-# Limits to show after a number.
+# Texts to print after some numbers of a verdict, by the name of the number. The
+# texts state the limits of float16.
 _LIMITS = {
     "largest_inside_in_float32": "; the largest float16 number is 65504",
     "smallest_inside_in_float32": "; the smallest float16 number is 6e-08",

@@ -2,7 +2,7 @@
 
 This package measures; `diagnosis` judges. A dry step runs `train_step` without
 updating anything. It records every layer call, so that one layer can be
-replayed in another dtype. Two things differ by backend
+replayed in a different dtype. Two things differ by backend
 (`backend/<name>/replay.py`):
 
 - TensorFlow and torch report the result of each operation while they run a
@@ -23,8 +23,8 @@ Files:
 - `forward_pass.py`: runs `predict`, or any function that calls the model.
 - `calls.py`: records the inputs and outputs of each layer call.
 - `layer_hooks.py`: hooks on layer calls, and temporary dtypes of layers.
-- `layer_replay.py`: calls one layer again, in another dtype, and inspects its
-  operations.
+- `layer_replay.py`: calls one layer again, in a different dtype, and inspects
+  its operations.
 - `range_reading.py`: the ranges of all layers on one batch, and the share of
   updates that are lost; `statistics.py`: the range of a tensor;
   `attention_logits.py`: the logits of attention layers.

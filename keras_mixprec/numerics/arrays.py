@@ -65,7 +65,8 @@ def as_numpy(leaf) -> np.ndarray:
 
 def to_array(tensor) -> np.ndarray:
     """Returns a float tensor of any width as a float32 array."""
-    # TensorFlow converts a bfloat16 scalar to a number instead of an array.
+    # TensorFlow converts a bfloat16 scalar to a number instead of an array, so
+    # cast such a scalar first.
     if getattr(tensor, "shape", None) == () and "bfloat16" in str(tensor.dtype):
         tensor = ops.cast(tensor, "float32")
     # Let NumPy cast other tensors. JAX would compile a cast for every shape.
@@ -78,7 +79,7 @@ def to_arrays(tensors: Iterable) -> list[np.ndarray]:
 
 
 def _largest(array):
-    # Return NaN if the array has one. Avoid `abs`, which copies the array.
+    # Return NaN if the array has a NaN. Avoid `abs`, which copies the array.
     highest, lowest = array.max(initial=0.0), array.min(initial=0.0)
     return float(np.maximum(highest, -lowest))
 

@@ -14,14 +14,14 @@ from keras import ops
 
 from keras_mixprec.numerics.layer_hooks import CallHook
 
-# Lower logits are masked. Usual masks add -1e4, -1e9 or half of the format's
-# lowest number.
+# Logits below this limit are masked. Usual masks add -1e4, -1e9 or half of the
+# format's lowest number.
 _MASK = -1e4
 
-# Logits with more elements (64 MiB) are not computed a second time.
+# Logits with more elements than this (64 MiB) are not computed a second time.
 _MOST = 2**24
 
-# The assumed size of an unknown dimension.
+# The size that an unknown dimension of a tensor is assumed to have.
 _USUAL_BATCH = 64
 
 
@@ -73,7 +73,7 @@ class AttentionLogits:
             self._take_unmasked(enclosing, [*args, *kwargs.values()][0])
 
     def of_function(self, function, layer, name, arguments):
-        """Records the logits in a call of one of `layer_hooks.FUNCTIONS`.
+        """Records the logits in a call to one of `layer_hooks.FUNCTIONS`.
 
         Args:
             function: String. The name of the function.

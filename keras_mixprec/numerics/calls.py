@@ -27,12 +27,12 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class LayerCall:
-    """One call of one layer.
+    """One call to one layer.
 
     Attributes:
         path: String. The layer's path.
         layer: The `keras.layers.Layer`.
-        index: Int. The number of earlier calls of the layer in this step.
+        index: Int. The number of earlier calls to the layer in this step.
         run: Function of `args` and `kwargs` that makes the call again.
         args, kwargs: The arguments of the call, before the layer casts them.
         outputs: The outputs of the call.
@@ -149,7 +149,7 @@ _TENSORS = (
 
 
 class CallRecorder:
-    """Records the calls of a model's layers, innermost first.
+    """Records the calls to a model's layers, innermost first.
 
     In a traced step, tensors have values only after the step has run. A call in
     a traced loop or function never gets values, and counts as part of the
@@ -206,7 +206,8 @@ class CallRecorder:
         try:
             outputs = run(*args, **kwargs)
         except Exception:
-            # The innermost layer gets here first, and its list is complete.
+            # The innermost layer catches the error first, and only then is the
+            # list of running calls complete.
             self.interrupted = self.interrupted or list(self._open)
             raise
         finally:
@@ -227,7 +228,8 @@ class CallRecorder:
         instead = {id(a): b for a, b in zip(new, seen, strict=True)}
         scope = get_stateless_scope()
         scope.losses = [instead.get(id(x), x) for x in scope.losses]
-        # A layer finds its own losses by id, so add the ids of the new tensors.
+        # A layer finds its own losses by the ids of their tensors, so add the
+        # ids of the observed tensors.
         for part in flat_layers(call.layer):
             known_ids = loss_ids(part)
             own = [x for x in new if id(x) in known_ids]
@@ -267,7 +269,7 @@ def ending_pieces(entries):
     """Returns a context for a run that does not record layer calls.
 
     JAX compiles a step in pieces. This context ends a piece after each layer,
-    so that few pieces change when a layer gets another dtype.
+    so that few pieces change when a layer gets a different dtype.
 
     Args:
         entries: List of `LayerEntry`, the layers of the model.

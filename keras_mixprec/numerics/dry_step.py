@@ -103,20 +103,23 @@ def dry_step(
         return [*map(keras.ops.convert_to_tensor, own), *others]
 
     replay = active.replay()
-    # Pass the scale as a tensor, so that JAX compiles one program for all.
+    # Pass the loss scale as a tensor, so that JAX compiles one program for all
+    # loss scales.
     given = data, keras.ops.convert_to_tensor(scale, "float32")
     with restored(model):
         if how == "xla":
             found = replay.compiled(lambda _: run((data, scale)))([])
         else:
             found = replay.run_once(model, run, given)
-    # The tensors of a traced step have no values, so look them up by id.
+    # The tensors of a traced step have no values, so find each value by the id
+    # of its tensor.
     values = dict(zip(map(id, tensors), found, strict=True))
     recorder.put_values(values)
     losses, gradients, _, scales, state = taken
     losses = _known(values, dict(enumerate(losses))).values()
     return DryStep(
-        # User code may scale the losses of samples before it averages them.
+        # Sum over all samples, because user code may scale the losses of
+        # samples before it averages them.
         float(sum(to_array(loss).sum() for loss in losses)),
         _known(values, gradients),
         recorder.calls,
@@ -144,8 +147,8 @@ def interrupted(model: keras.Model, data) -> Interrupted | None:
         return interruption(model, lambda: run_held(model, data, lambda _: 1.0))
 
 
-# At this scale, no gradient overflows in 16 bits. A scale of 0 would not do,
-# because code divides by the scale.
+# A loss scale at which no gradient overflows in 16 bits. The scale must not be
+# 0, because code divides by the scale.
 _LEAST_SCALE = 2.0**-100
 
 
@@ -191,8 +194,8 @@ def run_held(
     Returns:
         Tuple of five:
 
-        - List of the scaled losses before scaling. If there are none, list of
-          the losses that the step returns.
+        - List of the losses that the step scales, without the loss scale. If
+          the step scales none, list of the losses that the step returns.
         - Dict from `id(variable)` to the scaled gradient.
         - Dict from `id(variable)` to the loss scale of its optimizer.
         - Boolean, whether the step scaled the loss.
@@ -211,8 +214,9 @@ def run_held(
             scope.state_mapping |= {
                 id(v): scale for v in scale_variables(optimizer)
             }
-        # A regularizer reads its variable from the scope. Put the stored value
-        # there, because a new tensor made from it would get no gradient.
+        # A regularizer reads its variable from the `StatelessScope`. Put the
+        # stored value into the scope, because a new tensor made from the value
+        # would get no gradient.
         scope.state_mapping |= {
             id(v): stored_value(v)
             for v in model.trainable_variables
@@ -220,9 +224,9 @@ def run_held(
         }
         given = set(scope.state_mapping)
         stack.enter_context(scope)
-        # Reset metrics so that the step returns values of this batch alone. Use
-        # the class' method: the monitor wraps the method of the instance, and
-        # would take this call for the end of an epoch.
+        # Reset metrics so that the step returns values of this batch alone.
+        # Call the method of the class, because the monitor wraps the method of
+        # the instance and takes a call to the wrapper for the end of an epoch.
         type(model).reset_metrics(model)
         with naming_exhaustion():
             returned = active.replay().train_step(model, data)

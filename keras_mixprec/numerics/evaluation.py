@@ -45,8 +45,8 @@ class HeldBack:
             that returns a number.
         monitor: String. The name of the metric, as for `EarlyStopping`.
         mode: String. `"min"` if smaller is better, `"max"` if larger is. With
-            `"auto"` Keras decides for the metrics that it knows. For a custom
-            metric, any difference counts as worse then.
+            `"auto"`, Keras decides for the metrics that it knows, and any
+            change of a custom metric counts as worse.
         argument: String. The caller's name for `validate`.
 
     Raises:
@@ -99,7 +99,8 @@ class HeldBack:
                 f"{', '.join(repr(f'val_{name}') for name in logs)}. "
                 f"Received: monitor={self.name!r}"
             )
-        # Ask only now, because `model.evaluate` may have built the metrics.
+        # Decide the mode after the call to `model.evaluate`, which may have
+        # built the metrics.
         if self._mode == "auto":
             self._mode = better_end(model, self.name)
         return self._number(logs[self._metric])
@@ -206,7 +207,7 @@ class Evaluation:
     def __init__(self, model: keras.Model, held_back: HeldBack):
         self.held_back = held_back
         self._model = model
-        # The compiled float32 functions, which later evaluations use again.
+        # The compiled float32 functions, kept for later evaluations.
         self._in_float32: dict = {}
 
     def in_float32(self) -> float:
@@ -264,16 +265,18 @@ def leaving_no_trace(model: keras.Model):
     if seeds is not None:
         variables.append(seeds.state)
     variables = list({id(v): v for v in variables}.values())
-    # The dataset may use these generators, for example to shuffle.
+    # The dataset may use the global generators of Python and NumPy, for example
+    # to shuffle.
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with restoring(variables), active.replay().evaluating(model):
             try:
                 yield
             finally:
-                # Reset metrics that the evaluation has built. Use the class'
-                # method: the monitor wraps the method of the instance, and
-                # would take this call for the end of an epoch.
+                # Reset metrics that the evaluation has built. Call the method
+                # of the class, because the monitor wraps the method of the
+                # instance and takes a call to the wrapper for the end of an
+                # epoch.
                 type(model).reset_metrics(model)
     finally:
         random.setstate(python)

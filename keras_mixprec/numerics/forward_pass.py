@@ -31,14 +31,14 @@ from keras_mixprec.policies.layers import walk_with_model
 
 
 class ForwardPass(NamedTuple):
-    """The outputs of a model, and the calls of its layers.
+    """The outputs of a model, and the calls to its layers.
 
     Attributes:
         outputs: List of the float outputs as float32 arrays, flattened.
         calls: List of `LayerCall`, innermost first, in the order they ended.
         draws: List of `Draw`, the random numbers in the order drawn.
-        histories: List of strings, for each output a hash of the integers, such
-            as tokens, that the function read before. Empty for `predict`.
+        histories: List of strings. For each output, a hash of the integers,
+            such as tokens, that the function read before. Empty for `predict`.
     """
 
     outputs: list[np.ndarray]
@@ -202,7 +202,8 @@ class RecordedCalls:
             self._called()
 
     def _called(self):
-        # Copy the containers, because the function may change them.
+        # Copy the containers of the arguments, because the function may change
+        # the containers.
         args, kwargs = tree.map_structure(lambda x: x, self._given)
         with naming_exhaustion():
             result = self._function(*args, **kwargs)
@@ -260,7 +261,8 @@ class _Chain(CallRecorder):
                 self._add_to_history(leaf)
         outputs = super()._record(run, layer, path, index, args, kwargs)
         call = self.calls[-1]
-        # Keep the tensors alive, so that Python does not reuse their ids.
+        # Keep the output tensors alive, so that Python does not reuse their
+        # ids.
         self._made |= {id(x): (x, call) for x in tree.flatten(outputs)}
         self._ends[id(call)] = call, self.history
         return outputs

@@ -51,8 +51,8 @@ def with_wrapped(optimizer) -> list:
 
 def scale_variables(optimizer: keras.Optimizer) -> list:
     """Returns the variables that a step reads the loss scale from."""
-    # Look in the instance's dict, because reading the property `dynamic_scale`
-    # would count as using the scale.
+    # Look in the `__dict__` of the optimizer, because reading the property
+    # `dynamic_scale` would count as using the loss scale.
     names = "_scale_variable", "dynamic_scale"
     own = [vars(optimizer).get(name) for name in names]
     found = [v for v in own if isinstance(v, keras.Variable)]
@@ -119,7 +119,7 @@ class _Held:
             apply = lambda grads: optimizer.apply(grads)  # noqa: E731
             own = {
                 "_initial_scale": lambda: self._scale,
-                # Optimizers that skip steps together call this method.
+                # Optimizers that skip steps together call `_check_gradients`.
                 "_check_gradients": functools.partial(_HeldStep, self._apply),
             }
         return (
@@ -152,8 +152,8 @@ class _Held:
         return loss * (self._scale * _TIMES.get())
 
     def _unscale(self, grads):
-        # Remember the gradients. Code may unscale them only to log their norm,
-        # and then apply the scaled ones.
+        # Remember the gradients. Code may unscale gradients only to log their
+        # norm, and then apply the scaled gradients.
         self._unscaled = grads = list(grads)
         return _times(grads, 1.0 / self._scale)
 
@@ -283,7 +283,7 @@ def _classes(cls):
 class Held:
     """Collects the losses and gradients that a step passes to its optimizers.
 
-    An optimizer is held from the step's first call of one of its methods.
+    An optimizer is held from the step's first call to one of its methods.
 
     Args:
         scale_of: Function of an optimizer that returns its loss scale.
@@ -317,17 +317,18 @@ class Held:
         """Returns the losses and gradients that the optimizers received.
 
         Returns:
-            Tuple of the list of scaled losses before scaling, a dict from
-            `id(variable)` to its scaled gradient, and a dict from
-            `id(variable)` to the loss scale of this gradient.
+            Tuple of the list of losses that the step scales, without the loss
+            scale, a dict from `id(variable)` to its scaled gradient, and a dict
+            from `id(variable)` to the loss scale of this gradient.
         """
         losses, gradients, scales = [], dict(self._native), {}
         some_scale = any(is_scaling(optimizer) for optimizer, *_ in self._seen)
         for optimizer, scale, own_losses, own in self._seen:
             losses += own_losses
             if some_scale and not own_losses and not is_scaling(optimizer):
-                # Another optimizer scales the loss, but this one received
-                # unscaled gradients.
+                # A different optimizer scales the loss, and this optimizer
+                # received unscaled gradients. So multiply its gradients by the
+                # loss scale.
                 own = scaled(own, scale)
             gradients |= own
             scales |= dict.fromkeys(own, scale)

@@ -26,13 +26,13 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# These layers run an inner layer in a loop that the backend may trace. So a
-# record treats each of them as a whole.
+# Layers that run an inner layer in a loop, which the backend may trace. So a
+# record treats each of these layers as a whole.
 WHOLE = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 class CallHook:
-    """Runs a function in place of every call of a model's layers.
+    """Runs a function in place of every call to a model's layers.
 
     Only calls in the thread that entered `hooked` count, because each replica
     of a `tf.distribute` strategy traces in its own thread.
@@ -41,9 +41,9 @@ class CallHook:
         entries: List of `LayerEntry`, the layers to hook.
         on_call: Function `(run, layer, path, index, args, kwargs)` that
             returns the call's outputs. `run(*args, **kwargs)` makes the call,
-            and `index` is the number of earlier calls of the layer.
+            and `index` is the number of earlier calls to the layer.
         on_function: Function `(function, layer, name, arguments)` to call
-            before each call of one of `FUNCTIONS`. The arguments are the name
+            before each call to one of `FUNCTIONS`. The arguments are the name
             of the function, the innermost layer call with its name, and a dict
             of the function's arguments. Defaults to `None`.
     """
@@ -89,7 +89,8 @@ class CallHook:
             return call(*args, **kwargs)
 
         def seen(*args, **kwargs):
-            # The model's `__call__` has already recorded this call.
+            # If the model is the innermost running layer, its `__call__` has
+            # already recorded the call.
             if self._open and self._open[-1] is model:
                 return call(*args, **kwargs)
             return self._call(original, model, args, kwargs)
@@ -116,7 +117,7 @@ class CallHook:
 
     @property
     def enclosing(self) -> str | None:
-        """The name of the call around the innermost one, or `None`."""
+        """The name of the call that contains the innermost call, or `None`."""
         return self._names[-2] if len(self._names) > 1 else None
 
     def _called(self, function, arguments):
@@ -148,14 +149,14 @@ def call_name(path: str, index: int) -> str:
 def names_of_output(paths: dict, layer, index: int) -> list:
     """Returns the names of the calls that compute the outputs of a layer.
 
-    For a recurrent layer these are its own call and that of its cell, which
-    computes the outputs in a loop. The same holds for the layer inside
-    `TimeDistributed`.
+    A call to a recurrent layer has two names: its own name and the name of the
+    call to its cell, which computes the outputs in a loop. The same holds for
+    `TimeDistributed` and the layer inside it.
 
     Args:
         paths: Dict from ids of layers to their paths.
         layer: The layer.
-        index: Int. The number of earlier calls of the layer.
+        index: Int. The number of earlier calls to the layer.
     """
     inner = None
     if isinstance(layer, keras.layers.RNN):
@@ -168,7 +169,7 @@ def names_of_output(paths: dict, layer, index: int) -> list:
 
 @contextlib.contextmanager
 def _patch():
-    """Sends the calls of all layers to the hooks while hooks are active.
+    """Sends every layer call to the hooks while hooks are active.
 
     Replicas leave this context in any order, so the last one restores Keras.
     """
@@ -248,7 +249,7 @@ class OtherLayers:
                 keras.config.set_floatx(floatx)
 
 
-# One entry per thread.
+# The active `OtherLayers` of each thread, by the id of the thread.
 _OTHERS: dict[int, OtherLayers] = {}
 
 
@@ -276,7 +277,7 @@ def others_in_float32(layer):
                 _OTHERS[thread] = outer
 
 
-# Functions that attention layers pass their logits, or query and key, to.
+# Functions to which attention layers pass their logits, or query and key.
 FUNCTIONS = ("dot_product_attention", "softmax")
 
 
@@ -296,8 +297,8 @@ def _watched(function):
 
 
 def _watch_functions():
-    # Keras' own layers use the first module, KerasHub's and the user's layers
-    # the other two.
+    # Keras' own layers take the functions from `layer_ops`. KerasHub's and the
+    # user's layers take them from `keras.ops` or `keras.ops.nn`.
     for module in (layer_ops, keras.ops, keras.ops.nn):
         for name in FUNCTIONS:
             function = _watched(getattr(module, name))

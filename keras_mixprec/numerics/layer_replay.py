@@ -1,4 +1,4 @@
-"""Replays one layer call in another dtype, and inspects its operations."""
+"""Replays one layer call in a different dtype, and inspects its operations."""
 
 import contextlib
 from typing import NamedTuple
@@ -117,7 +117,8 @@ def cause_of_nonfinite(
     try:
         replay.each_operation(function, tensors, seen.visit)
     except replay.REFUSALS:
-        # A later operation may raise because of an infinity found before.
+        # Ignore the error if an infinity was found before, because a later
+        # operation may raise an error on an infinity.
         if seen.last is None:
             raise
     return of_loss and seen.of_first_scalar or seen.last
@@ -129,9 +130,10 @@ class _Origins:
     def __init__(self, harmless):
         self.last = self.of_first_scalar = None
         self._harmless = harmless
-        # The origin of the infinities or NaNs at each place, in order.
+        # The origins of infinities and NaNs, by the places where they occur.
         self._origins = {}
-        # The origin of zeros that come from infinities, such as 1 / inf.
+        # The origins of zeros that come from infinities, such as 1 / inf, by
+        # the places where the zeros occur.
         self._zeros = {}
 
     def visit(self, inputs, outputs):
@@ -141,7 +143,7 @@ class _Origins:
         inherited = next((o for p, o in origins if p in before), None)
         for bad in _nonfinite(results):
             place = _place(bad)
-            # An infinite constant, such as a mask, is no fault.
+            # An infinite constant, such as a mask, is not a fault.
             is_constant = inherited is None and place in before
             if place not in self._harmless and not is_constant:
                 dtypes = _dtypes(inputs), _dtypes(outputs)
@@ -165,7 +167,7 @@ class _Origins:
         return cause or Cause(kind, line, _in_words(name, bad, arrays))
 
 
-# The backends' names of operations, in lower case, and their signs.
+# The backends' names for operations, in lower case, and the operator symbols.
 _BINARY = {
     "/": ("div", "div_", "true_divide", "truediv", "realdiv"),
     "*": ("mul", "mul_"),
@@ -184,7 +186,7 @@ def _in_words(name, bad, operands):
     if sign and len(first) == 2:
         return f"{first[0]} {sign} {first[1]}"
     # JAX writes 1 / x as a power of -1, and may divide a constant, which is not
-    # among the operands.
+    # among the operands. In both cases, write x / 0.
     if first == ["0"] and (sign == "/" or name == "integer_pow"):
         return "x / 0"
     if name.rstrip("_") in _UNARY and len(first) == 1:
@@ -361,8 +363,8 @@ class LayerReplay:
 
     def _pullback(self, cotangents):
         """Returns a function from inputs and weights to their gradients."""
-        # Convert the cotangents here. Inside `pull` they would be constants,
-        # and each layer would compile its own program.
+        # Convert the cotangents to tensors outside `pull`. Inside `pull` they
+        # would be constants, and each layer would compile its own program.
         cotangents = [ops.convert_to_tensor(c) for c in cotangents]
 
         def pull(outputs):
@@ -374,8 +376,8 @@ class LayerReplay:
         return lambda primals: self._backend.vjp(self._run, primals, pull)[1]
 
     def _arrays(self, run, policy, layers):
-        # On TensorFlow, XLA draws other random numbers. So also compile the
-        # float32 run if the layer draws any.
+        # On TensorFlow, XLA draws different random numbers. So also compile the
+        # float32 run if the layer draws random numbers.
         if self._compiled and (policy is None or self.call.draws):
             run = self._backend.compiled(run)
         with self._in(policy, layers):

@@ -1,9 +1,9 @@
 """Gives a float32 reference the random numbers of the 16-bit model.
 
 From the same seed, a backend's generator draws different numbers for float16
-and float32. Float16 numbers also have another distribution: a uniform number is
-0 once in 1,024 or 2,048. So the reference draws each number in the model's
-dtype, and then casts it to float32.
+and float32. Float16 numbers also have a different distribution: a uniform
+number is 0 once in 1,024 or 2,048. So the reference draws each number in the
+model's dtype, and then casts it to float32.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from keras_mixprec.keras_internals import backend_random
 from keras_mixprec.numerics.arrays import is_float
 from keras_mixprec.numerics.layer_hooks import in_float32
 
-# The name of dropout's draws, which drop the same units in every dtype.
+# The name under which dropout's draws are recorded. Such a draw drops the same
+# units in every dtype.
 DROPOUT = "dropout"
 
 _NAMES = ("normal", "uniform", "truncated_normal", "gamma", "beta", "binomial")
@@ -33,20 +34,22 @@ _SAME: contextvars.ContextVar[list | None] = contextvars.ContextVar(
     "same", default=None
 )
 
-# The generators of a diagnosis, by the module that they stand in for.
+# The random generators of a diagnosis, by the module whose generator each one
+# replaces.
 _OWN: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
     "own", default=None
 )
 
 
-# A context variable, so that new threads start without it.
+# The active `Draws`, in a context variable so that new threads start without
+# them.
 _ACTIVE: contextvars.ContextVar["Draws | None"] = contextvars.ContextVar(
     "active", default=None
 )
 
 
 class Draw(NamedTuple):
-    """One call of Keras' random numbers: its name, and the dtype drawn in."""
+    """One call to a `keras.random` function: its name, and the dtype drawn."""
 
     name: str
     dtype: str
@@ -93,8 +96,8 @@ class Draws:
 
     def _drawing(self, name, draw):
         def draw_as_known(*args, dtype=None, **kwargs):
-            # Count nested draws once: torch makes truncated normal numbers
-            # from normal ones.
+            # Count nested draws once, because torch makes truncated normal
+            # numbers from normal numbers.
             if self._inside:
                 return draw(*args, dtype=dtype, **kwargs)
             asked = keras.backend.standardize_dtype(
@@ -194,7 +197,7 @@ def exact_run(model: keras.Model, run: Callable, *, records: bool) -> Any:
         if known_draws() or all(d.name == DROPOUT for d in exact.draws):
             return exact
         drawing = Draws()
-        # Even a run that raises an error shows most draws, because it mostly
+        # Even a run that raises an error shows most draws, because it usually
         # gets as far as the loss.
         with contextlib.suppress(*active.replay().REFUSALS):
             run(records=False, drawing=drawing)
@@ -238,8 +241,8 @@ def own_random_numbers():
         patched_here(np.random, _methods(np.random, own[np.random])),
     ):
         yield own
-    # Functions that user code imported by name still draw from the global
-    # state. Restore it, unless other threads may use it.
+    # User code that imported random functions by name still draws from the
+    # global state. Restore this state, unless other threads may use it.
     if threading.active_count() == 1:
         random.setstate(before[0])
         np.random.set_state(before[1])

@@ -125,8 +125,8 @@ class _Taken:
             # Replicas can only update together, in a strategy's step.
             and not has_replicas(model)
         ]
-        # On a GPU, reduce on the device, because copying all activations to the
-        # host is slower. On a CPU, NumPy is faster.
+        # On a GPU, measure tensors on the device, because copying all
+        # activations to the host is slower. On a CPU, NumPy is faster.
         self._on_host = active.devices()["kind"] == "cpu"
 
     def run(self, data):
@@ -177,7 +177,7 @@ class _Taken:
             for own in parts.values()
             if "weight_gradient" in own
         ):
-            updates = {}  # The optimizer skips this step.
+            updates = {}  # A skipped step has no updates.
         layers = [entry.layer for entry in self._entries]
         return Ranges(
             [LayerReading(p, parts[p], _lost(updates.get(p))) for p in parts],
@@ -202,7 +202,8 @@ class _Taken:
                 self._take(names, "activation", position, value)
 
             def on_cotangent(gradient):
-                # The gradient of the logits counts only if the output has none.
+                # The gradient at the logits counts only if the output has no
+                # gradient.
                 if (names[0], "gradient", position) not in self._found:
                     self._take(names, "gradient", position, gradient)
 
@@ -299,15 +300,15 @@ def _updates_next(optimizer):
     rate = learning_rate_object(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = rate(steps)
-    # Do not call a rate that is a function, which may have side effects. A
-    # `MultiOptimizer` has no single rate.
+    # Do not call a learning rate that is a function, because the function may
+    # have side effects. A `MultiOptimizer` has no single learning rate.
     has_rate = hasattr(optimizer, "learning_rate") and not callable(rate)
     return not has_rate or float(to_array(rate)) != 0
 
 
 def _scale(optimizer):
-    # If training uses another optimizer, the one from `compile` is never built,
-    # and scales nothing.
+    # If training uses a different optimizer, the optimizer from `compile` is
+    # never built, and scales nothing.
     if not optimizer.built:
         return 1.0
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

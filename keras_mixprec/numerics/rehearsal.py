@@ -60,12 +60,12 @@ class StepTaker:
         self._python = PythonState(model)
 
     def can_take(self) -> bool:
-        """Returns whether the model can take steps here.
+        """Returns whether the model can take steps.
 
-        The answer is no in three cases. An optimizer is not built yet, and
-        would be built within the step. Several replicas train, and would wait
-        for each other. Or trainable variables have 16 bits, and TensorFlow's
-        optimizers do not know their widened copies.
+        There are three obstacles. An optimizer is not built yet, and would be
+        built within the step. Several replicas train, and would wait for each
+        other. Or trainable variables have 16 bits, and TensorFlow's optimizers
+        do not know the widened copies of such variables.
         """
         model, scaling = self._model, self.scaling
         narrow = any(v.dtype in SIXTEEN_BITS for v in model.trainable_variables)
@@ -97,15 +97,16 @@ class StepTaker:
             stack.enter_context(active.undo().telling(lambda _: None))
             values = [stored_value(v) for v in known]
             stack.enter_context(holding(known, values))
-            # Call the class' method: the monitor wraps the method of the
-            # instance, and reports other values if a whole epoch failed.
+            # Use `get_metrics_result` of the class, because the monitor wraps
+            # the method of the instance and reports different values if a whole
+            # epoch failed.
             own = types.MethodType(
                 type(self._model).get_metrics_result, self._model
             )
             results = {"get_metrics_result": own}
             stack.enter_context(patched(self._model, results))
             for optimizer in self.ours.values():
-                # The optimizer must not check whether the loss was scaled.
+                # Tell the optimizer not to check whether the loss was scaled.
                 stack.enter_context(
                     patched(optimizer._stages, {"scaling": True})
                 )
@@ -125,8 +126,8 @@ class StepTaker:
         for key, scale in scales.items():
             scale = ops.convert_to_tensor(scale, "float32")
             set_value(variables[key], scale)
-        # A compiled step would keep these values as constants, so note them for
-        # `take` to pass in.
+        # A compiled step would keep the loss scales as constants, so note their
+        # values for `take` to pass in.
         values = [(v, stored_value(v)) for v in variables.values()]
         self._traced = self._traced or values
 
@@ -146,14 +147,14 @@ class StepTaker:
             losses = [*map(ops.convert_to_tensor, logged_losses(logs))]
             return [value for _, value in written] + losses
 
-        # Metrics would add the losses of earlier steps.
+        # Reset the metrics, because they would add the losses of earlier steps.
         type(self._model).reset_metrics(self._model)
         try:
             values = replay.run_once(self._model, run, data)
         finally:
             if not _is_eager(self._model):
-                # The trace has run the model's Python code, so restore its
-                # state.
+                # Tracing has run the model's Python code, so restore the state
+                # of that code.
                 self._python.put_back()
         for (variable, _), value in zip(written, values, strict=False):
             if value is not None:
@@ -196,10 +197,12 @@ class State(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "State":
         """Returns a copy of a model's current state."""
-        # Build the optimizer here. TensorFlow does so only in the first step.
+        # Build the optimizer now, because TensorFlow would build it only in the
+        # first step.
         build_optimizer(model)
         found = _written(model)
-        # Copy, because torch and TensorFlow may share a variable's memory.
+        # Copy the values, because torch and TensorFlow may return arrays that
+        # share the memory of a variable.
         values = [np.array(active.step().read(v)) for v in found]
         return cls(found, values)
 
@@ -255,7 +258,7 @@ class Rehearsal(NamedTuple):
     Attributes:
         first: List of floats. The loss of each batch before any step.
         losses: List of floats. The loss of each step.
-        is_finite: Boolean, whether all losses and gradients were.
+        is_finite: Boolean, whether all losses and gradients were finite.
     """
 
     first: list
@@ -266,7 +269,7 @@ class Rehearsal(NamedTuple):
     def growth(self) -> float:
         """The growth of the total loss, as a share of the first total loss.
 
-        It is infinite if a loss or a gradient is not finite.
+        The growth is infinite if a loss or a gradient is not finite.
         """
         return self._growth(sum(self.losses[-len(self.first) :]))
 
@@ -313,7 +316,7 @@ def rehearse(
     Args:
         model: A built and compiled `keras.Model`, in the state to start from.
         batches: List of batches, as `train_step` takes them. They take turns.
-        steps: Int. How often to train on each batch.
+        steps: Int. The number of times to train on each batch.
         rates: Dict of learning rates, as from `rates_of`.
         change: `Change`. Defaults to none.
     """
@@ -345,7 +348,7 @@ def rehearse(
 
 
 def _overflows(taker):
-    """Returns how many overflows the optimizers have noticed."""
+    """Returns the number of overflows that the optimizers have noticed."""
     own = taker.read("overflows").values()
     scales = [to_array(v.value) for v in taker.scale_variables().values()]
     return sum(x.sum() for x in own) + sum(x < 1 for x in scales)

@@ -11,9 +11,9 @@ from keras import ops
 
 from keras_mixprec.formats import Format
 
-# A float32 has a biased exponent of eight bits. 0 means zero or a subnormal
-# number, 255 means infinity or NaN, and `k` means a magnitude from
-# `2**(k - 127)` to twice this.
+# A float32 has a biased exponent of eight bits. Exponent 0 means zero or a
+# subnormal number, and 255 means infinity or NaN. Any other exponent `k` means
+# a magnitude from `2**(k - 127)` to `2**(k - 126)`.
 _EXPONENTS = 256
 _BIAS = 127
 _MANTISSA_BITS = 23
@@ -33,8 +33,8 @@ def measure(tensor):
     magnitudes = ops.abs(ops.cast(ops.reshape(tensor, (-1,)), "float32"))
     exponents = ops.right_shift(ops.view(magnitudes, "int32"), _MANTISSA_BITS)
     finite = ops.where(exponents < _EXPONENTS - 1, magnitudes, 0.0)
-    # JAX cannot trace `bincount`. Other backends use it, because torch's
-    # `segment_sum` counts in float32, which is exact only up to 2**24.
+    # JAX cannot trace `bincount`. The other backends use `bincount`, because
+    # torch's `segment_sum` counts in float32, which is exact only up to 2**24.
     if keras.backend.backend() == "jax":
         ones = ops.ones_like(exponents)
         counts = ops.segment_sum(ones, exponents, num_segments=_EXPONENTS)
@@ -149,7 +149,7 @@ class Statistics:
         return self._share(1, _index(limits.smallest_subnormal))
 
     def headroom_bits(self, limits: Format) -> float:
-        """Returns the headroom: by how many bits the largest number may grow.
+        """Returns the headroom, the bits by which the largest number may grow.
 
         The headroom is infinite if all numbers are zero, and negative if the
         largest number does not fit the format. If there are infinities, the

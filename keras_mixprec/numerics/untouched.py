@@ -42,11 +42,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 _CONTAINERS = (dict, tuple, list, set, collections.deque, np.ndarray)
 
-# Larger lists and arrays hold data rather than state, so they are not restored.
+# The maximum number of elements of a list or array to restore. Larger lists and
+# arrays hold data rather than state.
 _MOST = 1000
 
-# Objects from these modules are not searched. They hold none of the user's
-# state, or share it with other threads.
+# Objects from these modules are not searched, because they hold none of the
+# user's state, or share state with other threads.
 _FOREIGN = {*sys.stdlib_module_names, "numpy", "jax", "jaxlib", "torch"}
 _FOREIGN |= {"tensorflow", "keras", "keras_mixprec"}
 _FOREIGN -= {"__main__"}
@@ -138,7 +139,8 @@ class PythonState:
             return []
         held = [*(function.__defaults__ or ())]
         for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # The cell is empty.
+            # A cell without contents raises a `ValueError`.
+            with contextlib.suppress(ValueError):
                 held.append(cell.cell_contents)
                 if _is_data(held[-1]):
                     self._cells.append((cell, held[-1]))
@@ -159,8 +161,8 @@ class PythonState:
         for part in own:
             if id(part) not in self._seen:
                 self._seen[id(part)] = part
-                # Copy the dict, because TensorFlow adds to an enum that it
-                # inspects.
+                # Copy the class' dict, because TensorFlow adds to an enum that
+                # it inspects.
                 held_by_class = dict(vars(part))
                 data = {n: x for n, x in held_by_class.items() if _is_data(x)}
                 data = {n: x for n, x in data.items() if n[:2] != "__"}
@@ -183,7 +185,8 @@ def _generator(value):
         bits = value.bit_generator
         return functools.partial(setattr, bits, "state"), bits.state
     if hasattr(value, "get_state") and hasattr(value, "initial_seed"):
-        return value.set_state, value.get_state()  # A torch generator.
+        # Only torch's generators have `get_state` and `initial_seed`.
+        return value.set_state, value.get_state()
     return None
 
 
@@ -216,7 +219,7 @@ def _is_data(value, depth=4):
 
 
 def _put_back(space, before):
-    # Keep the attributes of an object that was built in the meantime.
+    # Keep the attributes of an object that was built after the copy was made.
     if any(space.get(n) and not before.get(n) for n in ("built", "_built")):
         return
     for name in [*space]:
