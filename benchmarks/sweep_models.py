@@ -2,6 +2,7 @@
 
 The models are Keras' applications at the smallest images that they accept, and
 KerasHub's backbones with two layers of 32 features. All end in a `Dense(4)`.
+"""
 
 import importlib.util
 import inspect

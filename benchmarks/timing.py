@@ -32,6 +32,7 @@ def argument_parser(doc: str, rounds: int | None = None, steps: int = 0):
         rounds: Int. The default of `--rounds`. `None` omits `--rounds` and
             `--steps`.
         steps: Int. The default of `--steps`.
+    """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     setups = [
         setup
