@@ -1,4 +1,4 @@
-"""Rules that give some layers another policy than the model's."""
+"""Rules that give some layers a different policy from the model's."""
 
 import fnmatch
 import inspect
