@@ -63,7 +63,8 @@ def measure(steppers, rounds, steps):
             rewrites = ARMS[arm][2]
             scope = kmp.graph_rewrite("bfloat16") if rewrites else None
             with scope or contextlib.nullcontext():
-                steppers[arm](1)  # Lets TensorFlow optimize a new graph.
+                # TensorFlow optimizes a new graph in an untimed first step.
+                steppers[arm](1)
                 start = time.perf_counter()
                 steppers[arm](steps)
                 seconds[arm].append(time.perf_counter() - start)

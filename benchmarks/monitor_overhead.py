@@ -52,7 +52,7 @@ PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
 HEADER = ["without, ms a step", "without again", "defaults"]
 HEADER += ["every step", "same"]
 
-# Arms with slow steps run this many times fewer steps.
+# The factor by which arms with slow steps run fewer steps.
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 

@@ -32,7 +32,7 @@ def _ending(fit):
 
 
 # Keras does not call `on_train_end` after an exception or Ctrl-C, so a wrapper
-# of `fit` ends the session. The wrapper must be installed on import, because
+# of `fit` ends the session. The wrapper is installed on import, because
 # Python looks up `model.fit` before it creates the callbacks of the call.
 _TRAINER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))
 _TRAINER.fit = _ending(_TRAINER.fit)

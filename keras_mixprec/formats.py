@@ -16,7 +16,7 @@ SIXTEEN_BITS = ("float16", "bfloat16")
 # the same digits as the page.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
-# Characters per line of a text report.
+# The maximum number of characters per line of a text report.
 SCREEN_WIDTH = 100
 
 

@@ -13,6 +13,7 @@ import types
 import weakref
 
 import keras
+
 # Layers call the functions in `keras.src.ops`, not those in `keras.ops`.
 from keras.src import ops as layer_ops
 from keras.src.backend import (
@@ -24,11 +25,11 @@ from keras.src.backend import (
     set_keras_mask,
 )
 
-# `keras.ops.map`, `scan` and similar functions call this module.
+# `keras.ops.map`, `scan` and others call the backend's module `core`.
 from keras.src.backend import core as backend_core
 
-# Layers and `keras.random` draw random numbers from this module, so a
-# replacement here reaches all of them.
+# Layers and `keras.random` draw random numbers from the backend's `random`
+# module, so replacements of its functions affect all random numbers.
 from keras.src.backend import random as backend_random
 
 # Read and write Keras' global state, which includes the running call.
@@ -49,7 +50,7 @@ from keras.src.models import Functional
 # The key of the seed generator that Keras uses for layers without one.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# An optimizer saves attributes of this type with its variables.
+# An optimizer saves `KerasSaveable` attributes with its variables.
 from keras.src.saving.keras_saveable import KerasSaveable
 
 # Returns the adapter from which `predict` gets its batches.

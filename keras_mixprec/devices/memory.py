@@ -30,7 +30,8 @@ except ImportError:  # Windows has no `resource`.
     resource = None  # type: ignore[assignment]
 
 _PROC = pathlib.Path("/proc")
-# Writing this value makes Linux reset the peak memory of the process.
+# Linux resets the peak memory of a process when this value is written to its
+# `clear_refs` file.
 _RESET = "5"
 
 

@@ -24,9 +24,9 @@ _INTEL = "https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html"
 _APPLE = "https://github.com/huggingface/transformers/pull/40458"
 _SLOW_CPU = "https://github.com/pytorch/pytorch/issues/146508"
 
-# These Turing chips (TU116, TU117) have no tensor cores but report the same
-# capability, 7.5, as chips that do: GTX 16 series, MX450 and MX550, Quadro T
-# series (not the Tesla T4), CMP 30HX.
+# Names of GPUs with Turing chips (TU116, TU117) that have no tensor cores but
+# report the same capability, 7.5, as chips with tensor cores: GTX 16 series,
+# MX450 and MX550, Quadro T series (not the Tesla T4), CMP 30HX.
 _NO_TENSOR_CORES = re.compile(
     r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
 )
@@ -104,7 +104,7 @@ _CPU = {
     "float8": ("AMX-FP8",),
 }
 
-# The formats of devices that have the same formats in all generations.
+# The formats of each kind of device whose models all have the same formats.
 _OTHERS = {
     "tpu": {
         "bfloat16": _units("matrix units for bfloat16", _TPU),

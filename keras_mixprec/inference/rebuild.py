@@ -106,7 +106,7 @@ class Rebuilder:
         with _global_policy(policy):
             loaded = _deserialized(config, self._model)
         for own, new in zip(*map(every_place, (model, loaded)), strict=True):
-            if hasattr(own, "save_assets"):  # Assets include vocabularies.
+            if hasattr(own, "save_assets"):  # Copy vocabularies.
                 copy_state(own, new)
         return loaded
 
@@ -272,7 +272,7 @@ def _deserialized(config, model):
         if not hasattr(keras.layers, type(layer).__name__)
     }
     return keras.saving.deserialize_keras_object(
-        copy.deepcopy(config),  # Keras modifies the config.
+        copy.deepcopy(config),  # Keras modifies a config that it loads.
         custom_objects=known,
         safe_mode=False,
     )

@@ -36,7 +36,8 @@ _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 # optimized under the same number. The backend uses 1 to test for support.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-# Restores TensorFlow's options, environment variables and `keras.Model`.
+# At the end of a rewrite, this stack restores TensorFlow's options, environment
+# variables and `keras.Model`.
 _undo = contextlib.ExitStack()
 
 

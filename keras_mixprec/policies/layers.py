@@ -107,7 +107,8 @@ def has_own_step(model) -> bool:
     return own is not keras.Model.train_step
 
 
-# A function that replaces a train step keeps the original in this attribute.
+# A function that replaces a train step keeps the original step in an attribute
+# of this name.
 STAND_IN = "_keras_mixprec_step"
 
 

@@ -177,8 +177,8 @@ def _check_rules(rules):
 
 @functools.cache
 def _warn_if_slow(policy):
-    # A policy that is not 16-bit skips `find_capabilities`, because
-    # `find_capabilities` initializes JAX.
+    # Only a 16-bit policy needs the capabilities of the device. Finding them
+    # initializes JAX.
     is_narrow = is_16_bit(policy)
     if is_narrow and (reason := slow_because(policy, find_capabilities())):
         warnings.warn(

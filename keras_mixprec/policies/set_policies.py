@@ -17,7 +17,7 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# The model's attribute with the reasons for its layers' policies.
+# The name of the model's attribute with the reasons for its layers' policies.
 _REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 
 
