@@ -1,4 +1,4 @@
-"""Measures what `diagnose` finds in the models of `tests/zoo`.
+"""Measures whether `diagnose` finds the faults in the models of `tests/zoo`.
 
 The table has a row for each case and backend: the expected layers, the layers
 that were found, the kind and direction of the first finding, and the time. The

@@ -1,4 +1,4 @@
-"""Measures what the callbacks cost a run that diverges.
+"""Measures the cost of the callbacks in a run that diverges.
 
 No precision helps such a run. Nearly every step is bad, and a diagnosis of each
 step would find the same cause. A small network trains at a learning rate of

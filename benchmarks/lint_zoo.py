@@ -1,4 +1,4 @@
-"""Measures what `lint` finds before training in `tests/zoo` and other models.
+"""Measures which faults `lint` finds before training, in the zoo and elsewhere.
 
 For each fault of the zoo, the table says whether a finding of high severity
 names one of its layers, or the model. `lint` runs once without data and once

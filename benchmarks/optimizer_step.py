@@ -72,7 +72,7 @@ def _prepare(arm, jit_compile, size, batch):
     with _one_number_each() if arm == "floor" else contextlib.nullcontext():
         run = stepper(model, x, y)
     if int(model.optimizer.iterations) != 2:
-        raise RuntimeError("A skipped step is no fair step to time.")
+        raise RuntimeError("A skipped step is not a fair step to time.")
     return run
 
 

@@ -79,7 +79,7 @@ def opened(driver, url: str, seconds: float = 120.0) -> float:
 
 
 class Taken(NamedTuple):
-    """Seconds between an action of the reader and the frames that show it.
+    """The seconds between an action of the reader and the frames that show it.
 
     Attributes:
         answered: Float. Until the first frame, which shows the result or that

@@ -91,7 +91,7 @@ def add_clock(parser):
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="cpu: time of the process, where other work runs beside it",
+        help="cpu: time of the process, for machines that do other work too",
     )
 
 

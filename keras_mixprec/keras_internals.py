@@ -256,7 +256,7 @@ def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
 
 
 def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
-    """Sets what `jax_state` returns."""
+    """Sets the state that `jax_state` returns."""
     model._jax_state, model._jax_state_synced = state, synced
 
 

@@ -35,7 +35,7 @@ _NAMES = {
 
 
 class Processor(NamedTuple):
-    """A CPU.
+    """The name and the instruction sets of a CPU.
 
     Attributes:
         name: String.

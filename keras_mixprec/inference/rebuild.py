@@ -171,8 +171,8 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """Copies the variables and files that a layer would save.
 
     Args:
-        source: A layer. Its sublayers are left out.
-        target: A different layer of the same class.
+        source: A layer. Its sublayers are not copied.
+        target: A second layer of the same class.
     """
     store: dict[str, Any] = {}
     source.save_own_variables(store)

@@ -92,7 +92,7 @@ def set_matmul_precision(name: str) -> str:
     Raises:
         TypeError: If `name` is not a string.
         ValueError: If the name is unknown, or the device does not support this
-            precision. The message lists what it supports.
+            precision. The message lists the supported precisions.
 
     Example:
     >>> set_matmul_precision("float32")

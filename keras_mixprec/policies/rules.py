@@ -131,7 +131,7 @@ class PrecisionRule:
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class PrecisionRules(Sequence):
-    """An ordered list of rules. The first that matches a layer decides.
+    """An ordered list of rules. A layer follows the first rule that matches it.
 
     Args:
         rules: Iterable of `PrecisionRule`.
