@@ -147,7 +147,7 @@ MODELS = {
 
 
 def compiled(name: str, jit_compile: bool, steps: int) -> tuple:
-    """Returns a compiled mixed_float16 model and batches of x and y, one per step.
+    """Returns a compiled mixed_float16 model, and `x` and `y` for some steps.
 
     Args:
         name: String, one of `MODELS`.
