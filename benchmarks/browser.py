@@ -1,4 +1,4 @@
-"""A headless Chromium, for what is shown in TensorBoard."""
+"""Starts a headless Chromium, to measure and photograph TensorBoard's pages."""
 
 import contextlib
 import shutil
@@ -8,8 +8,8 @@ import time
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-# Without a sandbox it runs as root; the rest keeps it from asking hosts of its
-# own.
+# Chromium's flags. `--no-sandbox` lets it run as root, and several other flags
+# stop its own network requests.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -27,7 +27,7 @@ OURS = "iframe[src*='mixed_precision']"
 
 @contextlib.contextmanager
 def browser(width: int = 1366, height: int = 768):
-    """A browser with an empty profile."""
+    """Yields a browser with an empty profile."""
     options = webdriver.ChromeOptions()
     with tempfile.TemporaryDirectory() as profile:
         for flag in FLAGS:
@@ -35,7 +35,7 @@ def browser(width: int = 1366, height: int = 768):
         options.add_argument(f"--user-data-dir={profile}")
         options.add_argument(f"--window-size={width},{height}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        # Without a driver on the path Selenium fetches one, and a browser.
+        # If `chromedriver` is not on the path, Selenium downloads it.
         driver = webdriver.Chrome(
             options, Service(shutil.which("chromedriver"))
         )
@@ -46,7 +46,7 @@ def browser(width: int = 1366, height: int = 768):
 
 
 def until_ready(driver, seconds: float = 60.0, frame: str = OURS):
-    """Waits until the page in the tab's frame has drawn all, and enters it."""
+    """Waits until the page in the tab's frame is complete, and enters it."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         driver.switch_to.default_content()
@@ -64,9 +64,9 @@ def until_ready(driver, seconds: float = 60.0, frame: str = OURS):
 
 
 def until_runs_read(driver, seconds: float = 600.0) -> float:
-    """Waits until the table of runs has all of them.
+    """Waits until the table of runs is complete.
 
-    They are read in the background, a row after the other.
+    The page reads the runs in the background, one row after another.
 
     Returns:
         Float. Seconds since the page was opened.

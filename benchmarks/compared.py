@@ -1,4 +1,4 @@
-r"""Two trainings for `keras-mixprec compare`, which docs/comparison.md shows.
+r"""Two trainings for `keras-mixprec compare`, as docs/comparison.md shows them.
 
 keras-mixprec compare benchmarks.compared:digits benchmarks.compared:images \
     --validation-data benchmarks.compared:test_images --metric accuracy
@@ -16,7 +16,7 @@ from benchmarks.models import SelfAttention
 
 
 def digits():
-    """A small convolutional network."""
+    """Returns a small convolutional network."""
     return _compiled(
         keras.Sequential(
             [
@@ -34,7 +34,7 @@ def digits():
 
 
 def transformer():
-    """Two blocks that read an image row by row."""
+    """Returns a model of two blocks that read an image row by row."""
     inputs = keras.Input((8, 8))
     x = layers.Dense(64)(inputs)
     for _ in range(2):

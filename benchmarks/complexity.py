@@ -1,12 +1,12 @@
-"""Counts how much code a step of training runs, and how much state changes.
+"""Counts the code that a train step runs, and the state that changes.
 
     KERAS_BACKEND=torch python benchmarks/complexity.py
 
-A `fit` of three Dense layers with `MixPrecMonitor()` is traced. The first
-numbers are the calls of the package's functions, and their files, in the
-median step. They are counted for steps without a task, and for steps with a
-reading of the counters. The others count attributes that change after
-construction, and assignments into attributes of other objects.
+The script traces a `fit` of three Dense layers with `MixPrecMonitor()`. The
+first numbers are the calls to the package's functions, and the number of their
+files, in the median step. They are counted for steps without a task, and for
+steps that read the counters. The other numbers count attributes that change
+after construction, and assignments to attributes of other objects.
 """
 
 import ast
@@ -27,7 +27,7 @@ STEPS = 400
 
 
 class Counted(keras.callbacks.Callback):
-    """Counts the package's calls between the ends of two batches."""
+    """Counts the calls to package functions between the ends of two batches."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Counted(keras.callbacks.Callback):
 
 
 def steps_of_a_fit():
-    """Returns the calls of each step, by file."""
+    """Returns the counts of calls in each step, by file."""
     layers = [keras.layers.Dense(32, "relu") for _ in range(2)]
     model = keras.Sequential([*layers, keras.layers.Dense(1)])
     kmp.apply_policy(model, "mixed_float16")

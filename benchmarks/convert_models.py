@@ -1,9 +1,9 @@
 """Runs `convert_for_inference` on architectures of other authors.
 
 It converts `keras.applications` and KerasHub's backbones, small and with random
-weights of seed 0. Each is converted on a batch of eight. The table
-has the number of layers that stay in float32, with the most frequent reason.
-If the conversion is refused, the row says why.
+weights of seed 0. Each model is converted on a batch of eight samples. The
+table shows the number of layers that stay in float32, and the most frequent
+reason. If the conversion is refused, the row says why.
 
     python -m benchmarks.convert_models
     python -m benchmarks.convert_models --to bfloat16 --only NASNetMobile
@@ -21,7 +21,7 @@ from benchmarks.timing import SETUPS, in_subprocess, markdown
 _BATCH = 8
 _HEADER = ["model", "layers", "wide", "mostly because", "drift", "bytes", "s"]
 
-# Architectures that are made of different layers.
+# KerasHub's backbones that consist of different kinds of layers.
 _BACKBONES = (
     "BertBackbone",
     "DebertaV3Backbone",
@@ -62,7 +62,7 @@ def convert(name, dtype):
     from keras_mixprec import convert_for_inference
 
     keras.utils.set_random_seed(0)
-    if name in BACKBONES:  # As KerasHub saves it.
+    if name in BACKBONES:  # Convert a backbone without a head.
         import keras_hub
 
         model = getattr(keras_hub.models, name)(**BACKBONES[name])
@@ -76,7 +76,8 @@ def convert(name, dtype):
         return ["-", "-", f"refused: {str(error)[:200]}", "-", "-", "-"]
     wide = report.wide_layers
     reasons = collections.Counter(
-        # A finding names its layer: what it is, is before that.
+        # A finding begins with its kind and then names its layer. Only the
+        # kind counts here.
         (report.plan.reasons.get(p) or "")
         .partition(" in '")[0]
         .partition(":")[0]
@@ -96,7 +97,7 @@ def convert(name, dtype):
 def _row(backend, name, dtype):
     try:
         return in_subprocess(backend, convert, name, dtype)
-    except Exception as error:  # That is what the table is for.
+    except Exception as error:  # The row shows any error.
         traceback.print_exc()
         return [f"{type(error).__name__}: {str(error)[:60]}"] + ["-"] * 5
 

@@ -1,10 +1,10 @@
-"""Measures what `diagnose` finds in the models of `tests/zoo`.
+"""Measures whether `diagnose` finds the faults in the models of `tests/zoo`.
 
 The table has a row for each case and backend: the expected layers, the layers
 that were found, the kind and direction of the first finding, and the time. The
-last column is the time of the first step of a fresh model without this package,
-compilation included. A case is right if exactly the expected layers are found,
-or also others whose own gradients are known to be wrong.
+last column is the time of the first step of a new model without this package,
+including compilation. A case is right if exactly the expected layers are found.
+Additional layers are allowed if their own gradients are known to be wrong.
 
     python -m benchmarks.diagnosis
     python -m benchmarks.diagnosis --setups torch --cases t5_ffn big_sum
@@ -14,9 +14,9 @@ or also others whose own gradients are known to be wrong.
 `--train` checks the labels instead. It trains every model in float32, in
 mixed_float16, and with the culprits or a decoy in float32.
 
-`--policy` tries another policy, where other cases fail. It trains
-every model in float32 and in that policy. A case is right if something is
-found where training fails, and no layer is found where the model learns.
+`--policy` tries a different policy, under which different cases fail. It trains
+every model in float32 and in that policy. A case is right if training fails and
+something is found, or if the model learns and no layer is found.
 """
 
 import math
@@ -98,7 +98,7 @@ def diagnose_one(case, setup, jit_compile):
 
 
 def _first_step(case, jit_compile):
-    """Seconds of it, in float32 where the backend refuses 16 bits."""
+    """Returns the seconds of a first step, in float32 if 16 bits raise."""
     x, y = case.batch()
 
     def fit(policy):
@@ -108,7 +108,7 @@ def _first_step(case, jit_compile):
 
     try:
         return fit("mixed_float16")
-    except Exception:  # As many kinds as there are backends.
+    except Exception:  # Each backend raises its own kind of error.
         return fit("float32")
 
 
@@ -119,7 +119,7 @@ def _seconds(run):
 
 
 def train_all(setup, jit_compile, names):
-    """Returns the final metrics of every case, and whether they prove it."""
+    """Returns every case's final metrics, and whether they prove its labels."""
     from zoo import cases
 
     rows = []
@@ -142,7 +142,7 @@ def train_all(setup, jit_compile, names):
 
 
 def diagnose_in(setup, jit_compile, names, policy):
-    """Returns rows of what is found and how training ends, by case."""
+    """Returns a row for each case: the findings, and how training ends."""
     from zoo import cases
 
     rows = []
@@ -151,8 +151,8 @@ def diagnose_in(setup, jit_compile, names, policy):
         try:
             low = case.fit(case.model(policy, jit_compile))
             verdicts = case.verdicts(jit_compile, policy)
-        # The optimizer's epsilon may be 0 in this dtype, and torch cannot
-        # draw random weights in every dtype.
+        # In some dtypes, the optimizer's epsilon is 0, or torch cannot draw
+        # random weights. Such cases cannot be trained.
         except (NotImplementedError, ValueError) as error:
             rows.append([case.name, _metric(exact), "-", str(error), "-", True])
             continue

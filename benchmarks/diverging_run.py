@@ -1,9 +1,10 @@
-"""Measures what the callbacks cost a run that diverges.
+"""Measures the cost of the callbacks in a run that diverges.
 
 No precision helps such a run. Nearly every step is bad, and a diagnosis of each
-would find the same. A small network trains at a learning rate of 1e3. Whole
-fits alternate, and the ratios are medians of pairs with a plain fit, in process
-time. "First" is the first fit, which also compiles the diagnosis.
+step would find the same cause. A small network trains at a learning rate of
+1e3. Whole fits take turns. Each ratio is the median over pairs with a plain
+fit, in process time. "First" is the first fit, which also compiles the
+diagnosis.
 
     python benchmarks/diverging_run.py
     OMP_NUM_THREADS=1 python benchmarks/diverging_run.py --setups torch jax
@@ -32,7 +33,7 @@ _HEADER = ["plain fit, s", "first with the tuner", "tuner", "both"]
 
 def measure(jit_compile, width, rounds, steps):
     """Returns the table cells of one width on the active backend."""
-    warnings.simplefilter("ignore")  # Of a loss that is not finite.
+    warnings.simplefilter("ignore")  # The loss is not finite, as expected.
     arms = {
         kind: functools.partial(_fit, jit_compile, width, steps, kind)
         for kind in ("plain", "tuner", "both")

@@ -1,11 +1,11 @@
 """Compares the diagnosis before the first step with the first step itself.
 
-In each round a new process builds a mixed_float16 model with random weights. It
-times the first train step with its compilation, and a diagnosis of the same
-batch with its own, in alternating order. The plain step is the median of some
-more steps. Caches of compiled programs on disk are off. The columns are medians
-over the rounds: first the seconds, then the ratios of the diagnosis to the
-first step and to the plain step.
+In each round, a new process builds a mixed_float16 model with random weights.
+It times the first train step and a diagnosis of the same batch, in alternating
+order. Both times include compilation. The plain step is the median of some
+later steps. Caches of compiled programs on disk are off. The columns are
+medians over the rounds: first the seconds, then the ratios of the diagnosis to
+the first step and to the plain step.
 
     python benchmarks/first_diagnosis.py
     python benchmarks/first_diagnosis.py --setups torch --models transformer
@@ -29,7 +29,8 @@ from benchmarks.timing import (
 
 MODELS = ("resnet50", "transformer", "efficientnetv2")
 
-# Samples in a batch, and pixels: what a CPU trains on in a minute.
+# The batch size, and the side of an image in pixels. They are small
+# enough for a CPU to train within a minute.
 _BATCH, _PIXELS = 16, 64
 _CLASSES, _TOKENS, _WIDTH, _BLOCKS = 10, 64, 128, 12
 
@@ -56,7 +57,7 @@ def _ratios(seconds, base):
 
 
 def _run(jit_compile, name, diagnosis_first, steps, profile):
-    """Seconds of a diagnosis, of the first step and of a later one."""
+    """Returns the seconds of a diagnosis, a first step and a later step."""
     import keras
 
     import keras_mixprec as kmp

@@ -1,12 +1,12 @@
 """Compares TensorFlow's graph rewrite with float32 and with a policy.
 
-Four Dense(2048) train with SGD on one batch: in float32, in
-`graph_rewrite("bfloat16")` and in mixed_bfloat16. The first and the last are
-also compiled by XLA. Short rounds alternate in one process. A ratio is
-float32's time divided by the other time in the same round, so more than 1 is
-faster. The table has the median over the rounds, and the ratio of the fastest
-rounds in brackets. The time that TensorFlow needs to optimize a graph is left
-out.
+Four Dense(2048) layers train with SGD on one batch: in float32, in
+`graph_rewrite("bfloat16")` and in mixed_bfloat16. XLA also compiles the float32
+model and the mixed_bfloat16 model. Short rounds alternate in one process. A
+ratio is float32's time divided by the other time in the same round, so a ratio
+above 1 means faster than float32. The table has the median over the rounds, and
+the ratio of the fastest rounds in brackets. The times do not include
+TensorFlow's optimization of graphs.
 
     python benchmarks/graph_rewrite.py
     python benchmarks/graph_rewrite.py --rounds 31 --width 1024
@@ -31,7 +31,7 @@ import keras_mixprec as kmp
 from benchmarks.timing import markdown, ratio
 from benchmarks.train_steps import stepper
 
-# Name: policy, whether XLA compiles it, whether graphs are rewritten.
+# Each arm's policy, and whether XLA compiles it and graphs are rewritten.
 ARMS = {
     "float32": ("float32", False, False),
     "graph_rewrite": ("float32", False, True),
@@ -42,7 +42,7 @@ ARMS = {
 
 
 def prepare(policy, jit_compile, x):
-    """Returns a function that trains a model for some steps, and the model."""
+    """Returns a function that trains a new model for a number of steps."""
     keras.utils.set_random_seed(0)
     with kmp.policy_scope(policy):
         model = keras.Sequential([keras.Input(x.shape[1:])])
@@ -53,7 +53,7 @@ def prepare(policy, jit_compile, x):
 
 
 def measure(steppers, rounds, steps):
-    """Returns the seconds of each round by arm, and what was converted."""
+    """Returns each arm's seconds per round, and the rewrite's summary."""
     seconds = {arm: [] for arm in steppers}
     said = ""
     names = list(steppers)
@@ -63,7 +63,8 @@ def measure(steppers, rounds, steps):
             rewrites = ARMS[arm][2]
             scope = kmp.graph_rewrite("bfloat16") if rewrites else None
             with scope or contextlib.nullcontext():
-                steppers[arm](1)  # Optimizes the graph, if it is another one.
+                # TensorFlow optimizes a new graph in an untimed first step.
+                steppers[arm](1)
                 start = time.perf_counter()
                 steppers[arm](steps)
                 seconds[arm].append(time.perf_counter() - start)

@@ -1,10 +1,10 @@
 """Small KerasHub transformers with a planted overflow, for `repair.py --hub`.
 
-They are made of KerasHub's layers with new weights, and learn in float32 in
-less than a minute on one core. They overflow like the large models. In
-T5 the output of a feed-forward block overflows and stays in the residual
-stream. In Llama the gated product overflows, which does not stay. The block was
-drawn at random, once.
+The models consist of KerasHub's layers with new weights, and learn in float32
+in less than a minute on one core. They overflow in the same way as the large
+models. In T5 the output of a feed-forward block overflows and stays in the
+residual stream. In Llama the gated product overflows, and does not stay in the
+stream. The block with the overflow was drawn at random, once.
 
     pip install keras-hub
 """
@@ -42,23 +42,23 @@ _LLAMA = {
 
 @dataclasses.dataclass(frozen=True)
 class HubCase(Case):
-    """A case whose culprits are single layers, not all inside them.
+    """A case whose culprits are single layers, without all of their sublayers.
 
     Attributes:
-        as_shipped: Set of paths, the culprits of KerasHub's own making.
-        equal_dtypes: Set of paths, what is needed besides where the sum of a
-            float32 and a float16 tensor is an error.
+        as_shipped: Set of paths of layers that overflow in KerasHub's own code.
+        equal_dtypes: Set of paths of additional layers that need float32 if the
+            backend cannot add float32 and float16 tensors.
     """
 
     as_shipped: frozenset = frozenset()
     equal_dtypes: frozenset = frozenset()
 
     def expected(self, setup):
-        """Returns the layers to be found in a setup."""
+        """Returns the paths of the layers to find in a setup."""
         found = self.culprits
         if setup != "torch":
-            # T5 multiplies what is not masked, 0, by -1e9, which is -inf in
-            # float16. In torch that factor is not of float16.
+            # T5 multiplies a mask by -1e9, which is -inf in float16, and
+            # 0 * -inf is NaN. On torch, the factor is not in float16.
             found |= self.as_shipped
         if setup.startswith("tensorflow"):
             found |= self.equal_dtypes
@@ -78,9 +78,9 @@ class HubCase(Case):
 
 
 def _sentences(prefix, samples=512):
-    """Sentences of several lengths, with one of the words 1 to 4 in each.
+    """Returns sentences of several lengths, and their classes.
 
-    The class is that word.
+    Each sentence contains one of the words 1 to 4, which is its class.
     """
     random = np.random.default_rng(0)
     ids = random.integers(_CLASSES + 1, _VOCABULARY, (samples, _LENGTH))
@@ -102,7 +102,7 @@ def _classifier(inputs, features):
 
 
 def _t5():
-    """The encoder of T5."""
+    """Returns a classifier with T5's encoder."""
     backbone = keras_hub.models.T5Backbone(**_T5)
     names = ("encoder_token_ids", "encoder_padding_mask")
     inputs = {name: backbone.input[name] for name in names}
@@ -168,7 +168,7 @@ def _norms_after(block, path_of, names, last):
 
 
 def _t5_ffn_output(block):
-    # The residual stream keeps it: every later block takes it in.
+    # The residual stream keeps the overflow, so every later block receives it.
     own = _inside(_t5_block(block), ("output_projector", "dropout_1"))
     later = {_t5_block(index) for index in _after(block)}
     return own | later | _t5_after(block)
@@ -233,7 +233,8 @@ def cases(names=()) -> list:
         *_planted(*np.random.default_rng(0).integers(0, _LAYERS, 5).tolist()),
     ]
     if keras.backend.backend() == "jax" and _jax_is_on_cpu():
-        # Its attention makes float32 of float16 in one `einsum`.
+        # Llama's attention has an `einsum` from float16 to float32, which JAX
+        # does not run on a CPU.
         found = [case for case in found if not case.name.startswith("llama")]
     return [case for case in found if not names or case.name in names]
 
@@ -245,7 +246,8 @@ def _jax_is_on_cpu() -> bool:
 
 
 def _planted(first, second, third, fourth, fifth):
-    # As in the third block of the large T5: 66246 at the first step.
+    # In float16, the third block of the large T5 reaches 66246 at the first
+    # step. This case plants a similar overflow.
     yield _case(
         "t5_ffn_output",
         lambda: _scale_t5(first, 3e4),
@@ -253,8 +255,8 @@ def _planted(first, second, third, fourth, fifth):
         equal_dtypes=frozenset(_t5_ffn_output_sums(first)),
         **_IN_T5,
     )
-    # T5's norms square in the dtype of their input, so they overflow above
-    # 255. The residual stream reaches that in the second epoch.
+    # T5's norms compute squares in the dtype of their inputs, so they overflow
+    # for inputs above 255. The residual stream reaches 255 in the second epoch.
     yield _case(
         "t5_residual_grows",
         lambda: _scale_t5(second, 50.0),
@@ -276,7 +278,8 @@ def _planted(first, second, third, fourth, fifth):
         learning_rate=5e-4,
         **_IN_LLAMA,
     )
-    # A norm with large weights, as trained ones have, makes it large.
+    # Norms of trained models may have large weights. Such a norm makes the
+    # gated product large.
     yield _case(
         "llama_product_grows",
         lambda: _scale_llama(fifth, norm=350.0),

@@ -3,8 +3,8 @@
     pip install keras-hub
     KERAS_BACKEND=jax python -m benchmarks.hub_generate
 
-Each task prints one line: the layers that are named in float16 without a fault,
-and those that are named when a feed-forward block overflows. The tasks are
+Each task prints two lines of layers that the diagnosis in float16 names: one
+without a fault, and one with an overflow in a feed-forward block. The tasks are
 tiny and have new weights.
 """
 
@@ -56,8 +56,8 @@ TASKS = {"gpt2": _gpt2, "llama": _llama, "gemma": _gemma, "t5": _t5}
 
 
 def _plant(task):
-    """The weights of the last feed-forward block are large, but fit."""
-    # The names of the blocks differ, but only blocks have layers inside.
+    """Makes the last feed-forward block's weights large, but finite."""
+    # Names of blocks differ between models, but only blocks have sublayers.
     blocks = [x for x in task.backbone.layers if len(flat_layers(x)) > 1]
     for variable in blocks[-1].trainable_variables:
         value = keras.ops.convert_to_numpy(variable)

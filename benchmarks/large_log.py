@@ -1,9 +1,9 @@
 """Measures how long it takes to log, serve and open many runs of a large model.
 
-The real writer writes the logs of 50 runs of a million steps of 2,000 layers,
-as thinned out as in a real run. `keras-mixprec serve` serves them, a headless
-Chromium opens the page and does what a reader does. `--layers 200 --runs 1` is
-a usual model.
+The package's own writer writes the logs of 50 runs of a million steps of 2,000
+layers, with as few records as in a real run. `keras-mixprec serve` serves the
+logs. A headless Chromium opens the page and does what a reader does. A usual
+model corresponds to `--layers 200 --runs 1`.
 
     python -m benchmarks.large_log
 """
@@ -31,24 +31,26 @@ from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.run_log import RunLog
 from keras_mixprec.reporting.schema import EXPONENTS, SCALE
 
-# The defaults of `MixPrecMonitor`.
+# The defaults of `MixPrecMonitor`: the steps between two readings of the
+# counters, and between two measurements of ranges.
 READING, PROBE = 50, 100
 EPOCHS = 100
 RARE = 1000
 
-# Runs that differ; the others are these under further names.
+# The number of runs with logs of their own. All other runs are copies of these
+# logs under different names.
 WRITTEN = 2
 
 
 def write(log_dir, steps, count, seed=0):
-    """Writes what a monitor would, numbers drawn at random."""
+    """Writes a log like a monitor's, with random numbers."""
     random = np.random.default_rng(seed)
     layers = [f"block_{n // 10}/layer_{n % 10}" for n in range(count)]
     table = {"class": "Dense", "compute_dtype": "float16", "parameters": 10**6}
     table["share_of_flops"] = 1 / count
     by_variable = Thinning(rows_by_variable(2 * count))
     rare = set(random.choice(steps, RARE, replace=False).tolist())
-    # Drawn once, and shifted by a number of each probe's.
+    # The heatmap is drawn once. Each measurement adds one random number to it.
     heat = random.normal(8, 2, (count, len(PROBED)))
     epoch = max(1, steps // EPOCHS)
     counted = 1
@@ -74,7 +76,8 @@ def write(log_dir, steps, count, seed=0):
                 )
             if step % PROBE == 0:
                 log.heat(step, heat + random.normal(), layers, PROBED)
-            # As `RangeLog` does: first, last, and after doublings.
+            # Like `RangeLog`, write histograms at the first step, at the last
+            # step, and each time the number of steps has doubled.
             ends = step % epoch == 0 and step >= 2 * counted
             if step == 1 or ends or step == steps:
                 counted = step
@@ -83,7 +86,7 @@ def write(log_dir, steps, count, seed=0):
 
 
 def histograms(log, step, layers, random):
-    """Writes exponents of all layers, around one of their own each."""
+    """Writes histograms of exponents, each around a random center."""
     found = []
     for part in EXPONENTS:
         for path in layers:
@@ -94,7 +97,7 @@ def histograms(log, step, layers, random):
 
 
 def write_runs(log_dir, steps, layers, runs):
-    """Writes runs, all but the first two under further names."""
+    """Writes two different runs, and copies them under further names."""
     folders = [
         write(os.path.join(log_dir, f"run_{n:02d}"), steps, layers, n)
         for n in range(min(runs, WRITTEN))
@@ -115,13 +118,13 @@ def skips_shown(url):
 
 
 def megabytes(pid, peak="VmRSS"):
-    """Resident memory of a process: now, or at its highest (`VmHWM`)."""
+    """Returns a process's memory: now, or its peak (`"VmHWM"`)."""
     with open(f"/proc/{pid}/status") as status:
         return int(re.search(rf"{peak}:\s+(\d+) kB", status.read())[1]) / 1024
 
 
 def print_row(what, number, unit):
-    """A row of what is printed."""
+    """Prints a row of the table."""
     print(f"{what:36}{number:10,.4g} {unit}", flush=True)
 
 
@@ -131,7 +134,7 @@ def main():
     parser.add_argument("--layers", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--log-dir", help="keep the logs, or use those there")
+    parser.add_argument("--log-dir", help="keep the logs, or use its old logs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         log_dir = arguments.log_dir or temporary
@@ -149,7 +152,7 @@ def main():
 
 
 def measure(url, pid, rounds):
-    """Prints what a reader waits for, and the server's memory."""
+    """Prints how long a reader waits, and the server's memory."""
     print_row("server's memory at first", megabytes(pid), "MB")
     first, cpu = [], []
     for _ in range(rounds):
@@ -172,7 +175,7 @@ def measure(url, pid, rounds):
 
 
 def interact(driver, name, times, pid):
-    """Prints what one thing that a reader does takes, there and back."""
+    """Prints how long an interaction and its reversal take."""
     before = cpu_seconds(pid)
     found = [taken(driver, name) for _ in range(times)]
     cpu = 1000 * (cpu_seconds(pid) - before) / times

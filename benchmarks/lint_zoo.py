@@ -1,8 +1,8 @@
-"""Measures what `lint` finds before training in `tests/zoo` and other models.
+"""Measures which faults `lint` finds before training, in the zoo and elsewhere.
 
-The table says for each fault of the zoo whether a finding of high severity
-names one of its layers, or the model. It is linted without and with a batch of
-data. Healthy models must have no such finding.
+For each fault of the zoo, the table says whether a finding of high severity
+names one of its layers, or the model. `lint` runs once without data and once
+with a batch. Healthy models must have no such finding.
 
     python -m benchmarks.lint_zoo
     python -m benchmarks.lint_zoo --backend jax --cases t5_ffn big_sum
@@ -10,8 +10,8 @@ data. Healthy models must have no such finding.
     python -m benchmarks.lint_zoo --models ResNet50 BertBackbone
 
 `--models` lints the architectures of keras.applications and KerasHub in
-mixed_float16, all or the named ones. A finding of high severity there needs a
-reason. ResNet50 is also linted at 224 pixels, to time it.
+mixed_float16: all of them, or the ones that you name. Each finding of high
+severity needs a reason. ResNet50 is also linted at 224 pixels, to time it.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def lint_models(names):
     for name in names:
         try:
             rows.append(_model_row(name))
-        except ValueError as error:  # Not all are there on every backend.
+        except ValueError as error:  # Some backends lack some models.
             rows.append([name, *["-"] * 5, str(error)[:100]])
         print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
         keras.utils.clear_session()
@@ -101,7 +101,7 @@ def _row(case):
 
 
 def _found(findings, layers):
-    """The rules that find one of the layers, or what is outside of layers."""
+    """Returns the rules that find one of the layers, or the model itself."""
     high = [f for f in findings if f.severity == "high"]
     outside = {None, "<model>"}
     named = [f for f in high if not layers or f.layer in layers | outside]

@@ -4,8 +4,8 @@ Usage: KERAS_BACKEND=jax python benchmarks/memory.py [POLICY ...]
 
 Each policy has its own process. The model has 16 layers `Dense(256, "tanh")`
 without bias, Adam and a batch of 8,192, so the memory of a step is known.
-`process` is the peak of the whole process, and its size before the model was
-made.
+`process` is the peak memory of the whole process, and `before` is the memory
+before the model was created.
 """
 
 import os
@@ -17,11 +17,11 @@ POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def on_paper(size):
-    """Bytes with activations of `size` bytes a number."""
+    """Returns the bytes of a step, if an activation takes `size` bytes."""
     weights = 4 * DEPTH * WIDTH * WIDTH
     numbers = ROWS * WIDTH
-    # Adam's two slots, gradients; x and y; the output of each layer, and the
-    # gradient of one.
+    # The sum counts the weights, Adam's two slots and the gradients; `x` and
+    # `y`; each layer's output; and the gradient of one output.
     return 4 * weights + 2 * 4 * numbers + (DEPTH + 1) * size * numbers
 
 

@@ -1,13 +1,12 @@
 """Runs the monitor and `diagnose` on architectures of other authors.
 
 It runs `keras.applications` and KerasHub's backbones, small and with random
-weights. Each trains three steps in mixed_float16 with our
-optimizer and a monitor that measures before every step. Then it is diagnosed.
-All models are healthy, so a verdict, a warning or an error is a bug of this
-library or needs a reason. The
-column "layers" counts layers with a path, "rows" the layers in the last
-measurement. `--diagnose-only` skips the training, which is mostly
-compilation.
+weights. Each model trains for three steps in mixed_float16, with our optimizer
+and a monitor that measures before every step. Then `diagnose` examines the
+model. All models are healthy, so each verdict, warning or error is a bug of
+this library or needs a reason. The column "layers" counts layers with a path,
+and "rows" the layers in the last measurement. `--diagnose-only` skips the
+training, most of which is compilation.
 
     python -m benchmarks.model_sweep
     python -m benchmarks.model_sweep --setup tensorflow-xla --only NASNetMobile
@@ -91,7 +90,7 @@ def examine(name, jit_compile, train=True):
 
 
 class _Fitted(NamedTuple):
-    """The cells of a training in a row of the table."""
+    """The cells that describe a training in a row of the table."""
 
     seconds: str = "-"
     skipped: str = "-"
@@ -103,7 +102,8 @@ def _fitted(model, x, y):
     import keras_mixprec
 
     with tempfile.TemporaryDirectory() as log_dir:
-        # A reading within the few steps would diagnose as well.
+        # `update_freq` leaves no reading within these few steps, because a
+        # reading would start a diagnosis too.
         monitor = keras_mixprec.MixPrecMonitor(
             log_dir,
             update_freq=_STEPS,
@@ -123,7 +123,7 @@ def _fitted(model, x, y):
 
 
 def _row(backend, name, jit_compile, train):
-    # In a process of its own, which gives its memory back, however it ends.
+    # Each model runs in its own process, which releases its memory at the end.
     try:
         return in_subprocess(backend, examine, name, jit_compile, train)
     except Exception as error:

@@ -147,12 +147,12 @@ MODELS = {
 
 
 def compiled(name: str, jit_compile: bool, steps: int) -> tuple:
-    """Returns a mixed_float16 model, compiled, and as many batches of x and y.
+    """Returns a compiled mixed_float16 model, and `x` and `y` for some steps.
 
     Args:
         name: String, one of `MODELS`.
         jit_compile: Boolean, as in `compile`.
-        steps: Int. Batches of `BATCH` samples.
+        steps: Int. The number of batches, of `BATCH` samples each.
     """
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")

@@ -1,21 +1,21 @@
-"""Compares what `MixPrecMonitor` and other tools add to `fit`.
+"""Measures the time that `MixPrecMonitor` and other tools add to `fit`.
 
 All arms fit the same mixed_float16 model with our `LossScaleOptimizer` on the
 same batches:
 
-- without a callback, twice: the ratio shows how much equal models differ;
+- without a callback, twice: the ratio shows the difference of equal models;
 - with the monitor at its defaults;
 - with ranges measured before every step;
 - with `--peers`: Keras' `TensorBoard` with histograms of each epoch, where a
   fit is one epoch, and on TensorFlow `enable_check_numerics` and Debugger V2.
 
-The fits of all arms alternate. Each tool of TensorFlow has its own process,
-because it stays in what it compiled and the debugger cannot be switched on
+The fits of all arms take turns. Each tool of TensorFlow has its own process,
+because compiled functions keep the tool, and the debugger cannot be switched on
 twice. A ratio is the time of a step divided by the time without a callback in
 the same round. The table has the median over the rounds, and the ratio of the
 fastest rounds in brackets. Slow tools fit an eighth of the steps. The column
 "same" says whether losses and final weights equal those without the monitor bit
-for bit, or by how much a weight differs at most.
+for bit. If they differ, it shows the largest difference of a weight.
 
     python benchmarks/monitor_overhead.py
     python benchmarks/monitor_overhead.py --setups torch --rounds 41
@@ -52,7 +52,7 @@ PEERS = ("TensorBoard", *TENSORFLOW_TOOLS)
 HEADER = ["without, ms a step", "without again", "defaults"]
 HEADER += ["every step", "same"]
 
-# Arms with slow steps take this many times fewer steps.
+# The factor by which arms with slow steps run fewer steps.
 _SHORTER = dict.fromkeys(("every step", *TENSORFLOW_TOOLS), 8)
 
 
@@ -94,7 +94,7 @@ def _steps_of(kind, steps):
 
 
 def _warm_up(arms):
-    """Fits once; takes out the tools that fail, and returns what they raise."""
+    """Fits each arm once, removes arms that fail, and returns their errors."""
     failed = {}
     for kind in list(arms):
         try:
@@ -108,7 +108,7 @@ def _warm_up(arms):
 
 
 def _difference(one, other):
-    """Returns whether two runs were the same."""
+    """Returns "yes" for two equal runs, or the largest difference."""
     losses, weights = zip(one, other, strict=True)
     largest = max(
         float(abs(a - b).max()) for a, b in zip(*weights, strict=True)
@@ -118,7 +118,7 @@ def _difference(one, other):
 
 
 class _Process:
-    """A process with one arm."""
+    """Runs one arm in its own process."""
 
     def __init__(self, *args):
         self._pool = concurrent.futures.ProcessPoolExecutor(
@@ -132,7 +132,7 @@ class _Process:
         self._pool.shutdown()
 
     def fit(self):
-        """Fits once, there."""
+        """Runs one `fit` in the process."""
         self._pool.submit(_fit).result()
 
 
@@ -159,7 +159,7 @@ class _Arm:
         _switch_on(kind, self._log_dir)
 
     def fit(self):
-        """Fits once."""
+        """Runs one `fit`."""
         from keras_mixprec.backend import active
 
         with _undiagnosed(self._kind == "every step"):
@@ -202,7 +202,7 @@ def _switch_on(kind, folder):
 
 
 def _undiagnosed(wanted):
-    """Context without diagnoses, which come after few steps if they may."""
+    """Returns a context in which no diagnosis starts, if wanted."""
     from keras_mixprec.monitoring import diagnoses
 
     if not wanted:

@@ -1,19 +1,20 @@
 """Measures whether the tests notice small faults in the code.
 
-300 mutants of `MODULES` are made. Each changes one comparison, number, `and`,
-`+`, `not`, `min` or returned value. The default tests that reach the changed
-line run, in a forked child of a process that has imported Keras and torch,
-until one fails. The sample depends only on the source, so two states of the
+The script makes 300 mutants of `MODULES`. Each mutant changes one comparison,
+number, `and`, `+`, `not`, `min` or returned value. A forked child of a process
+that has imported Keras and torch runs the default tests that reach the changed
+line, until one fails. The sample depends only on the source, so two states of
+the tests can be compared:
 tests can be compared:
 
     KERAS_BACKEND=torch OMP_NUM_THREADS=1 \
         python benchmarks/mutants.py CHECKOUT RESULTS
 
-CHECKOUT is copied and does not change. RESULTS is a folder. It has one file per
-test file, with the mutants that its tests reach and their times, and
-`mutants.jsonl` with the result of each mutant. A run that was stopped
-continues. Tests that drive a browser or are in `ELSEWHERE` do not run. Each
-mutant meets other tests for at most `CPU_SECONDS`, the fastest of each file
+The script copies CHECKOUT and does not change it. RESULTS is a folder. It has
+one file per test file, with the mutants that its tests reach and their times,
+and `mutants.jsonl` with the result of each mutant. A run that was stopped
+continues. Tests that drive a browser or are in `ELSEWHERE` do not run. For each
+mutant, tests run for at most `CPU_SECONDS`, the fastest tests of each file
 first.
 """
 
@@ -55,7 +56,7 @@ OTHERS = {first: names for first, *names in map(str.split, OTHERS.split(","))}
 
 
 def changed(node, choice):
-    """Returns what of a node to replace and by what, or `None`."""
+    """Returns the part of a node to replace and its replacement, or `None`."""
     new = copy.deepcopy(node)
     match node:
         case ast.Compare(ops=[op]) | ast.BoolOp(op=op) | ast.BinOp(op=op):
@@ -85,7 +86,7 @@ def sites(node, statement=None):
 
 
 def mutants(name):
-    """Yields all mutants of a module: dicts of what each is."""
+    """Yields a dict that describes each mutant of a module."""
     path = f"keras_mixprec/{name.replace('.', '/')}.py"
     source = pathlib.Path(path).read_bytes()
     lines, seen = source.splitlines(keepends=True), collections.Counter()
@@ -109,7 +110,7 @@ def mutants(name):
 
 
 class Chosen:
-    """Plugin of pytest: which tests run, how long they take, which fail."""
+    """A pytest plugin that selects tests, times them, and records failures."""
 
     def __init__(self, names=None, enter=lambda name: None):
         self.names, self.enter = names, enter
@@ -121,7 +122,8 @@ class Chosen:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        # A fixture may serve all tests of the file.
+        # A fixture may serve all tests of a file, so the code that it runs
+        # counts for the whole file.
         self.enter(item.nodeid.partition("::")[0])
         begun = sum(os.times()[:4])
         yield
@@ -136,14 +138,14 @@ class Chosen:
 
 
 def run(files, plugin, *arguments):
-    """Runs the default tests of some files; returns the exit code."""
+    """Runs the default tests of some files, and returns the exit code."""
     options = f"-q -p no:cacheprovider --basetemp={os.getcwd()}/tmp -o addopts="
     arguments = [*options.split(), "-m", "not slow", *arguments, *files]
     return int(pytest.main(arguments, [plugin]))
 
 
 def forked(work, *arguments, cpu_seconds=3600):
-    """Calls a function in a child; returns its result, `None` if it died."""
+    """Returns a function's result in a child process, `None` if it died."""
     result = pathlib.Path("result.json")
     result.unlink(missing_ok=True)
     if child := os.fork():
@@ -156,7 +158,7 @@ def forked(work, *arguments, cpu_seconds=3600):
 
 
 def reaching(file, sample):
-    """Returns the seconds of a file's tests, and who reaches which mutant."""
+    """Returns the seconds of a file's tests, and the mutants they reach."""
     measuring = coverage.Coverage(data_file=None, include="keras_mixprec/*")
     measuring.start()
     for name in MODULES.split():
@@ -169,8 +171,8 @@ def reaching(file, sample):
     for mutant in sample:
         path = os.path.abspath(mutant["path"])
         found = {t for n in mutant["lines"] for t in by_line[path].get(n, ())}
-        # Code that runs on import is tested by the tests that use the module,
-        # or its package if the module has no functions.
+        # Code that runs on import counts as reached by the tests that use its
+        # module. If no test does, the tests that use its package count.
         for others in [path], by_line:
             for other in others:
                 if found == {""} and os.path.dirname(path) in other:
@@ -181,7 +183,7 @@ def reaching(file, sample):
 
 
 def tests_of(mutant, reached):
-    """Returns names of tests, one of each file after another."""
+    """Returns the names of tests to run, taking one from each file in turn."""
     rounds = []
     for file in reached:
         seconds = file["seconds"]
@@ -195,7 +197,7 @@ def tests_of(mutant, reached):
 
 
 def outcome(names):
-    """Returns the exit code of some tests, and the first that failed."""
+    """Returns the exit code of some tests, and the first test that failed."""
     plugin = Chosen(names)
     files = dict.fromkeys(name.partition("::")[0] for name in names)
     return run(files, plugin, "-x"), plugin.failed[:1]
@@ -206,7 +208,7 @@ def tried(number, mutant, names):
     path = pathlib.Path(mutant["path"])
     original = path.read_bytes()
     path.write_bytes(mutant["source"])
-    # Python compiles a module again if its time has changed.
+    # Python compiles a module again if the file's modification time changed.
     os.utime(path, (number, number))
     result = forked(outcome, names, cpu_seconds=5 * CPU_SECONDS)
     path.write_bytes(original)
@@ -215,8 +217,8 @@ def tried(number, mutant, names):
 
 
 def main(checkout, results):
-    """Does what the docstring of this file says."""
-    tensorflow.available  # noqa: B018  # Imports what every `fit` would.
+    """Runs the benchmark that the docstring of this file describes."""
+    tensorflow.available  # noqa: B018  # Imports TensorFlow, as `fit` would.
     results = pathlib.Path(results).resolve()
     results.mkdir(parents=True, exist_ok=True)
     copied = tempfile.mkdtemp(prefix="mutants") + "/copy"

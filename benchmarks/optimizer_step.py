@@ -1,15 +1,15 @@
-"""Measures what loss scaling adds to a train step.
+"""Measures the time that loss scaling adds to a train step.
 
 Three arms train the same mixed_float16 model with Adam: without loss scaling,
 with Keras' `LossScaleOptimizer`, and with ours. The fourth arm, the floor, is
-our optimizer reading one number of each gradient instead of all. It is the
-least that an optimizer costs that can skip a step, because no update may start
-before the last gradient is known.
+our optimizer reading one number of each gradient instead of all numbers. The
+floor is the minimum cost of any optimizer that can skip a step, because no
+update may start before the last gradient is known.
 
-Short rounds alternate in one process per backend. A ratio is the time of an arm
-divided by the time without scaling in the same round, in the last column by
-the time of Keras' optimizer. The table has the median over the rounds, and the
-ratio of the fastest rounds in brackets.
+Short rounds take turns in one process per backend. A ratio is the time of an
+arm divided by the time without scaling in the same round. In the last column,
+the divisor is the time of Keras' optimizer. The table has the median over the
+rounds, and the ratio of the fastest rounds in brackets.
 
     python benchmarks/optimizer_step.py
     python benchmarks/optimizer_step.py --setups jax torch --rounds 101
@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks.timing import argument_parser, interleave, print_table, ratio
 
-# Name: number of layers and their width.
+# The number of layers and their width, by the name of the model.
 SIZES = {"100 Dense(64)": (100, 64), "6 Dense(1024)": (6, 1024)}
 HEADER = ["no scaling, ms", "Keras", "ours", "floor", "ours : Keras"]
 
@@ -72,13 +72,13 @@ def _prepare(arm, jit_compile, size, batch):
     with _one_number_each() if arm == "floor" else contextlib.nullcontext():
         run = stepper(model, x, y)
     if int(model.optimizer.iterations) != 2:
-        raise RuntimeError("A skipped step is no fair step to time.")
+        raise RuntimeError("A skipped step is not a fair step to time.")
     return run
 
 
 @contextlib.contextmanager
 def _one_number_each():
-    """Steps traced within the context read one number of each gradient."""
+    """Makes steps that are traced inside it read one number per gradient."""
     from keras import ops
 
     from keras_mixprec.backend import active

@@ -1,12 +1,13 @@
-"""Measures how long a reader waits for the page and after a click."""
+"""Measures how long a reader waits for the page to load and after a click."""
 
 import os
 import time
 from typing import NamedTuple
 
-# An action is answered in the first frame after it, and done when its data have
-# arrived and are drawn. The script does not look in every frame, because these
-# frames would count as time of the page while it waits for the server.
+# Performs an action and returns two times: the first frame after the action,
+# and the frame in which all its data are drawn. The script does not look in
+# every frame, because such frames would add to the page's computing time while
+# the page waits for the server.
 _TAKES = """
 const [act, done] = arguments;
 const at = performance.now();
@@ -26,7 +27,8 @@ drawn((answered) => {
   watch.observe(document.body, { attributeFilter: ["data-ready"] });
 });
 """
-# The table of runs follows, a row when it is read.
+# Returns whether the charts and the table of layers are drawn. The table of
+# runs may still be loading.
 _SHOWN = """
 const is_drawn = (css) => {
   const canvas = document.querySelector(`${css} canvas`);
@@ -64,7 +66,7 @@ INTERACTIONS = {
 
 
 def opened(driver, url: str, seconds: float = 120.0) -> float:
-    """Seconds until a page is drawn that is opened by its address."""
+    """Opens an address, and returns the seconds until its page is drawn."""
     driver.get("about:blank")
     driver.set_script_timeout(seconds)
     started = time.perf_counter()
@@ -77,14 +79,14 @@ def opened(driver, url: str, seconds: float = 120.0) -> float:
 
 
 class Taken(NamedTuple):
-    """Seconds between an action of the reader and the frames that show it.
+    """The seconds between an action of the reader and the frames that show it.
 
     Attributes:
-        answered: Float. Until the first frame: that what was asked for is
-            shown, or is loading.
-        shown: Float. Until all of it is shown.
-        computed: Float. How long the page computed in that time, with layout
-            and drawing. On an idle machine this is how long a reader waits.
+        answered: Float. Until the first frame, which shows the result or that
+            it is loading.
+        shown: Float. Until the whole result is shown.
+        computed: Float. The time for which the page computed, including layout
+            and drawing. On an idle machine, a reader waits this long.
     """
 
     answered: float
@@ -93,7 +95,7 @@ class Taken(NamedTuple):
 
 
 def taken(driver, name: str) -> Taken:
-    """Returns what a reader waits for one of the `INTERACTIONS`."""
+    """Returns how long a reader waits for one of the `INTERACTIONS`."""
     before = _computed(driver)
     times = driver.execute_async_script(_TAKES, INTERACTIONS[name])
     computed = _computed(driver) - before
@@ -101,7 +103,7 @@ def taken(driver, name: str) -> Taken:
 
 
 def _computed(driver):
-    """Seconds that the page's thread was on a processor."""
+    """Returns the CPU seconds that the page's thread has used."""
     ask = driver.execute_cdp_cmd
     ask("Performance.enable", {"timeDomain": "threadTicks"})
     metrics = ask("Performance.getMetrics", {})["metrics"]
@@ -110,7 +112,7 @@ def _computed(driver):
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process took, however busy the machine is."""
+    """Returns a process's CPU time, which other processes do not lengthen."""
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])

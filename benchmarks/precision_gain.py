@@ -1,10 +1,11 @@
-"""Measures what 16 bits gain in training, with `compare_precisions`.
+"""Measures the gains of training in 16 bits, with `compare_precisions`.
 
-Four Dense(2048) and a transformer block learn the outputs of a teacher: in
-float32, with policies, with the plan of a tuner, with TensorFlow's graph
-rewrite, and with our callbacks. Each has its own process, to measure its peak
-memory. They take turns on the same batches from the same weights. float16 runs
-for seven steps of one seed only, because a CPU may take 100 times as long.
+Four Dense(2048) layers and a transformer block learn the outputs of a teacher:
+in float32, with policies, with the plan of a tuner, with TensorFlow's graph
+rewrite, and with our callbacks. Each arm has its own process, to measure its
+peak memory. The arms take turns on the same batches from the same weights. The
+float16 arm runs for seven steps of one seed only, because a CPU may take 100
+times as long in float16.
 
     python benchmarks/precision_gain.py
     python benchmarks/precision_gain.py --setups torch --models "4 Dense(2048)"
@@ -25,7 +26,7 @@ from benchmarks.timing import (
     markdown,
 )
 
-# Name: samples of a batch, and the shape of one at full width.
+# The batch size, and the shape of a sample at full width.
 DENSE = "4 Dense(2048)"
 MODELS = {DENSE: (256, (2048,)), "transformer block": (16, (128, 1024))}
 TINY = 64
@@ -41,14 +42,15 @@ HEADER += ["peak, MiB", "loss", "verdict", "FLOPs in 16 bits"]
 
 
 def measure(jit_compile, name, steps, blocks, seeds, tiny):
-    """Returns the rows of a model, one a policy, and what measured them."""
+    """Returns a model's rows, one per policy, and the device and versions."""
     import keras
 
     import keras_mixprec as kmp
 
     batch, shape = MODELS[name]
     shape = (*shape[:-1], shape[-1] // TINY if tiny else shape[-1])
-    # The other processes import the module by this name.
+    # The other processes import this module by its full name, so the functions
+    # must come from the module of that name, not from `__main__`.
     module = importlib.import_module("benchmarks.precision_gain")
     build = functools.partial(module.build, name, shape, jit_compile)
     data = _data(4 * batch, shape)
@@ -67,7 +69,7 @@ def measure(jit_compile, name, steps, blocks, seeds, tiny):
     )
     result = compare(policies, steps=steps, blocks=blocks, seeds=seeds)
     print(result, file=sys.stderr)
-    # Six pairs of blocks, the least that tell which is faster.
+    # Seven blocks give six pairs, the minimum to tell which arm is faster.
     slow = compare(("float32", "mixed_float16"), steps=7, blocks=7, seeds=1)
     record = result.record
     versions = [f"{x} {record['versions'][x]}" for x in (record["backend"],)]
@@ -118,7 +120,7 @@ def _data(rows, shape):
 
 
 def _tuned(build, data, batch):
-    """The plan of a tuner after an epoch under mixed_bfloat16."""
+    """Returns the tuner's plan after an epoch under mixed_bfloat16."""
     import keras_mixprec as kmp
 
     with kmp.policy_scope("mixed_bfloat16"):

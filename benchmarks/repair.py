@@ -1,16 +1,16 @@
-"""Measures what `PrecisionTuner` does with the models of `tests/zoo`.
+"""Measures how `PrecisionTuner` repairs the models of `tests/zoo`.
 
 The table has a row for each case and backend:
 
-- the final metric in float32, in mixed_float16, and with the tuner. If the last
-  one is not within 2% of float32's, it must be as good as one of five seeds,
-  and the row has the range of these;
-- how many steps after the first bad one the model was repaired, and the number
-  of rebuilds;
+- the final metric in float32, in mixed_float16, and with the tuner. The metric
+  with the tuner must be within 2% of float32's, or as good as with one of five
+  seeds in float32. In the second case, the row has the range over these seeds;
+- the number of steps from the first bad step to the repair, and the number of
+  rebuilds;
 - the share of parameters and FLOPs left in 16 bits, and the share with the
   smallest set of layers known to be enough.
 
-In a healthy control model nothing may be demoted.
+The tuner must not demote layers of a healthy control model.
 
     python -m benchmarks.repair
     python -m benchmarks.repair --setups torch --cases t5_ffn big_sum
@@ -77,7 +77,7 @@ def main():
 
 
 def repair_all(setup, jit_compile, names, hub=False, rungs=None):
-    """Returns what became of every case."""
+    """Returns a `Repaired` for every case."""
     if hub:
         from benchmarks.hub_cases import cases
     else:
@@ -86,7 +86,7 @@ def repair_all(setup, jit_compile, names, hub=False, rungs=None):
     rows, measure = [], "parameters" if hub else "flops"
     for case in cases(names):
         if case.incurable:
-            continue  # By no dtype: its optimizer or its data are at fault.
+            continue  # The fault is in the optimizer or data, not a dtype.
         rows.append(repair_one(case, setup, jit_compile, measure, rungs))
         print(*rows[-1].cells, sep="  ", file=sys.stderr, flush=True)
     return rows
@@ -96,12 +96,12 @@ class Repaired(NamedTuple):
     """The result of a case.
 
     Attributes:
-        cells: List of strings, its row of the table.
+        cells: List of strings, the case's row of the table.
         fault: Boolean. True if a layer is known to be unstable.
-        fails: Boolean. True if it fails to learn in mixed_float16.
+        fails: Boolean. True if the model fails to learn in mixed_float16.
         right: Boolean. True if the tuner did the right thing.
-        rebuilds: Int.
-        share: Float. The share left in 16 bits, relative to the best one.
+        rebuilds: Int. The number of rebuilds.
+        share: Float. The share left in 16 bits, relative to the best share.
     """
 
     cells: list
@@ -113,7 +113,7 @@ class Repaired(NamedTuple):
 
 
 def _shares(model):
-    """The shares of a model's parameters and FLOPs in 16 bits."""
+    """Returns the shares of a model's parameters and FLOPs in 16 bits."""
     import keras_mixprec as kmp
     from keras_mixprec.flop_shares import parameters, share_in_16_bits
 
@@ -171,7 +171,7 @@ def repair_one(case, setup, jit_compile, measure="flops", rungs=None):
 
 
 def _in_float16(case, jit_compile):
-    """The metric without the tuner, NaN where a step raises."""
+    """Returns the metric without the tuner, NaN if a step raises."""
     from keras_mixprec.backend import active
 
     try:
@@ -202,7 +202,7 @@ def _steps(changes, first_bad):
     demotions = [e["step"] for e in changes if e["kind"] == "demote"]
     if not demotions:
         return "-"
-    # The first may not have been enough.
+    # The first demotion may not have been enough, so the last one counts.
     last = max(demotions)
     if first_bad is None or first_bad >= last:
         return f"0 (at {last})"

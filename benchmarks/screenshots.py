@@ -1,9 +1,10 @@
 """Takes the pictures of the "Mixed Precision" tab for the docs, light and dark.
 
-Trains the transformer of `examples/repair_in_training.py` in float16, with
-`PrecisionTuner`, and in float32. Photographs the first two in a real
-TensorBoard, the panel about other formats, and the panel that compares the
-speed of the last two. Then runs the demo and photographs its report.
+The script trains the transformer of `examples/repair_in_training.py` in
+float16, with `PrecisionTuner`, and in float32. It photographs the first two
+runs in a real TensorBoard, the panel about other formats, and the panel that
+compares the speed of the last two runs. Then it runs the demo and photographs
+its report.
 
     python -m benchmarks.screenshots
 """
@@ -25,7 +26,7 @@ from keras_mixprec import MixPrecMonitor, PrecisionTuner
 from keras_mixprec.cli.demo import run_demo
 
 PICTURES = pathlib.Path(__file__).parents[1] / "docs" / "images"
-# Without bfloat16 the tuner does the same on every machine.
+# Without bfloat16, the tuner makes the same changes on every machine.
 TUNER = PrecisionTuner(verbose=0, bfloat16=False)
 RUNS = {
     "float16": ("mixed_float16", []),
@@ -39,14 +40,14 @@ SPEED = {"run": "tuned/mixprec", "compare": "float32/mixprec"}
 
 
 def train(log_dir, **arguments):
-    """Logs the runs."""
+    """Trains the model and logs the run."""
     for name, (policy, callbacks) in RUNS.items():
         monitor = MixPrecMonitor(f"{log_dir}/{name}", verbose=0, **arguments)
         example.train(policy, monitor, *callbacks)
 
 
 def open_tab(driver, url, theme, chosen):
-    """Opens the tab in a theme, with what is chosen in it."""
+    """Opens the tab in a theme, with the given selections."""
     dark = "true" if theme == "dark" else "false"
     link = "".join(f"&p.mixed_precision.{k}={v}" for k, v in chosen.items())
     driver.get("about:blank")
@@ -56,7 +57,7 @@ def open_tab(driver, url, theme, chosen):
 
 
 def save(name, screenshot):
-    """Writes a picture of few colours."""
+    """Writes a picture, reduced to a few colors."""
     path = PICTURES / name
     Image.open(io.BytesIO(screenshot)).quantize(256).save(path, optimize=True)
     print(path)
@@ -73,14 +74,14 @@ def save_panel(name, driver, panel):
 
 @contextlib.contextmanager
 def shown(log_dir):
-    """Serves the runs that are in a folder, and gives a browser for it."""
+    """Serves the runs of a folder, and yields a browser for them."""
     with tensorboard(log_dir) as url, browser(1366, 1290) as driver:
         poll(lambda: len(get(url, "runs") or ()) >= len(RUNS))
         yield url, driver
 
 
 def photograph_demo():
-    """Takes the README's picture, of a run on TensorFlow."""
+    """Takes the README's picture, which shows a run on TensorFlow."""
     with tempfile.TemporaryDirectory() as folder:
         run_demo(log_dir=folder)
         with browser(1200, 580) as driver:

@@ -1,19 +1,20 @@
-"""Measures what the callbacks cost a healthy run, part by part.
+"""Measures the cost of the callbacks in a healthy run, part by part.
 
 Two equal `fit`s side by side differ by 2% to 5% on a shared machine, so their
-ratio says nothing about 1%. Therefore the parts are timed where they happen, in
-one `fit` of several epochs of a mixed_float16 model with our
-`LossScaleOptimizer`, with all arguments at their defaults:
+ratio cannot show a cost of 1%. Therefore the script times each part where it
+runs: in one `fit` of several epochs of a mixed_float16 model with our
+`LossScaleOptimizer`, with all arguments at their defaults. The parts are:
 
 - guard: the time that keeping bad batches out of metrics adds to the compiled
-  step, from steps with and without it that alternate on the same weights;
-- hooks: the time in the callbacks' own methods, with waiting for the device;
+  step. Steps with and without the guard alternate on the same weights;
+- hooks: the time in the callbacks' own methods, including waits for the device;
 - special steps: the extra time of steps with a measurement or a diagnosis,
   compared to the median step.
 
-Hooks and special steps are a share of the time of the epochs after the first.
-"Total" is the sum of the three. The columns "once" are the seconds of the hooks
-and diagnoses in the first epoch, and of the measurements without a budget.
+The costs of hooks and special steps are shares of the time of all epochs after
+the first. "Total" is the sum of the three parts. The columns "once" are the
+seconds of the hooks and diagnoses in the first epoch, and of the measurements
+that the budget does not limit.
 
     python benchmarks/steady_cost.py
     OMP_NUM_THREADS=1 python benchmarks/steady_cost.py --setups torch
@@ -38,8 +39,8 @@ from benchmarks.timing import (
 
 MODELS = ("convolutional", "40 Dense(64)", "transformer")
 
-# Pairs of single steps: their ratios vary by 10%, so that the median of so
-# many is known to 0.3%.
+# The number of pairs of single steps. The ratio of a pair varies by 10%, so the
+# median of this many ratios is accurate to 0.3%.
 _PAIRS = 1001
 
 _PARTS = "guard + hooks + special = total"
@@ -98,7 +99,7 @@ def _guard(jit_compile, name, clock, pairs):
 
 
 class _Run:
-    """One `fit`, timed from within."""
+    """Runs one `fit`, and times its parts."""
 
     def __init__(self, jit_compile, name, steps, epochs, callbacks, clock):
         import keras
@@ -110,15 +111,18 @@ class _Run:
         self._clock = clock
         self._readings = 0.0
         self._steps, self._diagnoses = steps, 0.0
-        self._hooks = 0.0  # In this batch.
-        self._batches = []  # Seconds in hooks, seconds of the step, special.
+        self._hooks = 0.0  # Seconds in hooks during the current batch.
+        # A tuple per batch: the seconds in hooks, the seconds of the step, and
+        # whether the step was special.
+        self._batches = []
         model, x, y = compiled(name, jit_compile, steps)
         for callback in callbacks:
             self._time_hooks(callback)
         begin = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: self._stamp(),
-            # This hook lets Keras read the loss and so wait for every step.
-            # On a GPU the first reader would wait anyway.
+            # With this hook, Keras reads the loss of every step, and so waits
+            # for the step to end. On a GPU, the first reader of the loss waits
+            # in any case.
             on_train_batch_end=lambda batch, logs: None,
         )
         end = keras.callbacks.LambdaCallback(
@@ -158,7 +162,7 @@ class _Run:
         return statistics.median(s for _, s, _ in self._steady())
 
     def shares(self):
-        """Hooks and special steps, as shares of the rest."""
+        """Returns the shares of hooks and special steps in the plain time."""
         steady = self._steady()
         hooks = sum(h for h, _, _ in steady)
         special = sum(s - self.median_step for _, s, odd in steady if odd)
@@ -200,14 +204,15 @@ class _Run:
             start = self._clock()
             read(reader, model, step, is_extra, batch)
             seconds = self._clock() - start
-            if not is_extra:  # It is no part of the steps.
+            # Only extra measurements count as part of a step.
+            if not is_extra:
                 self._readings += seconds
                 self._last += seconds
 
         return timed
 
     def _stamp(self):
-        """A batch ends where the next begins."""
+        """Records the batch that ends now, where the next batch begins."""
         now = self._clock()
         step = now - self._last - self._hooks
         self._batches.append((self._hooks, step, self._special))
@@ -217,7 +222,7 @@ class _Run:
         self._own = model.train_function
 
     def _note_special(self, model):
-        # Another function has taken its place for this call.
+        # A special step replaces `train_function` for the call.
         self._special = model.train_function is not self._own
 
 

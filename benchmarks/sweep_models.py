@@ -1,7 +1,7 @@
 """The models of `model_sweep.py`: well-known architectures, made small.
 
-Applications of Keras at the smallest images they take, and backbones of
-KerasHub with two layers of 32 features. All end in a `Dense(4)`.
+The models are Keras' applications at the smallest images that they accept, and
+KerasHub's backbones with two layers of 32 features. All end in a `Dense(4)`.
 """
 
 import importlib.util
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import layers
 
-# One of each family; `others()` are the larger ones.
+# One application of each family. `others()` returns the larger applications.
 APPLICATIONS = (
     "MobileNet",
     "MobileNetV2",
@@ -29,7 +29,8 @@ APPLICATIONS = (
     "ConvNeXtTiny",
 )
 
-# Keras refuses less; all others take 32 pixels.
+# The smallest image sides that Keras accepts for these applications. All other
+# applications accept 32 pixels.
 _LEAST_PIXELS = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
 
 _VOCABULARY, _LENGTH, _PIXELS = 100, 16, 32
@@ -53,7 +54,7 @@ _RESNET = _IMAGES | {
     "block_type": "bottleneck_block",
 }
 
-# Name: what the class `keras_hub.models.<name>` is given.
+# The constructor arguments of each class `keras_hub.models.<name>`.
 BACKBONES = {
     "BertBackbone": _LEARNED_POSITIONS,
     "RobertaBackbone": _LEARNED_POSITIONS,
@@ -89,7 +90,7 @@ BACKBONES = {
 def default_names() -> list:
     """Returns the names of one application of each family and all backbones.
 
-    The backbones are left out where KerasHub is not installed.
+    The result has no backbones if KerasHub is not installed.
     """
     found = importlib.util.find_spec("keras_hub") is not None
     return [*APPLICATIONS, *(BACKBONES if found else ())]
@@ -102,7 +103,7 @@ def others() -> list:
 
 
 def build(name: str) -> keras.Model:
-    """Returns the model of a name, with new weights and a head."""
+    """Returns the model with a name, with new weights and a head."""
     if name in BACKBONES:
         import keras_hub
 
@@ -120,7 +121,7 @@ def build(name: str) -> keras.Model:
 
 
 def batches(name: str, model: keras.Model, count: int) -> tuple:
-    """Returns `count` samples, as the model takes them, and their classes."""
+    """Returns `count` samples as the model takes them, and their classes."""
     random = np.random.default_rng(0)
     x = {
         tensor.name: _samples(tensor, name, random, count)
@@ -144,7 +145,7 @@ def _samples(tensor, name, random, count):
         low, high = (0, 255) if _rescales(name) else (-1, 1)
         return random.uniform(low, high, shape).astype("float32")
     if "padding_mask" in tensor.name:
-        # Sentences of several lengths.
+        # The sentences have different lengths.
         lengths = random.integers(_LENGTH // 2, _LENGTH + 1, (count, 1))
         return (np.arange(_LENGTH) < lengths).astype("int32")
     if "segment" in tensor.name:
@@ -153,7 +154,7 @@ def _samples(tensor, name, random, count):
 
 
 def _rescales(name):
-    """Returns True if an application begins by scaling bytes."""
+    """Returns whether an application itself rescales bytes."""
     application = getattr(keras.applications, name, None)
     return application is not None and (
         "include_preprocessing" in inspect.signature(application).parameters

@@ -1,4 +1,4 @@
-"""Times the arms of a comparison in turns, so that all see the same noise."""
+"""Times arms of a comparison in turns, so that noise affects all of them."""
 
 import argparse
 import concurrent.futures
@@ -12,7 +12,7 @@ import sys
 import time
 from importlib import metadata
 
-# Name: backend and `jit_compile`.
+# The backend and `jit_compile` of each setup.
 SETUPS = {
     "tensorflow": ("tensorflow", False),
     "tensorflow-xla": ("tensorflow", True),
@@ -20,17 +20,18 @@ SETUPS = {
     "torch": ("torch", False),
 }
 
-# Other processes do not lengthen the time of the process.
+# Other processes slow down the wall clock, but do not add to the CPU time.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def argument_parser(doc: str, rounds: int | None = None, steps: int = 0):
-    """Returns a parser with the arguments that all benchmarks take.
+    """Returns a parser with the arguments that all benchmarks share.
 
     Args:
         doc: String. Its first line describes the benchmark.
-        rounds: Int. Its default, where there is something to time.
-        steps: Int. Its default.
+        rounds: Int. The default of `--rounds`. `None` omits `--rounds` and
+            `--steps`.
+        steps: Int. The default of `--steps`.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     setups = [
@@ -53,10 +54,10 @@ def print_table(header: list, setups: list, models: dict, measure, *args):
     Args:
         header: List of the names of the columns after setup and model.
         setups: List of names in `SETUPS`.
-        models: Dict from a name to what `measure` takes.
+        models: Dict from a name to the model argument of `measure`.
         measure: Function `(jit_compile, model, *args)` that returns the
-            cells of a row. It runs in a process of its own.
-        *args: Passed on to it.
+            cells of a row. It runs in its own process.
+        *args: Further arguments of `measure`.
     """
     rows = []
     for setup in setups:
@@ -66,7 +67,7 @@ def print_table(header: list, setups: list, models: dict, measure, *args):
                 cells = in_subprocess(
                     backend, measure, jit_compile, model, *args
                 )
-            except Exception as error:  # One that fails says so in its row.
+            except Exception as error:  # The row shows the error.
                 cells = [f"{type(error).__name__}: {str(error)[:60]}"]
             rows.append([setup, name, *cells])
             print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
@@ -90,7 +91,7 @@ def add_clock(parser):
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="cpu: time of the process, where other work runs beside it",
+        help="cpu: time of the process, for machines that do other work too",
     )
 
 
@@ -100,10 +101,10 @@ def interleave(arms: dict, rounds: int, clock=time.perf_counter) -> dict:
     Args:
         arms: Dict from a name to a function without arguments.
         rounds: Int. How many times each arm runs.
-        clock: Function that returns seconds. Defaults to the wall's.
+        clock: Function that returns seconds. Defaults to the wall clock.
 
     Returns:
-        Dict from the name to the seconds of each round.
+        Dict from each arm's name to the seconds of each round.
     """
     names = list(arms)
     seconds = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""Train steps of a compiled model without the rest of `fit`."""
+"""Runs train steps of a compiled model without the rest of `fit`."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from keras_mixprec.backend import active
 
 
 def stepper(model: keras.Model, x: np.ndarray, y: np.ndarray):
-    """Trains two steps on one batch, and returns how to train more of them.
+    """Trains two steps on one batch, and returns a function that goes on.
 
     Returns:
         A function `run(steps)`. It ends when the device has finished the
@@ -24,7 +24,7 @@ def stepper(model: keras.Model, x: np.ndarray, y: np.ndarray):
 def _tensorflow(model, x, y):
     import tensorflow as tf
 
-    # The same dataset for both, so that the step is compiled once.
+    # Both loops use the same dataset, so that the step is compiled only once.
     batches = tf.data.Dataset.from_tensors((x, y)).cache().repeat()
     model.fit(batches, steps_per_epoch=2, verbose=0)
     batches = iter(batches)
@@ -46,7 +46,8 @@ def _jax(model, x, y):
     state = model._get_jax_state(**{f"{k}_variables": True for k in kinds})
 
     def run(steps):
-        # The step gives its old state's memory to the new one.
+        # JAX reuses the memory of the old state for the new state, so the old
+        # state cannot be read again.
         nonlocal state
         for _ in range(steps):
             _, state = model.train_function(state, batches)

@@ -63,9 +63,9 @@ def __dir__():
     return sorted(__all__)
 
 
-# Keras can load a model with our optimizer or policy only after their classes
-# are registered. These imports register them. They cost little if the script
-# has already imported Keras.
+# Keras can load a model with this package's optimizer or policy only after
+# their classes are registered. If the script has already imported Keras,
+# registering the classes costs little time.
 if hasattr(sys.modules.get("keras"), "saving"):
     importlib.import_module(f"{__name__}.loss_scaling.optimizer")
     importlib.import_module(f"{__name__}.policies.rescaled")

@@ -99,7 +99,8 @@ def _check_number(name, value, types, what):
     # Users may pass NumPy scalars and zero-dimensional arrays as numbers.
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         value = value.item()
-    # A boolean is an integer in Python, but most likely a mistake here.
+    # A boolean is an integer in Python, but a boolean passed as a number is
+    # most likely a mistake.
     types = () if isinstance(value, bool) else types
     return check_type(name, value, types, what)
 

@@ -8,7 +8,7 @@ from absl import logging
 
 from keras_mixprec.formats import format_names, printable
 
-# Terminal colour codes, which the errors of TensorFlow and Keras contain.
+# Terminal color codes, which the errors of TensorFlow and Keras contain.
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.")
 
 
@@ -61,7 +61,7 @@ def listed(paths, shown: int = 4) -> str:
 
 
 def without_colours(text: str) -> str:
-    """Returns a text without colour codes.
+    """Returns a text without color codes.
 
     Args:
         text: String.
@@ -70,7 +70,7 @@ def without_colours(text: str) -> str:
 
 
 def one_line(reason: BaseException | str, longest: int = 200) -> str:
-    """Returns a reason as one line without colours, cut to a length.
+    """Returns a reason as one line without color codes, cut to a length.
 
     Args:
         reason: Exception or string.

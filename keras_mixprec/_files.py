@@ -55,7 +55,7 @@ def try_lock(file) -> bool | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # Some network disks have no locks.
+    except OSError:  # Some network file systems have no locks.
         return None
     return True
 
@@ -110,8 +110,8 @@ def _is_held(path):
 # The suffix of files that are still being written.
 _UNFINISHED = ".mixprec.tmp"
 
-# A process locks such a file within microseconds of creating it. So an older
-# file without a lock was left behind by a process that died.
+# An unfinished file is locked within microseconds of its creation. So an older
+# unfinished file without a lock was left behind by a process that died.
 _UNFINISHED_SECONDS = 10
 
 
@@ -132,8 +132,8 @@ def write_json(path: str | os.PathLike, content) -> None:
     path = os.path.realpath(path)
     check_regular(path)
     _remove_unfinished(path)
-    # The new file is in the same folder, because a rename is atomic only within
-    # one disk.
+    # Create the new file in the same folder, because a rename is atomic only
+    # within one file system.
     unfinished = f"{path}.{secrets.token_hex(4)}{_UNFINISHED}"
     try:
         with open(unfinished, "x", encoding="utf-8") as file:

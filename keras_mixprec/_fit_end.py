@@ -5,7 +5,7 @@ import functools
 
 import keras
 
-# The model itself holds its session, in this attribute. A global registry of
+# The name of the model's attribute that holds its session. A global registry of
 # sessions would keep every model alive.
 SESSION_ATTRIBUTE = "_keras_mixprec_session"
 
@@ -22,7 +22,8 @@ def _ending(fit):
         except BaseException as error:
             session = vars(model).get(SESSION_ATTRIBUTE)
             if session is not None and session is not before:
-                # An error here must not hide the error that ended `fit`.
+                # An error while the session ends must not hide the error that
+                # ended `fit`.
                 with contextlib.suppress(Exception):
                     session.abandon(error)
             raise
@@ -30,8 +31,8 @@ def _ending(fit):
     return fit_and_end
 
 
-# Keras does not call `on_train_end` after an exception or Ctrl-C, so `fit`
-# itself ends the session. A callback could not replace `fit`, because Python
-# looks up `model.fit` before it creates the callbacks of the call.
+# Keras does not call `on_train_end` after an exception or Ctrl-C, so a wrapper
+# of `fit` ends the session. The wrapper is installed on import, because
+# Python looks up `model.fit` before it creates the callbacks of the call.
 _TRAINER = next(c for c in keras.Model.__mro__ if "fit" in vars(c))
 _TRAINER.fit = _ending(_TRAINER.fit)

@@ -10,9 +10,9 @@ _NONE = object()
 class Replacements:
     """A context that replaces methods of objects.
 
-    After the context every object is as before. Several threads may enter it,
-    such as the replicas of a `MirroredStrategy`. It ends when the last thread
-    leaves it.
+    After the context, every object is as before. Several threads may enter the
+    context, such as the replicas of a `MirroredStrategy`. The context ends when
+    the last thread leaves it.
     """
 
     def __init__(self):
@@ -65,7 +65,8 @@ def _assign(attributes):
         elif function is _NONE:
             vars(owner).pop(name, None)
         else:
-            # `setattr` would let a layer track the function as its state.
+            # `setattr` on a layer would track the function as a part of the
+            # layer's state.
             vars(owner)[name] = function
 
 

@@ -8,9 +8,9 @@ from keras_mixprec.formats import SIXTEEN_BITS
 def share_in_16_bits(rows: list[dict]) -> float | None:
     """Returns the share of the FLOPs in float16 or bfloat16.
 
-    If layers with unknown FLOPs hold most of the parameters, this is the share
-    of the parameters instead. A model without parameters gives the share of the
-    layers, and a model without layers gives `None`.
+    If layers with unknown FLOPs hold most of the parameters, the result is the
+    share of the parameters instead. A model without parameters gives the share
+    of the layers, and a model without layers gives `None`.
 
     Args:
         rows: List of dicts, as `PrecisionSummary.to_list` returns them.

@@ -12,11 +12,11 @@ import ml_dtypes
 
 SIXTEEN_BITS = ("float16", "bfloat16")
 
-# Halves round up, so that the page, which uses JavaScript's `toPrecision`,
-# shows the same digits.
+# Reports round halves up, as JavaScript's `toPrecision` does, so that they show
+# the same digits as the page.
 _TWO_DIGITS = decimal.Context(prec=2, rounding=decimal.ROUND_HALF_UP)
 
-# Characters per line of a text report.
+# The maximum number of characters per line of a text report.
 SCREEN_WIDTH = 100
 
 
@@ -39,8 +39,9 @@ class Format:
     epsilon: float
 
 
-# Control characters, characters that change the writing direction, and
-# surrogates, which stand for invalid bytes in file names.
+# Characters that `printable` escapes: control characters, characters that
+# change the writing direction, and surrogates, which stand for invalid bytes in
+# file names.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e"
     "\u2066-\u2069\ud800-\udfff]"
@@ -210,7 +211,7 @@ def count_kinds(counts: Iterable = (0, 0, 0)) -> dict:
 
 
 def format_kinds(counts: Mapping, units: tuple) -> str:
-    """Formats how often each non-finite kind was seen, or returns `""`.
+    """Formats how many times each non-finite kind occurred, or returns `""`.
 
     Args:
         counts: Dict from some or all of `NONFINITE_KINDS` to ints.

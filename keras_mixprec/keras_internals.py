@@ -13,24 +13,26 @@ import types
 import weakref
 
 import keras
-from keras.src import ops as layer_ops  # Layers do not call `keras.ops`.
+
+# Layers call the functions in `keras.src.ops`, not those in `keras.ops`.
+from keras.src import ops as layer_ops
 from keras.src.backend import (
     # Sets the dtype to which layers cast variables; `None` casts nothing.
     AutocastScope,
     compute_output_spec,  # Builds a model from shapes alone.
-    # Tensors carry masks from layer to layer, in a private attribute.
+    # Read and write a tensor's mask, which is in a private attribute.
     get_keras_mask,
     set_keras_mask,
 )
 
-# `keras.ops.map`, `scan` and similar functions call this module.
+# `keras.ops.map`, `scan` and others call the backend's module `core`.
 from keras.src.backend import core as backend_core
 
-# Layers and `keras.random` draw random numbers from this module, so a
-# replacement here reaches all of them.
+# Layers and `keras.random` draw random numbers from the backend's `random`
+# module, so replacements of its functions affect all random numbers.
 from keras.src.backend import random as backend_random
 
-# Keras keeps the state of the running call here.
+# Read and write Keras' global state, which includes the running call.
 from keras.src.backend.common.global_state import (
     get_global_attribute,
     set_global_attribute,
@@ -48,21 +50,21 @@ from keras.src.models import Functional
 # The key of the seed generator that Keras uses for layers without one.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
-# An optimizer saves attributes of this type with its variables.
+# An optimizer saves `KerasSaveable` attributes with its variables.
 from keras.src.saving.keras_saveable import KerasSaveable
 
-# `predict` gets its batches from this adapter.
+# Returns the adapter from which `predict` gets its batches.
 from keras.src.trainers.data_adapters import (
     get_data_adapter as get_data_adapter,
 )
 
-# This adapter holds the arrays that were passed to `fit`.
+# The adapter that holds the arrays that were passed to `fit`.
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-# Keras makes automatic layer names from class names with this function.
+# Makes automatic layer names from class names.
 from keras.src.utils.naming import to_snake_case
 
-# Without this, an optimizer adopts the variables in any list that it holds.
+# Keeps an optimizer from adopting the variables in any list that it holds.
 from keras.src.utils.tracking import no_automatic_dependency_tracking
 
 from keras_mixprec._patched import patched
@@ -75,13 +77,14 @@ ACTIVATIONS = ("keras.src.layers.activations", "keras.src.ops.nn")
 
 def flat_layers(layer, include_self: bool = True) -> list:
     """Returns a layer and all its sublayers, at any depth."""
-    # Only models have a public method for this.
+    # The public `model.layers` exists only for models, and lists only direct
+    # sublayers.
     return layer._flatten_layers(include_self=include_self)
 
 
 def sublayers(layer) -> list:
     """Returns a layer's direct sublayers."""
-    # Only models have a public list of their layers.
+    # The public `model.layers` exists only for models.
     return layer._layers
 
 
@@ -97,7 +100,7 @@ def own_non_trainable(layer) -> list:
 
 def seed_generators(layer) -> list:
     """Returns a layer's own seed generators."""
-    # A layer saves this random state, but has no public attribute for it.
+    # A layer saves its seed generators, but no public attribute holds them.
     return layer._seed_generators
 
 
@@ -107,8 +110,9 @@ def loss_ids(layer) -> set:
 
 
 def set_policy_object(layer, policy: keras.DTypePolicy):
-    """Gives a layer another policy object."""
-    # Layers may share a policy map. The public setter would change it for all.
+    """Gives a layer a different policy object."""
+    # Layers may share a policy map, and the public setter would change the map
+    # for all of them.
     layer._dtype_policy = policy
 
 
@@ -149,7 +153,7 @@ def storing(policy: keras.DTypePolicy, dtype: str) -> keras.DTypePolicy:
 
 def set_input_dtype(entrance: keras.layers.InputLayer, dtype: str):
     """Sets the dtype to which an input of a model casts data."""
-    # Keras has no setter for the dtype of an input.
+    # Keras has no public setter for the dtype of an `InputLayer`.
     entrance._dtype = dtype
     entrance.output._dtype = dtype
 
@@ -210,7 +214,8 @@ def only_runs_graph(layer) -> bool:
 
 def build_symbolically(model: keras.Model, data):
     """Builds a compiled model, its loss and metrics, on one batch."""
-    # `fit` builds the model in the same way. This runs no computation.
+    # `fit` also builds the model with `_symbolic_build`, which computes
+    # nothing.
     model._symbolic_build(data_batch=data)
 
 
@@ -239,8 +244,8 @@ def flat_losses(model: keras.Model) -> list[tuple]:
 
 
 def set_saved_optimizer(model: keras.Model, optimizer):
-    """Makes `model.save` store another optimizer than the model's."""
-    # `model.save` stores the optimizer of this configuration.
+    """Makes `model.save` store a different optimizer than the model's."""
+    # `model.save` stores the optimizer of the compile configuration.
     model._compile_config.config["optimizer"] = optimizer
 
 
@@ -251,7 +256,7 @@ def jax_state(model: keras.Model) -> tuple[dict | None, bool]:
 
 
 def set_jax_state(model: keras.Model, state: dict | None, synced: bool):
-    """Sets what `jax_state` returns."""
+    """Sets the state that `jax_state` returns."""
     model._jax_state, model._jax_state_synced = state, synced
 
 
@@ -298,7 +303,8 @@ def casts_value(variable: keras.Variable) -> bool:
 def set_value(variable: keras.Variable, value):
     """Sets a variable to a value that already has its dtype and devices."""
     if keras.backend.backend() == "jax":
-        variable._value = value  # `assign` needs every process.
+        # `assign` would need every process of a distributed job.
+        variable._value = value
     else:
         variable.assign(value)
 
@@ -413,7 +419,8 @@ def accumulated_gradients(optimizer) -> list:
 
 def track_variable(optimizer, variable: keras.Variable):
     """Adds a variable to an optimizer's variables."""
-    # An optimizer does not save a variable only because an attribute holds it.
+    # An optimizer saves only tracked variables, not all variables in its
+    # attributes.
     optimizer._track_variable(variable)
 
 

@@ -30,7 +30,7 @@ def read_joules() -> float | None:
         if library.nvmlDeviceGetTotalEnergyConsumption(
             handle, ctypes.byref(millijoules)
         ):
-            return None  # Any status but 0 is an error.
+            return None  # A status other than 0 means an error.
         total += millijoules.value
     return total / 1000 if handles else None
 
@@ -79,4 +79,4 @@ def visible(count: int) -> Iterable[int]:
         name.isdigit() for name in names
     ):
         return [*map(int, names)]
-    return []  # The names may be UUIDs, or parts of a GPU.
+    return []  # A name may be a UUID, or name a part of a GPU.

@@ -2,7 +2,7 @@
 
 Each combination of devices, backend and versions has its own file. The files
 are in the folder `KERAS_MIXPREC_CACHE_DIR`, by default in Keras' own folder.
-Damaged files, and files of another combination, are ignored.
+Damaged files, and files of a different combination, are ignored.
 """
 
 import datetime
@@ -51,7 +51,7 @@ def load(capabilities: dict) -> Measured | None:
         datetime.date.fromisoformat(known.date)
         if all(0 < ratio < math.inf for ratio in known.speed.values()):
             return known._replace(wrong=tuple(known.wrong))
-    except Exception:  # The file may hold anything.
+    except Exception:  # A damaged file may cause any kind of error.
         pass
     return None
 
@@ -80,7 +80,8 @@ def save(capabilities: dict, measured: Measured) -> str:
 
 
 def _of(capabilities):
-    # Stored values have lists for tuples, and these must compare equal.
+    # JSON turns tuples into lists, so do the same here before a comparison with
+    # stored values.
     return json.loads(json.dumps(capabilities))
 
 

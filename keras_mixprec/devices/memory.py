@@ -1,14 +1,15 @@
 """The peak memory of training, and its parts.
 
-The device decides how it is measured, and the measures differ in meaning:
+The device decides how the peak is measured, and the measures differ in meaning:
 
-| `measured_by` | where | what it is |
+| `measured_by` | where | meaning of the peak |
 |---|---|---|
 | `"device"` | GPUs, TPUs | the peak of the backend's own allocator |
-| `"compiled_program"` | XLA on a CPU | the memory that XLA reports for it |
+| `"compiled_program"` | XLA on a CPU | the memory of the step, from XLA |
 | `"process"` | CPUs | the peak resident memory of the process |
 
-The last one includes the interpreter, all libraries and the data set.
+The memory of a process includes the interpreter, all libraries and the data
+set.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ except ImportError:  # Windows has no `resource`.
     resource = None  # type: ignore[assignment]
 
 _PROC = pathlib.Path("/proc")
-# Writing this value makes Linux reset the peak memory of the process.
+# Linux resets the peak memory of a process when this value is written to its
+# `clear_refs` file.
 _RESET = "5"
 
 
@@ -105,7 +107,8 @@ def program_record(model: keras.Model, batch: tuple) -> dict | None:
 
 def _record(model, peak, measured_by):
     weights = bytes_of(model.variables)
-    # Optimizers create their slots in the first step, so call this after it.
+    # Optimizers create their slots in the first step, so this function must be
+    # called after the first step.
     optimizers = optimizers_of(model).values()
     slots = bytes_of(v for o in optimizers for v in o.variables)
     known = peak is not None and measured_by != "process"
@@ -143,7 +146,7 @@ def _peak_of_process():
     peak = sizes_in_proc().get("VmHWM")
     if peak is None and resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # This is in bytes on macOS, and in KiB on other systems.
+        # `ru_maxrss` is in bytes on macOS, and in KiB on other systems.
         peak = used if sys.platform == "darwin" else used * 1024
     return peak
 

@@ -24,9 +24,9 @@ _INTEL = "https://docs.pytorch.org/docs/stable/notes/get_start_xpu.html"
 _APPLE = "https://github.com/huggingface/transformers/pull/40458"
 _SLOW_CPU = "https://github.com/pytorch/pytorch/issues/146508"
 
-# These Turing chips (TU116, TU117) have no tensor cores but report the same
-# capability, 7.5, as chips that do: GTX 16 series, MX450 and MX550, Quadro T
-# series (not the Tesla T4), CMP 30HX.
+# Names of GPUs with Turing chips (TU116, TU117) that have no tensor cores but
+# report the same capability, 7.5, as chips with tensor cores: GTX 16 series,
+# MX450 and MX550, Quadro T series (not the Tesla T4), CMP 30HX.
 _NO_TENSOR_CORES = re.compile(
     r"\b(GTX 16\d\d|MX[45]50|T(400|5[05]0|600|1000|1200|2000)|CMP 30HX)\b"
 )
@@ -56,11 +56,12 @@ def _units(note, source):
     return Support("native", note, source, matrix=True)
 
 
-_FROM_VOLTA = "no tensor cores, which need capability 7.0"
+_FROM_VOLTA = "no tensor cores, which need compute capability 7.0 or higher"
 _UNKNOWN = Support("unknown", "the device does not report it")
 _NO_UNITS = Support("absent", "no units for it")
 
-# The support for each format, from each compute capability upwards.
+# The support for each number format, by the lowest compute capability that has
+# this support.
 _CUDA = {
     "bfloat16": {
         (8, 0): _units("bfloat16 tensor cores", _TENSOR_CORES),
@@ -69,7 +70,8 @@ _CUDA = {
     "float16": {
         (7, 0): _units("float16 tensor cores", _VOLTA),
         (6, 2): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
-        # It runs at 1/64 of float32's rate, so it counts as emulated.
+        # GPUs of capability 6.1 run float16 at 1/64 of float32's rate, so
+        # float16 counts as emulated.
         (6, 1): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
         (5, 3): Support("native", _FROM_VOLTA, _CUDA_GUIDE),
         (0, 0): Support("emulated", _FROM_VOLTA, _CUDA_GUIDE),
@@ -94,7 +96,7 @@ _ROCM = {
     "gfx120": ("float16", "bfloat16", "float8"),
 }
 
-# The instructions that compute in a format, the fastest first.
+# The CPU instruction sets that compute in each format, the fastest first.
 _CPU = {
     "bfloat16": ("AMX-BF16", "AVX512-BF16", "AVX10.1", "SVE-BF16", "BF16"),
     "float16": ("AMX-FP16", "AVX512-FP16", "AVX10.1", "FP16"),
@@ -102,7 +104,7 @@ _CPU = {
     "float8": ("AMX-FP8",),
 }
 
-# All devices of the same kind have the same formats.
+# The formats of each kind of device whose models all have the same formats.
 _OTHERS = {
     "tpu": {
         "bfloat16": _units("matrix units for bfloat16", _TPU),
@@ -180,8 +182,8 @@ def _of_cpu(format, instructions):
         return _UNKNOWN
     having = [name for name in _CPU[format] if name in instructions]
     if having:
-        # AMX is a matrix unit, but it does not count because some backends
-        # do not use it.
+        # AMX is a matrix unit, but the result does not mark it as one, because
+        # some backends do not use AMX.
         return Support("native", having[0])
     if format in ("tf32", "float8"):
         return _NO_UNITS

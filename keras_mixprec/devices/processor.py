@@ -8,7 +8,7 @@ import subprocess
 from typing import NamedTuple
 
 # The instruction sets behind the flags of Linux and macOS. One table serves all
-# vendors, because no two of them use the same flag.
+# CPU vendors, because no two vendors use the same flag.
 _NAMES = {
     "avx2": "AVX2",
     "avx512f": "AVX512",
@@ -35,7 +35,7 @@ _NAMES = {
 
 
 class Processor(NamedTuple):
-    """A CPU.
+    """The name and the instruction sets of a CPU.
 
     Attributes:
         name: String.
@@ -107,7 +107,7 @@ def parse_sysctl(text: str) -> Processor:
         for key, value in found.items()
         if key.startswith("hw.optional.") and value == "1"
     ]
-    # Macs with an Intel CPU report their instructions here.
+    # Macs with an Intel CPU list their instructions in `leaf7_features`.
     flags += found.get("machdep.cpu.leaf7_features", "").lower().split()
     return Processor(name, _named(flags) if len(found) > 1 else None)
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from keras_mixprec import _clock
 from keras_mixprec._console import one_line
 
-# The smallest and the largest number of rounds.
+# The minimum and the maximum number of rounds.
 _ROUNDS = 3, 40
 
-# A sample takes this many seconds, so the clock and calls add less than 1%.
+# The length of a sample in seconds. At this length, reading the clock and
+# calling the function add less than 1%.
 _SAMPLE = 0.005
 
 
@@ -18,7 +19,7 @@ class Timing(NamedTuple):
     """The result of `compare`.
 
     Attributes:
-        seconds: Float. Median time of a call of the first function.
+        seconds: Float. Median time of a call to the first function.
         ratios: Dict from the name of each other function to its speed as a
             multiple of the first function's.
         errors: Dict from the name of each function that failed to its error.
@@ -36,7 +37,7 @@ def compare(functions: Mapping[str, Callable], seconds: float) -> Timing:
 
     The functions take turns, and each round reverses their order, so a busy
     machine slows down all of them. The result is the median of the ratios of
-    all rounds. The first call of each function compiles it and is left out.
+    all rounds. The first call to each function compiles it and is left out.
 
     Args:
         functions: Dict from names to functions without arguments. Each must

@@ -18,7 +18,8 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
-# In float16 a variance below 3e-8 becomes 0, and above 65504 it overflows.
+# Layers whose moving statistics stay in float32. In float16, a variance below
+# 3e-8 becomes 0, and a variance above 65504 overflows.
 _KEPT_STATISTICS = (
     keras.layers.BatchNormalization,
     keras.layers.SpectralNormalization,
@@ -40,7 +41,7 @@ class Assignment(NamedTuple):
     def replaced(
         self, paths: Iterable[str], policy: str, reason: str
     ) -> "Assignment":
-        """Returns a copy in which some layers follow another policy."""
+        """Returns a copy in which some layers follow a different policy."""
         own = dict.fromkeys(paths)
         return Assignment(
             self.policies | dict.fromkeys(own, policy),
@@ -80,7 +81,8 @@ class Assignment(NamedTuple):
         found: dict[str, list] = {}
         for entry in entries:
             policy = self.policies.get(entry.path, "float32")
-            # The policy "float16" would not cast float32 weights.
+            # The policy "float16" would not cast float32 weights to float16,
+            # but "mixed_float16" does.
             policy = f"mixed_{policy}" if policy in SIXTEEN_BITS else policy
             found.setdefault(policy, []).append(entry.layer)
         return found
@@ -133,7 +135,8 @@ def by_plan(
 
 def has_policy(layer: keras.layers.Layer) -> bool:
     """Returns whether a policy affects a layer."""
-    # These models compute nothing themselves, and their configs have no policy.
+    # `Functional` and `Sequential` models compute nothing themselves, and their
+    # configs have no policy.
     graphs = (Functional, keras.Sequential)
     return type(layer) not in graphs and not is_fixed(layer)
 

@@ -15,7 +15,7 @@ from keras_mixprec.numerics.layer_hooks import WHOLE, CallHook
 from keras_mixprec.policies.layers import LayerEntry
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# The seconds for which two models run in turns.
+# The total time for which two models run in turns, in seconds.
 _SECONDS = 1.5
 
 
@@ -154,7 +154,8 @@ def largest_activations(
 
     def measure(run, layer, path, index, args, kwargs):
         outputs = run(*args, **kwargs)
-        # An input that the layer does not cast cannot overflow in a cast.
+        # If a layer does not cast its inputs, they cannot overflow in a cast,
+        # so only the layer's outputs count.
         seen = (args, outputs) if layer.autocast else outputs
         for tensor in filter(is_float, tree.flatten(seen)):
             if active.replay().is_concrete(tensor):
@@ -165,10 +166,12 @@ def largest_activations(
 
     with computed_in("float32"):
         for batch in batches:
-            # A hook counts the calls of one batch, so each batch gets its own.
+            # A hook counts the calls in one batch, so each batch needs a new
+            # hook.
             with CallHook(entries, measure).hooked():
                 model(to_tensors(batch), training=False)
-    # A cell runs in the compiled loop of its layer, where no hook sees it.
+    # A recurrent layer's cell runs in a compiled loop, which no hook sees. So
+    # the cell gets the value of its layer.
     for entry in entries:
         for above in entry.lineage():
             if isinstance(above.layer, WHOLE) and above.path in found:

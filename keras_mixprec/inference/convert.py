@@ -31,7 +31,8 @@ from keras_mixprec.policies.names import policy_name
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rules import PrecisionRule
 
-# The second factor of a LoRA update, which is zero until it is trained.
+# Names of weights that are the second factor of a LoRA update. They are zero
+# until they are trained.
 _LORA_OUT = re.compile(r"lora_\w+_b")
 
 
@@ -53,14 +54,14 @@ def convert_for_inference(
     Args:
         model: A built `keras.Model`, compiled or not, that Keras can rebuild
             from its config.
-        policy: `"float16"`, `"bfloat16"` or `"auto"`, the format that gives the
-            smaller model. If both give the same size, `"auto"` prefers the
-            format that the device does not emulate, then the one with less
-            drift. Or a `PrecisionPlan` from `PrecisionTuner` or
+        policy: `"float16"`, `"bfloat16"`, or `"auto"` for whichever of the two
+            gives the smaller model. If both give the same size, `"auto"`
+            prefers the format that the device does not emulate, then the one
+            with less drift. Or a `PrecisionPlan` from `PrecisionTuner` or
             `minimize_float32`. Its float32 layers stay float32, and layers with
             mixed policies get 16-bit weights. Defaults to `"auto"`.
         calibration: Typical inputs, as `model.predict` takes them: an array, a
-            list or dict of arrays, or an iterable of batches. All of it is
+            list or dict of arrays, or an iterable of batches. All inputs are
             read. Include extreme samples.
         tolerance: Float. The largest accepted drift: the norm of the difference
             from float32, divided by the norm in float32. Defaults to `0.05`.
@@ -202,7 +203,7 @@ def calibration_batches(x: Any, batch_size: int, model: keras.Model) -> list:
         len(tree.flatten(batches[0])),
     )
     expected = count if functional is None else len(functional.inputs)
-    # Keras would silently ignore arrays after the last input.
+    # Keras would silently ignore arrays beyond the number of inputs.
     if count != expected and isinstance(batches[0], list | tuple):
         raise ValueError(
             "`calibration` must have one array for each of the model's "
@@ -224,12 +225,13 @@ def _text_as_tensor(leaf):
     return ops.convert_to_tensor(leaf)
 
 
-# The largest number of batches that the search uses. Each batch costs about one
-# run per layer.
+# The maximum number of batches that the search for float32 layers uses. Each
+# batch costs about one run per layer.
 _MOST_BATCHES = 4
 
-# The search may use only this share of the tolerance. It runs the model
-# operation by operation, and the compiled model rounds in other places.
+# The share of the tolerance that the search for float32 layers may use. The
+# search runs the model operation by operation, but the compiled model rounds in
+# different places.
 _MARGIN = 0.8
 
 _log = logging.getLogger("keras_mixprec.inference")
@@ -261,7 +263,8 @@ class Conversion:
         self._source = rebuild.Rebuilder(model, batches[0])
         self._reference = self._source.reference
         self._entries = self._source.entries
-        # Unlike `model.variables`, this leaves out the state of random numbers.
+        # `model.weights` leaves out the state of random numbers, which
+        # `model.variables` includes.
         self._bytes = bytes_of(model.weights)
         self._batches = batches
         self._tolerance = tolerance

@@ -48,7 +48,7 @@ def diagnose_call(
         of the model, the verdicts do not consider XLA.
 
     Raises:
-        TypeError: If `model` is not a model or `fn` not a function.
+        TypeError: If `model` is not a `keras.Model`, or `fn` is not a function.
         ValueError: If `fn` calls no layer of the model, or an argument is an
             iterator, which can be read only once.
 
@@ -72,7 +72,7 @@ def diagnose_call(
     # The diagnosis reports overflow, so NumPy's warnings are redundant.
     with np.errstate(all="ignore"):
         if not all(layer.built for layer in flat_layers(model)):
-            calls.tensors()  # This call builds the layers.
+            calls.tensors()  # Builds the layers, because it runs the function.
         own = getattr(fn, "__self__", None) is model
         compiled = own and is_compiled(model)
         given = {"args": _tensors(args), "kwargs": _tensors(kwargs)}

@@ -68,7 +68,8 @@ class Rebuilder:
         paths = {id(entry.layer): entry.path for entry in self.entries}
         self._order = [paths.get(id(layer), "") for layer in made]
         own = {id(e.layer): e for e in walk_with_model(model)}
-        # A shared layer may be rebuilt as two layers. Either pair is right.
+        # A shared layer may be rebuilt as two layers. Either of the two may be
+        # paired with the original.
         self.origins = {
             paths[id(new)]: own[id(old)]
             for old, new in self._pairs(self.reference)
@@ -82,7 +83,7 @@ class Rebuilder:
                 float32.
 
         Raises:
-            ValueError: If the config now gives another model.
+            ValueError: If the config now gives a different model.
         """
         order = iter(self._order)
 
@@ -99,13 +100,13 @@ class Rebuilder:
             policy: Policy name, the global policy when the file is loaded.
 
         Raises:
-            Exception: If Keras cannot load the model. It may be of any kind.
+            Exception: If Keras cannot load the model. Any kind is possible.
         """
         config = _config_of(model)
         with _global_policy(policy):
             loaded = _deserialized(config, self._model)
         for own, new in zip(*map(every_place, (model, loaded)), strict=True):
-            if hasattr(own, "save_assets"):  # Assets may be vocabularies.
+            if hasattr(own, "save_assets"):  # Copy vocabularies.
                 copy_state(own, new)
         return loaded
 
@@ -170,12 +171,12 @@ def copy_state(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """Copies the variables and files that a layer would save.
 
     Args:
-        source: A layer. Its sublayers are left out.
-        target: Another layer of the same class.
+        source: A layer. Its sublayers are not copied.
+        target: A second layer of the same class.
     """
     store: dict[str, Any] = {}
     source.save_own_variables(store)
-    # Without a copy, `fit` on JAX would later reuse the memory.
+    # Copy the values, because `fit` on JAX would later reuse their memory.
     store = {k: np.array(ops.convert_to_numpy(v)) for k, v in store.items()}
     if store:
         target.load_own_variables(store)
@@ -223,7 +224,8 @@ def _cast(name):
 
 def _config_of(model):
     """Returns the config that a file of the uncompiled model would hold."""
-    # The optimizer, loss and metrics may have no config, so they are left out.
+    # The optimizer, loss and metrics may have no config, so the model's config
+    # leaves them out.
     compiled = [
         x
         for x in keras_internals.flat_layers(model)
@@ -250,7 +252,7 @@ def _fit_for_16_bits(config):
     if config.get("class_name") in _ORTHOGONAL:
         return _ZEROS
     config = {key: _fit_for_16_bits(value) for key, value in config.items()}
-    # A 16-bit `InputLayer` would round inputs even for a float32 layer.
+    # A 16-bit `InputLayer` would round the inputs of a float32 layer too.
     if config.get("class_name") == "InputLayer":
         settings = config["config"]
         if settings.get("dtype") in SIXTEEN_BITS:
@@ -270,7 +272,7 @@ def _deserialized(config, model):
         if not hasattr(keras.layers, type(layer).__name__)
     }
     return keras.saving.deserialize_keras_object(
-        copy.deepcopy(config),  # Keras modifies the config.
+        copy.deepcopy(config),  # Keras modifies a config that it loads.
         custom_objects=known,
         safe_mode=False,
     )
@@ -279,14 +281,14 @@ def _deserialized(config, model):
 def _another_model(model, own, new):
     names = [x.name if x is not None else "no layer" for x in (own, new)]
     return (
-        f"The config of {model.name!r} rebuilds another model. It lacks layers "
-        "that were added or replaced outside the model's own code. "
+        f"The config of {model.name!r} rebuilds a different model. It lacks "
+        "layers that were added or replaced outside the model's own code. "
         f"Received: {names[0]!r}, rebuilt as {names[1]!r}"
     )
 
 
 def _set(layer, policy):
-    # A lookup layer has its own `compute_dtype`, which does not work yet when
+    # A lookup layer overrides `compute_dtype`, which does not work yet when
     # `Layer.__init__` returns.
     own = type(layer).compute_dtype is not keras.layers.Layer.compute_dtype
     if not own and not is_fixed(layer):
@@ -309,8 +311,8 @@ def _on_creation(visit):
     """Calls a function with each layer that this thread creates."""
     cls = keras.layers.Layer
     original, thread = cls.__init__, threading.get_ident()
-    # Some classes call `__init__` twice, but each layer counts once. The dict
-    # keeps the layers, so that Python does not reuse their ids.
+    # Some classes call `__init__` twice, but the function must see each layer
+    # once. The dict keeps the layers, so that Python does not reuse their ids.
     seen: dict = {}
 
     @functools.wraps(original)
@@ -320,7 +322,7 @@ def _on_creation(visit):
             seen[id(self)] = self
             visit(self)
 
-    # `Operation.__new__` reads the signature from this attribute.
+    # `Operation.__new__` reads the signature from `__init__.__signature__`.
     init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     with patched(cls, {"__init__": init}):
         yield

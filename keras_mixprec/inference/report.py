@@ -9,10 +9,10 @@ from keras_mixprec import _html, formats
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.reporting.text_formats import to_json
 
-# The text report shows this many layers, so that it fits a screen.
+# The maximum number of layers in the text report, which must fit a screen.
 _SHOWN = 20
 
-# The text report names this many layers for each reason.
+# The maximum number of layers that the text report names for each reason.
 _NAMED = 4
 
 _HEADS = ("layer", "policy", "weights", "largest", "headroom", "reason")

@@ -12,8 +12,8 @@ from keras_mixprec._files import check_regular
 from keras_mixprec.formats import SIXTEEN_BITS, get_format
 from keras_mixprec.policies.layers import check_model
 
-# The group of the optimizer's state, which keeps its dtype. Its second moments
-# would underflow in float16.
+# The name of the HDF5 group with the optimizer's state. The state keeps its
+# dtype, because its second moments would underflow in float16.
 _OPTIMIZER = "optimizer"
 
 
@@ -33,7 +33,7 @@ def save_weights(
         dtype: `"float16"` or `"bfloat16"`. Defaults to `"float16"`.
 
     Raises:
-        TypeError: If `model` is not a model.
+        TypeError: If `model` is not a `keras.Model`.
         ValueError: If `dtype` or `path` is wrong, or a weight is larger than
             the largest number of the dtype.
         OSError: If the file cannot be written.
@@ -53,7 +53,8 @@ def save_weights(
             f"`path` must end in '.weights.h5'. Received: path={str(path)!r}"
         )
     check_regular(target)
-    # The folder is next to `path`, because a rename is atomic only on one disk.
+    # Write into a folder next to `path`, because a rename is atomic only within
+    # one file system.
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as folder:
         wide, narrow = Path(folder, "wide.weights.h5"), Path(folder, "narrow")
         model.save_weights(wide)
@@ -62,7 +63,7 @@ def save_weights(
 
 
 def _rewrite(source, target, dtype):
-    import h5py  # Keras needs it for such files too.
+    import h5py  # Keras also writes weight files with h5py.
 
     with h5py.File(source, "r") as wide, h5py.File(target, "w") as narrow:
 

@@ -23,10 +23,10 @@ from keras_mixprec.numerics.random_numbers import same_draws
 
 _log = logging.getLogger("keras_mixprec.inference")
 
-# The search tries at most this many sets of layers. Each set costs a run of the
-# model, and each layer that stays in float32 takes about two sets. With
-# untrained weights, hundreds of EfficientNetB7's 813 layers underflow, and an
-# unlimited search would take too long.
+# The maximum number of sets of layers that the search tries. Each set costs a
+# run of the model, and each layer that stays in float32 takes about two sets.
+# With untrained weights, hundreds of EfficientNetB7's 813 layers underflow, and
+# an unlimited search would take too long.
 _MOST_TRIED = 400
 
 

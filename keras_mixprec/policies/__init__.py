@@ -1,8 +1,8 @@
 """Sets the dtype that each layer computes in, by policies, rules and plans.
 
 `set_global_policy` sets the policy of new layers. `apply_policy` sets the
-policies of an existing model, by rules or by a plan. A rule gives some layers
-another policy, and the first rule that matches a layer wins. The result is a
+policies of an existing model, by rules or by a plan. A rule gives some layers a
+different policy, and the first rule that matches a layer wins. The result is a
 plan: the policy of each layer path, and the reason for it.
 
 A path such as `encoder/block_1/dense` names one layer of a model. Rules match
@@ -15,7 +15,7 @@ Files:
 
 - `scope.py`: `set_global_policy` and `policy_scope`, for the policy of new
   layers and its rules.
-- `rules.py`: `PrecisionRules`, which give some layers another policy.
+- `rules.py`: `PrecisionRules`, which give some layers a different policy.
 - `default_rules.py`: layers that stay in float32 by default, and why.
 - `apply.py`: `apply_policy`, for existing models.
 - `set_policies.py`: sets the policies that rules or a plan chose.

@@ -24,18 +24,18 @@ from keras_mixprec.policies.layers import LayerEntry, is_of_keras, walk
 from keras_mixprec.policies.multiply_adds import multiply_adds
 from keras_mixprec.policies.names import is_fixed, set_policy
 
-# 16 bits save time if a layer does more multiply-adds than this for each
-# element that is cast. An A100 does 312e12 floating-point operations a second
-# in float16, and 156e12 in TF32. So float16 saves 6.4e-15 s for each
-# multiply-add, or 1.9e-14 s with the backward pass. A cast reads 4 bytes and
-# writes 2, forward and backward, at 1.6e12 bytes a second. It takes 7.5e-12 s,
-# as long as 390 multiply-adds save.
+# The number of multiply-adds for each cast element above which 16 bits save
+# time. An A100 does 312e12 floating-point operations a second in float16, and
+# 156e12 in TF32. So float16 saves 6.4e-15 s for each multiply-add, or 1.9e-14 s
+# with the backward pass. A cast reads 4 bytes and writes 2, forward and
+# backward, at 1.6e12 bytes a second. It takes 7.5e-12 s, which is the time that
+# 390 multiply-adds save.
 WORTH_A_CAST = 400
 
-# A layer between float32 layers stays in float32 only if it does at most this
-# share of the model's multiply-adds. Without this limit, all layers of a small
-# model would stay in float32. Compilers fuse many casts, so that would be too
-# cautious.
+# A layer between float32 layers stays in float32 only if its share of the
+# model's multiply-adds is at most `SMALL_SHARE`. Without a limit, all layers of
+# a small model would stay in float32. That would be too cautious, because
+# compilers fuse many casts.
 SMALL_SHARE = 0.05
 
 
@@ -79,7 +79,7 @@ def _elements(layer):
     """Returns how many elements a layer takes and returns per sample."""
     call = inbound_nodes(layer)[0]
     tensors = [*call.input_tensors, *call.output_tensors]
-    # A variable length counts as one position.
+    # A dimension of variable length counts as one position.
     return sum(math.prod(size or 1 for size in t.shape[1:]) for t in tensors)
 
 
@@ -165,7 +165,7 @@ def _zeros(tensor):
 def _error(model, inputs):
     """Calls the model, and returns the error that it raises, or `None`."""
     try:
-        # On torch, only a real call checks dtypes.
+        # On torch, dtypes are checked only in a call on real arrays.
         with keras.StatelessScope():
             model(inputs, training=False)
     except active.replay().REFUSALS as error:

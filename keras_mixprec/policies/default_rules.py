@@ -18,6 +18,7 @@ from keras_mixprec.policies.rules import (
     PrecisionRules,
 )
 
+# The number of positions in a pooling window from which float16 is too inexact.
 # float16 holds all integers only up to 2**11, so long sums lose digits:
 # `AveragePooling2D(32)` returned 3.33 for inputs of 3.0.
 _MANY_POSITIONS = 1024

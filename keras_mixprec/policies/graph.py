@@ -30,9 +30,9 @@ _HANDS_ON = (
 
 _TAKES_AS_IT_IS = (*_HANDS_ON, keras.layers.Concatenate, keras.layers.Masking)
 
-# TensorFlow's graph rewrite (by its deny list) and `torch.autocast` compute
-# these operations in float32. In Keras they have no dtype of their own and
-# compute in the dtype of the layers that feed them.
+# Operations that TensorFlow's graph rewrite (by its deny list) and
+# `torch.autocast` compute in float32. In Keras, such operations have no dtype
+# of their own and compute in the dtype of the layers that feed them.
 _SENSITIVE_OPERATIONS = {
     "Exp",
     "Exp2",
@@ -82,7 +82,7 @@ def feeds_sensitive_operation(model) -> set[int]:
 
 
 def casts_input(layer) -> bool:
-    """Returns whether the layer casts its input from another float dtype.
+    """Returns whether the layer casts its input from a different float dtype.
 
     The result is `False` in a subclassed model, which has no graph.
     """
@@ -151,8 +151,8 @@ def _ids(layers):
         if isinstance(layer, keras.Model):
             ids |= output_layers(layer)
         elif is_of_keras(layer) or not sublayers(layer):
-            # A user-written block is left out: its last part is unknown, and
-            # the whole block may hold most of the model.
+            # The result leaves out a user-written block, because the last layer
+            # of the block is unknown and the block may be most of the model.
             ids.add(id(layer))
     return ids
 

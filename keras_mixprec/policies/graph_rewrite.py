@@ -29,14 +29,15 @@ _WITHOUT_EFFECT = {
     "rewrite. Compile the model with `run_eagerly=False, jit_compile=False`",
 }
 
-# These operations take most of the time, so `products` counts only them.
+# The operations that `products` counts. They take most of the time.
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 # Each rewrite has its own number, because TensorFlow reuses functions that it
 # optimized under the same number. The backend uses 1 to test for support.
 _serials = itertools.count(2)
 _stack: list["GraphRewrite"] = []
-# Restores TensorFlow's options, environment variables and `keras.Model`.
+# At the end of a rewrite, this stack restores TensorFlow's options, environment
+# variables and `keras.Model`.
 _undo = contextlib.ExitStack()
 
 
@@ -68,12 +69,13 @@ class GraphRewrite(contextlib.AbstractContextManager):
         once.
 
         Returns:
-            Dict: `"dtype"`; `"products"`, how many matrix products and
-            convolutions compute in this dtype now; `"float32_products"`, how
-            many still compute in float32; `"operations"`, a dict from the type
-            of each converted operation to its number; `"casts"`, how many casts
-            to and from the dtype were added; `"functions"`, how many functions
-            have matrix products or convolutions.
+            Dict: `"dtype"`; `"products"`, the number of matrix products and
+            convolutions that now compute in this dtype; `"float32_products"`,
+            the number that still compute in float32; `"operations"`, a dict
+            from the type of each converted operation to its number; `"casts"`,
+            the number of casts to and from the dtype that were added;
+            `"functions"`, the number of functions that have matrix products or
+            convolutions.
         """
         _collect()
         before, after = Counter(), Counter()
@@ -178,16 +180,17 @@ def graph_rewrite(
     ...     with graph_rewrite("bfloat16", deny=["Softmax"]) as rewrite:
     ...         pass  # model.fit(x, y)
     ...     rewrite.converted["products"]
-    ... except ValueError:  # Another backend than TensorFlow, or no AVX-512.
+    ... except ValueError:  # The backend is not TensorFlow, or no AVX-512.
     ...     0
     0
     """
     lists = _check_arguments(
         dtype, {"allow": allow, "deny": deny, "infer": infer}
     )
-    _collect()  # The test for support discards all records.
+    # Collect the records first, because the test for support discards them.
+    _collect()
     if dtype != "float32" and not active.graph_rewrite().does(dtype):
-        _apply()  # Resumes the records for the rewrite in force.
+        _apply()  # Resumes recording for the rewrite in force.
         device = ", ".join(dict.fromkeys(active.devices()["devices"]))
         raise ValueError(
             f"TensorFlow does not rewrite graphs to {dtype} on this device "

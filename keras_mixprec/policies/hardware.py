@@ -10,11 +10,12 @@ from keras_mixprec.devices.native_formats import (
     lacks_tensor_cores,
 )
 
-# bfloat16 first: it has float32's range and needs no loss scaling.
+# bfloat16 comes first, because it has float32's range and needs no loss
+# scaling.
 _CANDIDATES = ("bfloat16", "float16")
 
-# A 16-bit format must be this many times as fast as float32. A smaller gain may
-# be noise, and does not make up for the lost digits.
+# The minimum speed of a recommended 16-bit format, as a multiple of float32's.
+# A smaller gain may be noise, and does not make up for the lost digits.
 FASTER = 1.1
 
 
@@ -103,8 +104,8 @@ def recommend(capabilities: dict) -> Recommendation:
             f"doctor found wrong results in {found} here",
         )
     else:
-        # The reason covers float16 on CUDA GPUs, and bfloat16 on other devices,
-        # because these formats came first on them.
+        # Give the reason against the format that users would try first:
+        # float16 on CUDA GPUs, and bfloat16 on all other devices.
         is_cuda = capabilities["compute_capability"] is not None
         policy, reason = "float32", judged[_CANDIDATES[is_cuda]][1]
     device = ", ".join(dict.fromkeys(capabilities["devices"]))

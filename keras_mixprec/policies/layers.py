@@ -107,7 +107,8 @@ def has_own_step(model) -> bool:
     return own is not keras.Model.train_step
 
 
-# A function that replaces a train step keeps the original in this attribute.
+# A function that replaces a train step keeps the original step in an attribute
+# of this name.
 STAND_IN = "_keras_mixprec_step"
 
 
@@ -150,7 +151,8 @@ def _below(holder, parent, seen):
     children = [x for x in _children(holder) if id(x) not in seen]
     prefix = f"{parent.path}/" if parent else ""
     for layer, name in zip(children, _stable_names(children), strict=True):
-        # An earlier sibling may hold this layer too, and each gets one path.
+        # An earlier sibling may hold the same layer, but each layer gets only
+        # one path.
         if id(layer) in seen:
             continue
         seen.add(id(layer))
@@ -182,8 +184,8 @@ def _stable_names(layers):
     ]
     given = {stem for stem, count in stems if count is None}
     names: dict = {}
-    # Keras numbers automatic names in the order of creation, so this is the
-    # order of the user's code.
+    # Keras numbers automatic names in the order of creation, so the sorted
+    # numbers give the order in which the user's code created the layers.
     for index in sorted(range(len(layers)), key=lambda i: stems[i][1] or 0):
         stem, count = stems[index]
         others = given - {stem} if count is None else given
@@ -199,7 +201,8 @@ def _stable_names(layers):
 def _split_name(layer):
     """Returns stem and counter of an automatic name, or the name and None."""
     stem = to_snake_case(type(layer).__name__)
-    # `Bidirectional` adds these prefixes to the names of its layers.
+    # `Bidirectional` adds the prefix `forward_` or `backward_` to the names of
+    # its layers.
     match = re.fullmatch(
         rf"((?:forward_|backward_)?{re.escape(stem)})(?:_([1-9]\d*))?",
         layer.name,
@@ -210,12 +213,13 @@ def _split_name(layer):
 
 
 # Keras does not record which layer names come from the user's code and which
-# are automatic. So this file records it for each layer that is created after
-# its import.
+# are automatic. So this module records the origin of each name, for all layers
+# that are created after its import.
 
 # Maps the `id` of a name to the name and to whether the user's code gave it. A
-# copy from a layer's config is found too, because it has the same string
-# object. The dict holds each string, so that Python does not reuse its `id`.
+# layer that is copied from a config is found too, because its name is the same
+# string object. The dict holds each string, so that Python does not reuse its
+# `id`.
 _SEEN: dict[int, tuple[str, bool]] = {}
 
 
@@ -251,8 +255,8 @@ def _from_config(layer):
 def _is_constructing(frame, layer):
     first = next(iter(frame.f_locals.values()), None)
     # Keras wraps some constructors in functions whose first local variable is
-    # the tuple `args`. The test is not `layer in args`, because that would
-    # compare arrays by value.
+    # the tuple `args`. The expression `layer in args` would compare arrays by
+    # value, so compare identities.
     return first is layer or (
         isinstance(first, tuple) and bool(first) and first[0] is layer
     )

@@ -9,8 +9,8 @@ from typing import NamedTuple, overload
 from keras_mixprec._checks import check_choice, check_type
 from keras_mixprec.backend import active
 
-# A float32 number has 24 significant bits. The precisions after "default",
-# which is the backend's choice, keep 24, 16, 11 and 8 of them.
+# The names of the precisions. "default" is the backend's choice. The next names
+# keep 24, 16, 11 and 8 significant bits. A float32 number has 24.
 NAMES = ("default", "float32", "bfloat16_3x", "tf32", "bfloat16")
 
 # The precisions that a backend offers on a device, besides float32. On a TPU,
@@ -24,7 +24,8 @@ _HAS = {
 }
 _TF32_FROM = (8, 0)
 
-# The defaults of products and convolutions, where they are not float32.
+# The default precisions of products and of convolutions, for devices where they
+# are not both float32.
 _DEFAULTS = {
     ("tensorflow", "cuda"): ("tf32", "tf32"),
     ("tensorflow", "tpu"): ("bfloat16", "bfloat16"),
@@ -74,10 +75,11 @@ def set_matmul_precision(name: str) -> str:
     applies to convolutions, except for `"bfloat16_3x"` and `"bfloat16"` with
     JAX on a GPU.
 
-    On TensorFlow and torch the setting holds for the process, on JAX for every
-    thread outside a `matmul_precision` scope. It also applies to models that
-    are already compiled. Only your own `tf.function(jit_compile=True)` keeps
-    the precision that it was compiled with.
+    On TensorFlow and torch, the setting holds for the process. On JAX, it holds
+    for every thread outside a `matmul_precision` scope. It also applies to
+    models that are already compiled. Only your own
+    `tf.function(jit_compile=True)` keeps the precision that it was compiled
+    with.
 
     Args:
         name: String. `"float32"`, full precision; `"tf32"`, TensorFloat-32 of
@@ -90,7 +92,7 @@ def set_matmul_precision(name: str) -> str:
     Raises:
         TypeError: If `name` is not a string.
         ValueError: If the name is unknown, or the device does not support this
-            precision. The message lists what it supports.
+            precision. The message lists the supported precisions.
 
     Example:
     >>> set_matmul_precision("float32")
@@ -117,8 +119,8 @@ def matmul_precision(
     """Sets the matmul precision inside a `with` block, or returns it.
 
     The scope restores the earlier setting at the end of the block, even after
-    an exception. On JAX a scope applies to its thread only, on TensorFlow and
-    torch to all threads.
+    an exception. On JAX, a scope applies only to its thread. On TensorFlow and
+    torch, it applies to all threads.
 
     Args:
         name: As in `set_matmul_precision`. Defaults to `None`, which sets
@@ -140,7 +142,8 @@ def matmul_precision(
     """
     if name is None:
         return in_force().products
-    # Checked before the `with` block starts, so that errors point to this call.
+    # Check the name before the `with` block starts, so that an error points to
+    # the line that calls `matmul_precision`.
     capabilities = active.devices()
     _check(name, capabilities)
     return _scope(name, capabilities["kind"])
@@ -188,7 +191,8 @@ def _available(capabilities):
         if capability is None or tuple(capability) < _TF32_FROM:
             has = ()
         elif os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-            # This variable overrides all settings in NVIDIA's libraries.
+            # `NVIDIA_TF32_OVERRIDE` overrides all settings in NVIDIA's
+            # libraries.
             has = tuple(name for name in has if name != "tf32")
     return ("float32", *has)
 

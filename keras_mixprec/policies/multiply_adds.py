@@ -75,8 +75,8 @@ def _einsum_input_shape(entry):
 def _kernels(layer):
     """Returns the work of a layer that applies kernels at every position."""
     shape = _input_shape(layer)
-    # A transposed convolution applies its kernel at each input position, other
-    # layers at each output position.
+    # A transposed convolution applies its kernel at each input position. All
+    # other layers apply their kernels at each output position.
     if not type(layer).__name__.endswith("Transpose"):
         shape = layer.compute_output_shape(shape)
     first = getattr(layer, "data_format", "") == "channels_first"
@@ -143,7 +143,7 @@ _ESTIMATES = (
 
 
 def _steps(entry):
-    """Returns how often the surrounding layers run a layer per sample."""
+    """Returns how many times a layer's wrappers run the layer per sample."""
     steps = 1
     for holder in list(entry.lineage())[1:]:
         if isinstance(holder.layer, (layers.RNN, layers.TimeDistributed)):

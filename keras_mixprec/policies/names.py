@@ -131,7 +131,7 @@ def narrow_inputs(layer) -> list:
 
     A `Sequential` without a `keras.Input` creates one when it is built, in the
     dtype of its first layer. This input keeps its dtype, even if the layer gets
-    another one later.
+    a different dtype later.
     """
     entrance = keras.layers.InputLayer
     tensors = [t for node in inbound_nodes(layer) for t in node.input_tensors]

@@ -170,7 +170,7 @@ class PrecisionPlan(Mapping):
             notes: Dict of layer path to string, kept in the plan.
 
         Raises:
-            TypeError: If `model` is not a model.
+            TypeError: If `model` is not a `keras.Model`.
         """
         policies = {
             entry.path: policy_name(entry.layer)
@@ -189,8 +189,8 @@ class PrecisionPlan(Mapping):
             The plan that the model now follows.
 
         Raises:
-            TypeError: If `model` is not a model.
-            ValueError: If the plan belongs to another model; see `validate`.
+            TypeError: If `model` is not a `keras.Model`.
+            ValueError: If the plan does not fit the model; see `validate`.
         """
         plan = self.fitted_to(check_model(model))
         reasons, notes = set_policies(model, plan.default, plan.decide)
@@ -243,7 +243,7 @@ class PrecisionPlan(Mapping):
             Reasons are not compared.
 
         Raises:
-            TypeError: If `other` is not a plan.
+            TypeError: If `other` is not a `PrecisionPlan`.
         """
         check_type("other", other, PrecisionPlan, "a `PrecisionPlan`")
         before = {MODEL_PATH: self.default, **self}

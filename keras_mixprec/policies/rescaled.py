@@ -27,8 +27,8 @@ from keras_mixprec.keras_internals import (
     set_keras_mask,
 )
 
-# float16 reaches from about 2**-15 to 2**15, so a product of two numbers
-# reaches 2**30.
+# The largest exponent of the powers of two that multiply inputs and outputs.
+# float16 numbers reach about 2**15, so a product of two numbers reaches 2**30.
 MOST_BITS = 30
 
 _NAME = re.compile(r"rescaled\((-?\d+),(-?\d+)(,float32)?\)_from_(\w+)")
@@ -177,8 +177,8 @@ def rescaling_of(layer) -> RescaledPolicy | None:
 
 def _times(bits, dtype, structure):
     """Multiplies float tensors by a power of two, then casts them."""
-    # 2**bits may overflow float16, but two factors of half the bits do not. The
-    # first product overflows only if the whole product does.
+    # 2**bits may overflow float16, so multiply by two factors of half the bits.
+    # The first product overflows only if the whole product does.
     halves = [b for b in (bits // 2, bits - bits // 2) if b]
 
     def scaled(tensor):

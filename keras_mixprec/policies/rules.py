@@ -1,4 +1,4 @@
-"""Rules that give some layers another policy than the model's."""
+"""Rules that give some layers a different policy from the model's."""
 
 import fnmatch
 import inspect
@@ -131,7 +131,7 @@ class PrecisionRule:
 
 @keras.saving.register_keras_serializable("keras_mixprec")
 class PrecisionRules(Sequence):
-    """An ordered list of rules. The first that matches a layer decides.
+    """An ordered list of rules. A layer follows the first rule that matches it.
 
     Args:
         rules: Iterable of `PrecisionRule`.

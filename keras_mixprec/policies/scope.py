@@ -22,7 +22,8 @@ from keras_mixprec.policies.rules import PrecisionRule, PrecisionRules
 # Keras keeps its global policy per thread, so the rules are per thread too.
 _rules = threading.local()
 
-# The last policy that was set in any thread, to notice a thread without it.
+# The last policy that was set in any thread. It shows when the current thread
+# lacks a policy.
 _last_set: list[str] = []
 
 
@@ -121,7 +122,8 @@ def policy_scope(
     >>> scaling.compute_dtype
     'float32'
     """
-    # Checked before the `with` block starts, so that errors point to this call.
+    # Check the policy before the `with` block starts, so that an error points
+    # to the line that calls `policy_scope`.
     resolve("policy", policy)
     return _scope(policy, _check_rules(rules))
 
@@ -175,7 +177,8 @@ def _check_rules(rules):
 
 @functools.cache
 def _warn_if_slow(policy):
-    # Other policies skip `find_capabilities`, because it initializes JAX.
+    # Only a 16-bit policy needs the capabilities of the device. Finding them
+    # initializes JAX.
     is_narrow = is_16_bit(policy)
     if is_narrow and (reason := slow_because(policy, find_capabilities())):
         warnings.warn(

@@ -17,7 +17,7 @@ from keras_mixprec.policies.names import (
     set_policy,
 )
 
-# The model's attribute with the reasons for its layers' policies.
+# The name of the model's attribute with the reasons for its layers' policies.
 _REASONS_ATTRIBUTE = "_keras_mixprec_reasons"
 
 
@@ -41,7 +41,7 @@ def set_policies(
         kept their policy.
     """
     entries = walk(model)
-    # All decisions come first: if a rule raises, no layer has changed.
+    # Make all decisions first: if a rule raises, no layer has changed.
     decisions = [decide(entry) for entry in entries]
     reasons, notes, kept = {}, {}, {}
     for entry, (policy, reason) in zip(entries, decisions, strict=True):
@@ -64,7 +64,7 @@ def set_policies(
 
 
 def reasons_of(model: keras.Model) -> dict:
-    """Returns the reasons from the last call of `set_policies`.
+    """Returns the reasons from the last call to `set_policies`.
 
     Args:
         model: A `keras.Model`.
@@ -108,8 +108,8 @@ def rebuild_functions(model: keras.Model):
 
 def _wrap_replaced_step(model, name):
     # JAX caches traces by function object. A bound method is a new object at
-    # each access, but a `train_step` in an attribute stays the same. Without a
-    # new wrapper, JAX would reuse the old trace.
+    # each access, but a `train_step` in an attribute stays the same object. It
+    # needs a new wrapper, or JAX would reuse the old trace.
     step = vars(model).get(name)
     if step is None:
         return
@@ -127,7 +127,7 @@ _KEPT_DTYPE_NOTE = "its variables keep their dtype"
 
 
 def _set_layer_policy(layer, policy):
-    """Sets a layer's policy, and returns a note if another policy is used."""
+    """Sets a layer's policy, and returns a note if it uses a different one."""
     if is_fixed(layer):
         kept = policy_name(layer)
         return "" if kept == policy else f"left alone: it follows {kept}"
@@ -157,10 +157,11 @@ def _after_build(model, entries, set_late):
         model: The `keras.Model`.
         entries: List of `LayerEntry`, the layers of the model now.
         set_late: Function of a `LayerEntry` that sets the layer's policy. It
-            replaces the function of an earlier call.
+            replaces the function that an earlier call passed.
     """
     known = {id(entry.layer) for entry in entries}
-    # A strong reference would keep the model alive in a cycle.
+    # A strong reference to the model would form a cycle and keep the model
+    # alive.
     model_ref = weakref.ref(model)
 
     def adopt():

@@ -24,7 +24,8 @@ from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.rescaled import rescaling_of
 
 _COLUMNS = ("path", "class", "compute", "variable", "params", "FLOPs", "notes")
-# A row has 100 characters, with two spaces between columns.
+# The widths of the columns. With two spaces between columns, a row has 100
+# characters.
 _WIDTHS = (30, 15, 8, 8, 7, 5, 15)
 
 
@@ -73,9 +74,9 @@ def precision_summary(
 
     The share of FLOPs is an estimate from the shapes that layers were built
     with. It counts multiply-adds of matrix products, convolutions, attention
-    and recurrence, but no elementwise operations. It is unknown for variable
-    sizes and for user-written layers with weights. The total leaves out such
-    layers.
+    and recurrence, but no elementwise operations. The share is unknown for
+    variable sizes and for user-written layers with weights. The total leaves
+    out such layers.
 
     The last line shows the precision of float32 products, which
     `set_matmul_precision` or the backend's default sets.
@@ -89,7 +90,8 @@ def precision_summary(
         A `PrecisionSummary`, with `str()`, `.to_html()` and `.to_list()`.
 
     Raises:
-        TypeError: If `model` is not a model or `plan` not a plan.
+        TypeError: If `model` is not a `keras.Model`, or `plan` is not a
+            `PrecisionPlan`.
 
     Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
