@@ -227,7 +227,7 @@ class MixPrecMonitor(CopiedCallback):
     @property
     def report(self) -> Any:
         """The report of the log."""
-        # Imported here because training does not need the report.
+        # Import the report lazily, because training does not need the report.
         from keras_mixprec.reporting.report import load_report
 
         if not self._has_logged:
@@ -253,7 +253,8 @@ class MixPrecMonitor(CopiedCallback):
         self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
-        # Imported here because it is only needed when `fit` ends.
+        # Import the summary code lazily, because only the end of `fit` needs
+        # it.
         from keras_mixprec.monitoring.summary import summarize
         from keras_mixprec.reporting.training_summary import end_events
 
@@ -272,7 +273,8 @@ class MixPrecMonitor(CopiedCallback):
         super().abandoned()
 
     def _open_log(self):
-        # Workers that write to one folder would overwrite each other.
+        # Several workers that write to one log folder would overwrite each
+        # other's files.
         if active.processes().rank(self.model) != 0:
             return NoLog()
         return ForwardedLog(self.log_dir, self.loggers, warn_disabled)

@@ -245,7 +245,6 @@ class PrecisionTuner(CopiedCallback):
         self._check_together()
         self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
-        # Set during `fit`.
         self._session: Any = None
         self._repairs: Any = None
         self._before: list = []
@@ -301,8 +300,8 @@ class PrecisionTuner(CopiedCallback):
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
-        # Write the plan now, so that a bad path raises an error before the
-        # training starts.
+        # Write the plan file before training starts, so that a bad path raises
+        # an error at once.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
         # The plan may have set layers to float16, which need loss scaling.
@@ -317,13 +316,15 @@ class PrecisionTuner(CopiedCallback):
         session.finish()
         self.has_validated = True
         self.save_plan()
-        # Do not print this sentence if the monitor's summary has it.
+        # Do not print the headline of the run a second time if the monitor's
+        # summary contains the headline.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
         news = wide or session.watch.tuning.records.has_news
         is_told = session.has_monitor and session.settings.verbose
         if self.verbose and news and not is_told:
-            # Imported here because it is only needed when `fit` ends.
+            # Import the summary code lazily, because only the end of `fit`
+            # needs it.
             from keras_mixprec.monitoring.summary import summarize
 
             said = summarize(session.watch).headline["text"]
@@ -355,8 +356,8 @@ class PrecisionTuner(CopiedCallback):
 
     @property
     def _writes_plan(self):
-        # On JAX, reading `self.model` during a step would restore the state of
-        # the last step.
+        # On JAX, reading `self.model` during a step would reset the variables
+        # to their values after the previous step.
         chief = active.processes().rank(self._session.model) == 0
         return chief and not (self._is_dry or self._keeps_file)
 
@@ -371,8 +372,8 @@ class PrecisionTuner(CopiedCallback):
         if not self._writes_plan:
             return
         try:
-            # The folder may have been removed during training, so create it
-            # again.
+            # The folder of the plan may have been removed during training, so
+            # create the folder again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
             self._disk.update(self._repairs)
         except OSError as error:

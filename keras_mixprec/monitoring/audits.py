@@ -33,15 +33,17 @@ from keras_mixprec.verdict_kinds import KINDS, LOST
 
 _DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
-# Columns in `AUDITED` are named after the direction plus this suffix.
+# The suffix of the column names in `AUDITED`. The start of each name is the
+# direction of the pass.
 _ERROR = "_error_against_float32"
 
-# If not even float32 repairs a fault, the next steps would show it again.
-# Diagnoses therefore pause for this many steps.
+# If not even float32 repairs a fault, the next steps would show the same fault
+# again. Diagnoses therefore pause for this many steps.
 _PAUSE = 128
 
-# A message announces a diagnosis that will take more than 2 seconds. The first
-# diagnosis is expected to take that long if the model has more than 30 layers.
+# A message announces a diagnosis that is expected to take more than 2 seconds.
+# The first diagnosis is expected to take more than 2 seconds if the model has
+# more than 30 layers.
 _PATIENCE, _MANY = 2.0, 30
 
 
@@ -80,8 +82,6 @@ class Examiner:
         """Starts a new audit schedule."""
         self.schedule = audit_schedule(self._watch.model, new=True)
 
-    # The start of training, and its good states.
-
     def begin(self, model):
         """Records the state before training, to detect divergence later.
 
@@ -101,7 +101,7 @@ class Examiner:
         """Records the loss of the first step."""
         self.first_loss_due = math.inf
         # A custom `train_step` may not report the loss that it minimizes, so
-        # ignore its loss.
+        # ignore the reported loss.
         if not has_own_step(self._watch.model):
             sums = self._watch.counter_log.read_loss()
             self.states.note(sums)
@@ -121,8 +121,6 @@ class Examiner:
         """Returns whether there are zero gradients without a diagnosis."""
         zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
-
-    # Diagnosing.
 
     def diagnose(
         self,
@@ -203,8 +201,8 @@ class Examiner:
         Returns:
             The `Examination`, and the examined rows.
         """
-        # Imported here because a run without a diagnosis does not need these
-        # 20 files.
+        # Import the diagnosis lazily, because most runs do not need its 20
+        # files.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
         watch = self._watch
@@ -223,7 +221,8 @@ class Examiner:
         except active.replay().REFUSALS:
             if few is batch:
                 raise
-            # The model may only accept one batch size.
+            # The model may accept only one batch size, so diagnose the whole
+            # batch.
             few = batch
             found = examined(few)
         at = step + 1 if raised or watch.is_before_step else None
@@ -238,7 +237,8 @@ class Examiner:
             self.look_at_task(few)
         if self.states.has_grown and self._last_kinds.isdisjoint(LOST):
             self.states.accept()
-        # Skips while the loss scale settles are normal, so do not report them.
+        # Skipped steps are normal while the loss scale settles, so do not
+        # report them as a fault.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
         self.report(faults)
@@ -261,8 +261,8 @@ class Examiner:
         """
         if not (values := validated(logs)):
             return
-        # Imported here because a run without validation does not need the
-        # diagnosis.
+        # Import the diagnosis lazily, because a run without validation does not
+        # need the diagnosis.
         from keras_mixprec.diagnosis.examination import Examination
         from keras_mixprec.diagnosis.in_training import divergence_by_now
         from keras_mixprec.monitoring.validation import ValidationWatch
@@ -292,8 +292,8 @@ class Examiner:
         Args:
             batch: As for `examine`.
         """
-        # An error is not reported here: the step or the first diagnosis will
-        # raise it again.
+        # Do not report an error in this check: the step or the first diagnosis
+        # will raise the same error.
         with self.examining(), contextlib.suppress(Exception):
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
@@ -350,8 +350,6 @@ class Examiner:
         """Treats skipped steps from now on as a new fault."""
         self.has_found = False
         self._collapse = None
-
-    # Reporting.
 
     def note_collapse(self, reading):
         """Records whether steps are skipped even at the lowest loss scale.

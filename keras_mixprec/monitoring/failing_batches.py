@@ -30,7 +30,7 @@ class BadData:
         self.batches = []
         self._epochs = [(0, 0)]
         self._all_known = True
-        # Scales to restore as soon as no step is running.
+        # Loss scales to restore as soon as no step is running.
         self._fallen: dict[str, float] = {}
 
     def begin_epoch(self, step: int, epoch: int):
@@ -121,7 +121,8 @@ class BadData:
     def _add(self, readings):
         """Adds the bad batches in the readings of all optimizers."""
         self._all_known &= not any(reading.others for reading in readings)
-        # Count a batch once, even if several optimizers have recorded it.
+        # Count a bad batch once, even if several optimizers have recorded the
+        # batch.
         bad = {
             skipped.step: skipped
             for reading in readings

@@ -132,7 +132,8 @@ def keep_failing(watch):
     left = watch.settings.keep_failing_batches
 
     def keep(held):
-        # Imported here because most runs do not need the diagnosis.
+        # Import the diagnosis lazily, because most runs do not need the
+        # diagnosis.
         from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
         kept = watch.failing_batches

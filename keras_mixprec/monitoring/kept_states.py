@@ -9,10 +9,11 @@ from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
-# A state is kept before the first step, and then every 64 steps.
+# A state of the model is kept before the first step, and then every 64 steps.
 _EVERY = 64
 
-# The host's memory holds the last 2 states, for models of up to 1 GiB.
+# The last 2 states of a model are kept in the host's memory, for models of up
+# to 1 GiB.
 _HELD, _MOST_BYTES = 2, 2**30
 
 

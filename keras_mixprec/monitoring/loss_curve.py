@@ -9,7 +9,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import LOSS
 
-# After this many points, the loss is logged half as often.
+# After this many points on the loss curve, the loss is logged half as often.
 _LOSSES = 128
 
 _NOTHING = 0.0, 0.0
@@ -74,8 +74,8 @@ class LossCurve:
         if self._held is not None:
             return self._held
         found = [float(active.step().read_sum(v)) for v in self.variables]
-        # A model may have its own metric "loss" in addition to Keras'. Take
-        # the one that has seen data.
+        # A model may have its own metric "loss" in addition to Keras' loss
+        # metric. Read the metric that has seen data.
         pairs = zip(found[::2], found[1::2], strict=True)
         return max(pairs, key=lambda pair: pair[1], default=None)
 
@@ -91,8 +91,8 @@ class LossCurve:
             return
         total, count = sums
         before, counted = self._before
-        # The sums also start again from 0 if a custom loop resets its metrics
-        # within an epoch.
+        # If a custom loop resets its metrics within an epoch, the sums of
+        # losses start again from 0.
         if count < counted or not math.isfinite(before):
             before, counted = _NOTHING
         if step > self._from:

@@ -11,7 +11,7 @@ import keras
 
 from keras_mixprec.formats import get_format
 
-# `fit` reports the metrics of a validation with this prefix.
+# `fit` adds this prefix to the names of validation metrics.
 VALIDATION = "val_"
 
 

@@ -9,7 +9,8 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.range_reading import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
-# Columns in `PROBED` are named after a part of a layer and a measure.
+# The measures of a tensor. A column name in `PROBED` is a part of a layer plus
+# a measure, such as `gradient_subnormal`.
 _MEASURES = {
     "headroom_bits": lambda s, limits: s.headroom_bits(limits),
     "nonfinite": lambda s, limits: s.nonfinite,
@@ -19,7 +20,8 @@ _MEASURES = {
     "largest": lambda s, limits: np.where(s.nonfinite, np.inf, s.largest),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
-# TensorBoard shows a curve of the worst layer for these columns.
+# TensorBoard shows a curve for each of these columns, with the value of the
+# worst layer.
 _WORST = (
     "activation_headroom_bits",
     "gradient_headroom_bits",
@@ -31,9 +33,9 @@ _WORST = (
 )
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
 
-# Gradients that are zero in 3 readings over 30 steps are worth a diagnosis.
-# Fewer steps prove nothing: a gate that starts at zero blocks gradients too,
-# but moves before step 30.
+# Weight gradients that are zero in 3 readings over 30 steps are worth a
+# diagnosis. Zero gradients over fewer steps prove nothing: a gate that starts
+# at zero blocks gradients too, but moves before step 30.
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
 
@@ -159,5 +161,6 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
 
 
 def _dtype(path, dtypes):
-    # The path of a layer's second call ends with "#1".
+    # If a model calls a layer twice, the path of the second call ends with
+    # "#1".
     return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])

@@ -17,18 +17,19 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# Five skipped steps in a row are more than a search for the loss scale. They
-# lower a scale of 2**15 to 2**10, and few models need a smaller one.
+# A search for the loss scale rarely skips five steps in a row. Five skipped
+# steps lower a scale of 2**15 to 2**10, and few models need a smaller scale.
 TRIGGER_STEPS = 5
 
 # A loss scale without a floor counts as collapsed at the default floor of
-# `DynamicLossScale()`, float16's smallest normal number. A gradient that still
-# overflows there is above 1e9. Other libraries stop earlier: fairseq raises an
-# error below 1e-4, and DeepSpeed, Megatron and jmp keep the scale at 1 or more.
+# `DynamicLossScale()`, which is float16's smallest normal number. A gradient
+# that still overflows at this scale is above 1e9. Other libraries stop earlier:
+# fairseq raises an error below 1e-4, and DeepSpeed, Megatron and jmp keep the
+# scale at 1 or more.
 _LEAST_USEFUL = 2.0**-14
 
-# The log keeps this many changes of the scale, at 0.1 kB each. A schedule may
-# change the scale in every step of a long run.
+# The maximum number of loss scale changes in the log, at 0.1 kB each. A
+# schedule may change the scale in every step of a long run.
 _CHANGES = 20_000
 
 
@@ -55,7 +56,8 @@ def scale_curves(scale: float, name: str) -> dict:
         scale: Float.
         name: As for `Reading.curves`.
     """
-    # Keras' own optimizer may lower its scale to 0, which has no logarithm.
+    # Keras' own optimizer may lower its loss scale to 0, which has no
+    # logarithm.
     log2 = math.log2(scale) if scale else -math.inf
     return {
         curve_tag("mixprec/loss_scale", name): scale,
@@ -167,8 +169,9 @@ class Reading(NamedTuple):
             own = start.step >= self.first
             return [(start.step, start.scale)] if own else []
         corners, scale = {}, start.scale
-        # The log may already hold another scale at this step, from an earlier
-        # `fit` or from before the user set the scale. Start one step later.
+        # At the step of the first point, the log may already hold a different
+        # loss scale, from an earlier `fit` or from before the user set the
+        # scale. Start the curve one step later.
         if start.step < self.first or others[0].step == start.step:
             scale = [p for p in self.points if p.step == start.step][-1].scale
             corners[start.step + 1] = scale
@@ -216,7 +219,8 @@ class Counts(NamedTuple):
         Args:
             rule: `LossScale`.
         """
-        # A fixed or scheduled scale never falls, so it is always at its floor.
+        # A fixed or scheduled loss scale never falls, so the scale is always at
+        # its floor.
         floor = getattr(rule, "min_scale", math.inf)
         floor = _LEAST_USEFUL if floor is None else floor
         return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
@@ -237,10 +241,12 @@ class StepReader:
         self._begin = self._counts = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-        # The log counts skipped steps over several `fit`s and optimizers.
+        # The number of skipped steps in the log that this optimizer has not
+        # counted: those of earlier `fit`s and other optimizers.
         self._skipped_earlier = skipped - self._begin.skipped
         self._step, self._first = step, first
-        # These collect the next `Reading`.
+        # Contents of the next `Reading`, collected from one reading to the
+        # next.
         self._points = [self._point()]
         self._gaps: list = []
         self._new_steps: list = []
@@ -324,7 +330,7 @@ class StepReader:
             past = max(number - before.attempted, 0)
             return start + -(-past * (step - start) // max(attempted, 1))
 
-        # Counters only fall if a checkpoint was loaded.
+        # The counters of an optimizer fall only if a checkpoint was loaded.
         if min(attempted, skipped, changed) < 0:
             self._skipped_earlier -= skipped
             self._gaps.append((start, step))

@@ -19,7 +19,8 @@ def summarize(watch) -> TrainingSummary:
     Args:
         watch: The `Watch`, after its last reading.
     """
-    # Imported here because it is only needed when `fit` ends.
+    # Import the graph rewrite code lazily, because only the end of `fit` needs
+    # it.
     from keras_mixprec.policies.graph_rewrite import in_force
 
     rows = precision_summary(watch.model).to_list()

@@ -14,7 +14,8 @@ from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 
-# The wait doubles with each try, so a larger number means a damaged file.
+# The maximum number of tries of one layer in a plan file. The wait doubles with
+# each try, so a larger number means that the file is damaged.
 _MOST_TRIES = 1000
 
 
@@ -164,7 +165,8 @@ class PlanOnDisk:
 
     def __init__(self, path):
         check_type("plan", path, (str, os.PathLike), "the path of a JSON file")
-        # Make the path absolute, because the working directory may change.
+        # Make the path of the plan absolute, because the working directory may
+        # change.
         self.path = Path(path).absolute()
 
     def load(self, model) -> tuple[PrecisionPlan, dict] | None:

@@ -17,11 +17,11 @@ from keras_mixprec.policies.rescaled import RescaledPolicy
 from keras_mixprec.tuning.rescaling import Rescalings
 from keras_mixprec.verdict_kinds import KINDS
 
-# The number of diagnoses per rung. Layers that a rung does not repair go to the
-# next rung, and their repair may uncover more faults.
+# The number of diagnoses for each kind of repair. Layers that one kind does not
+# repair go to the next kind, and their repair may uncover more faults.
 _ROUNDS = 3
 
-# The repairs of a layer, from narrow to wide. float32 always works.
+# The kinds of repair for a layer, from narrow to wide. float32 always works.
 RUNGS = ("rescale", "bfloat16", "float32")
 
 
@@ -91,7 +91,7 @@ def propose(
         with temporary_policies(by_policy(layers, policies)):
             left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
-            # If the repair changed the advised loss scale, it only moved the
+            # If the advised loss scale has changed, the repair only moved the
             # fault.
             if left.advised_bits == examination.advised_bits:
                 return proposal
@@ -220,7 +220,7 @@ class WorkerProposal(NamedTuple):
         )
 
 
-# A verdict of another worker has no numbers here. They are in its own log.
+# The numbers of another worker's verdict are only in the log of that worker.
 _ELSEWHERE = {FOUND_BY: "another worker"}
 
 
