@@ -41,7 +41,8 @@ class Session:
             JAX.
         settings: The `MixPrecMonitor`, or the `Settings` of the tuner if there
             is no monitor.
-        before_training: Sequence of dicts, events logged as training starts.
+        before_training: Sequence of dicts, the events to log as training
+            starts.
         log: The `RunLog`.
         verdicts: List of the `Verdict`s of this `fit`, one for each fault.
         failing_batches: List of the `FailingBatch`es of this `fit`.
@@ -133,7 +134,7 @@ class Session:
         self.make_tuning = make_tuning
 
     def leave(self, callback):
-        """Removes a callback; the last one closes the log."""
+        """Removes a callback; the last callback closes the log."""
         self._members.remove(callback)
         if not self._members:
             guard_of(self.model).stop()
@@ -223,15 +224,15 @@ class Session:
     def finish(self):
         """Reads the counters a last time."""
         if not self._has_finished:
-            self._start()  # Without any epoch it has not started yet.
+            self._start()  # A `fit` without epochs has no watch yet.
             self._has_finished = True
             self.watch.finish()
 
     def raise_if_failed(self):
-        """Ends `fit` with an exception if the monitor or the tuner asked.
+        """Ends `fit` with an exception if a callback has asked for one.
 
-        Only the callbacks of this session end before. If `fit` ended
-        normally, `BackupAndRestore` would delete its backup.
+        Only the callbacks of this session end before the exception. If
+        `fit` ended normally, `BackupAndRestore` would delete its backup.
         """
         if reason := self.watch.take_failure():
             for callback in [*self._members]:

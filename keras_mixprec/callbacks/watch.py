@@ -125,14 +125,14 @@ class Watch:
         first_loss = at(examiner, "first_loss_due")
         deciding = self.tuning or self._diagnoses
         return [
-            Task("note the first loss", examiner.note_first_loss, first_loss),
+            Task("record the first loss", examiner.note_first_loss, first_loss),
             Task("read the counters", self._read_if_due, at(self.counter_log)),
             Task("", self._agree, at(self, "_next_agreement")),
             # Ranges are read before diagnoses, because a diagnosis may change
             # dtypes.
             Task("measure layers", ranges.read, at(ranges)),
             Task("keep good states", examiner.keep_state, at(examiner.states)),
-            Task("look whether the loss falls", progress.look, at(progress)),
+            Task("check whether the loss falls", progress.look, at(progress)),
             *deciding.tasks(),
             Task("wait for a batch that fails", held.check, at(held)),
         ]
@@ -150,7 +150,7 @@ class Watch:
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, model)
-        attempt("look whether the loss falls", self.progress.begin)
+        attempt("check whether the loss falls", self.progress.begin)
         attempt("measure layers", self.ranges.start)
         attempt("keep failing batches", keep_failing, self)
 
@@ -263,7 +263,7 @@ class Watch:
     def _visit(self, work, batch):
         if self.first_batch is None:
             self.first_batch = batch
-        self._idle_until = 0  # Tasks may be due earlier now.
+        self._idle_until = 0  # Check all tasks again before the next step.
         self.is_before_step = True
         # `work` counts its own seconds, so do not count them twice.
         with self.examiner.examining(is_overhead=None):
@@ -296,18 +296,18 @@ class Watch:
         # Record the loss of the first step before the next epoch resets the
         # loss metric.
         if examiner.first_loss_due <= step:
-            attempt("note the first loss", examiner.note_first_loss)
+            attempt("record the first loss", examiner.note_first_loss)
         attempt("look at metrics", self._metrics.read, self.model, step, logs)
         # If epochs are short, do not read the counters after every epoch. The
         # gap between two readings grows with the step count.
         gap = min(self.taken // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
-        attempt("look at the validation", examiner.look_at_validation, logs)
+        attempt("check the validation", examiner.look_at_validation, logs)
         attempt("log the loss", self.counter_log.end_epoch, step, logs)
         started = _clock.now()
         if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
-            self._idle_until = 0  # Tasks may be due earlier now.
+            self._idle_until = 0  # Check all tasks again before the next step.
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
 
@@ -324,7 +324,7 @@ class Watch:
         # Read the ranges before the diagnosis, because a range may be a reason
         # to diagnose a batch.
         attempt("measure layers", self.ranges.finish)
-        attempt("look whether the loss falls", self.progress.finish)
+        attempt("check whether the loss falls", self.progress.finish)
         attempt("diagnose", self._diagnoses.finish)
         if self.tuning:
             self.tuning.end()

@@ -59,7 +59,7 @@ class MetricGuard:
     in `"loss"`. Without such a name, every metric counts as a loss.
 
     Before the first good batch of an epoch, metrics show the values that they
-    have without data, or NaN if the epoch before had no good batch. An epoch
+    have without data, or NaN if the previous epoch had no good batch. An epoch
     without a good batch reports the worst value of each metric, infinity for a
     loss. Unlike NaN, this value lets callbacks see that the next epoch is
     better. Once weights are not finite, every batch shows NaN and every epoch
@@ -85,7 +85,7 @@ class MetricGuard:
         self._layer_state: list | None = None
         self._found: list = []
         self._gates: list = []
-        self._batches = 0  # Counted since the last reset of the metrics.
+        self._batches = 0  # Batches since the last reset of the metrics.
 
     def start(self):
         """Guards the steps of the model from now on."""
@@ -97,7 +97,7 @@ class MetricGuard:
     def keep(self):
         """Guards the train function again if it was recompiled.
 
-        Call it before each batch.
+        Call this method before each batch.
         """
         self._batches += 1
         if self.on and not self.function.is_guarded:
@@ -138,7 +138,7 @@ class MetricGuard:
         return tracker if known and not has_own_step(self._model) else None
 
     def _histories(self):
-        """Returns the histories of all optimizers; the first counts losses."""
+        """Returns the optimizers' histories; the first one counts losses."""
         if not self._found:
             self._found = [
                 optimizer.history
@@ -188,11 +188,11 @@ class MetricGuard:
         return [*self._layer_state, *self._model.metrics_variables]
 
     def _counts(self):
-        """Returns the counters of skipped steps, those of histories first."""
+        """Returns the counters of skipped steps, with the histories' first."""
         return [each.counts for each in [*self._histories(), *self._gates]]
 
     def _values(self):
-        """Returns copies of all these variables, by id.
+        """Returns copies of the variables that a guarded step changes, by id.
 
         Copies are necessary because torch updates variables in place.
         """

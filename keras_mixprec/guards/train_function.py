@@ -14,12 +14,12 @@ from keras_mixprec.policies.layers import STAND_IN
 class StepCount:
     """Counts steps over epochs and `fit`s.
 
-    A custom loop may number its batches across epochs, or restart in each epoch
-    without calling `on_epoch_begin`.
+    A custom loop may number its batches across epochs, or restart the numbers
+    in each epoch without calling `on_epoch_begin`.
 
     Args:
         first: Int. The number of the first step.
-        steps_per_call: Int. The most steps that one call takes.
+        steps_per_call: Int. The maximum number of steps in one call.
 
     Attributes:
         step: Int. The number of the next step.
@@ -122,8 +122,8 @@ class TrainFunction:
     def explain_errors(self, on_error: Callable | None):
         """Sets the function to call after a step that raises an error.
 
-        On torch any guarded step may raise an error, because a loss function
-        may reject NaN. On other backends only compilation raises errors, in a
+        On torch, any guarded step may raise an error, because a loss function
+        may reject NaN. On other backends, only compilation raises errors, in a
         call that has work waiting.
 
         Args:
@@ -137,14 +137,14 @@ class TrainFunction:
         """Calls `work(batch)` before the model trains on its next batch.
 
         The work may rebuild the train function. The batch is `None` if only
-        other processes have one. Functions are called in the order of the
-        calls.
+        other processes have one. Functions run in the order in which they were
+        added.
         """
         self._put_tap()
         self._before.append(work)
 
     def waits(self, work: Callable | None) -> bool:
-        """Returns whether this work still waits for a batch.
+        """Returns whether `work` still waits for a batch.
 
         Rebuilding the train function drops waiting work.
         """

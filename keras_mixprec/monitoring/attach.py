@@ -57,7 +57,7 @@ class LayerLog:
 
 
 def _with_feeders(summary, model):
-    """Returns the rows, each with the paths of the layers that feed it."""
+    """Adds the paths of the layers that feed each layer to the rows."""
     paths = {id(entry.layer): entry.path for entry in walk(model)}
     feeders: dict = {path: [] for path in paths.values()}
     around = neighbours(model)

@@ -76,12 +76,12 @@ class AuditSchedule:
         return self._audits > len(_AUDITS)
 
     def is_comparison_due(self, taken: int, first: float) -> bool:
-        """Returns whether to compare a run without audits with float32.
+        """Returns whether a run without audits must be compared with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
             first: Float. Steps before the first comparison. The step count
-                doubles between later ones.
+                doubles between later comparisons.
         """
         return self.steps + taken >= max(first, 2 * self._compared)
 
@@ -145,7 +145,7 @@ class AuditSchedule:
         self._last = steps
 
     def hurry(self) -> int | None:
-        """Moves the next audit forward if a layer may overflow before it.
+        """Moves the next audit forward if a layer may overflow earlier.
 
         The audit moves halfway to the predicted overflow.
 

@@ -57,7 +57,7 @@ class Examiner:
         schedule: `AuditSchedule` of the model.
         states: `KeptStates` of the model.
         first_loss_due: The step at which to record the loss of the first step,
-            infinity after that.
+            infinity once the loss is recorded.
         paused_until: Int. No diagnosis is made before this step, because
             the last fault has nothing to do with precision.
         has_found: Boolean, whether any fault except a collapsed loss scale has
@@ -118,7 +118,7 @@ class Examiner:
 
     @property
     def has_new_zeros(self) -> bool:
-        """Returns whether there are zero gradients without a diagnosis."""
+        """Returns whether gradients became zero after the last diagnosis."""
         zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
 
@@ -175,7 +175,9 @@ class Examiner:
         watch, started = self._watch, _clock.now()
         try:
             yield
-        except NotBuiltError as error:  # Not final: a step builds the model.
+        except NotBuiltError as error:
+            # Later diagnoses may succeed, because the first step builds the
+            # model.
             if NotBuiltError not in self._reported:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"
@@ -347,7 +349,7 @@ class Examiner:
         self._reported -= {(kind, None, None) for kind in LOST}
 
     def forget_trouble(self):
-        """Treats skipped steps from now on as a new fault."""
+        """Treats later skipped steps as a new fault."""
         self.has_found = False
         self._collapse = None
 
@@ -485,7 +487,7 @@ def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
     Returns a function of the verdicts that prints the result. An empty `who`
     suppresses both messages.
     """
-    layers = len(walk_with_model(model)) - 1  # Without the model itself.
+    layers = len(walk_with_model(model)) - 1  # Do not count the model.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE
     started = _clock.now()
     if who and long:

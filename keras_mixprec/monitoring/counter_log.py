@@ -246,7 +246,7 @@ class CounterLog:
     def read_if_due(self, step: int, gap: int | None = None):
         """Looks at a few numbers, and reads all counters if they have changed.
 
-        It also reads all counters if the step count has doubled since the last
+        Also reads all counters if the step count has doubled since the last
         reading, or if the budget allows a reading. A slow machine therefore
         finds the same faults, and `stop_after` acts at the exact step.
 
@@ -293,7 +293,7 @@ class CounterLog:
         if step == self.step:
             return
         self.step = step
-        self.due_at = step + 1  # Try again soon if reading fails.
+        self.due_at = step + 1  # Retry at the next step if the reading fails.
         watch = self._watch
         with self.synchronized():
             used = self._counters.used()
@@ -342,7 +342,7 @@ class CounterLog:
         return self._losses - before
 
     def read_loss(self) -> tuple | None:
-        """Returns the sum of losses in this epoch and of their weights."""
+        """Returns the sums of losses and of their weights in this epoch."""
         with self.synchronized():
             return self.loss.read()
 

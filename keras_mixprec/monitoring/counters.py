@@ -57,7 +57,7 @@ class Glance(NamedTuple):
     Attributes:
         skipped: Tuple with the number of skipped steps of each optimizer.
         in_a_row: Int. Steps skipped since the last applied step, for the
-            optimizer with the most.
+            optimizer that has skipped the most.
         losses: Int. The number of batches with a non-finite loss.
         mean_is_lost: Boolean, whether the mean loss is not finite, for models
             whose non-finite losses are not counted.

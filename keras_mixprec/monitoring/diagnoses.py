@@ -87,7 +87,7 @@ class Diagnoses:
             self._visit = watch.on_next_batch(self._examine)
 
     def _has_new_reason(self):
-        """Returns whether there is a reason that was not there before."""
+        """Returns whether there is a new reason for a diagnosis."""
         examiner = self._examiner
         if examiner.gave_up:
             examiner.report_rest()
@@ -153,7 +153,8 @@ class Diagnoses:
     def _examine_scale_use(self):
         """Checks the use of the loss scale on the first batch.
 
-        A wrong use may make the weights NaN in the first step.
+        A train step that uses the scale wrongly may make the weights NaN in its
+        first run.
         """
         examiner, model = self._examiner, self._watch.model
         examiner.schedule.examine_scale_use()

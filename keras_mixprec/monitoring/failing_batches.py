@@ -154,7 +154,7 @@ class BadData:
 def _numbers(model, place, numbers):
     """Returns the fields of a verdict about bad data."""
     own = numbers_of_samples(model)
-    if own:  # The numbers of samples are more useful than rows of a batch.
+    if own:  # Sample indices are more useful than row numbers in a batch.
         numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}
     if place:
         numbers = {k: place[k] for k in ("epoch", "batch")} | numbers

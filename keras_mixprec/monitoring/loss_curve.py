@@ -31,7 +31,7 @@ class LossCurve:
 
     Attributes:
         points: List of the logged pairs: a step, and the mean loss since the
-            point before.
+            previous point.
     """
 
     def __init__(self, model: keras.Model, log):
@@ -57,7 +57,7 @@ class LossCurve:
         """Starts an epoch, for which Keras has reset the variables to 0.
 
         Args:
-            step: Int. The number of steps taken before.
+            step: Int. The number of steps taken before the epoch.
         """
         self._before, self._held = _NOTHING, None
         self._from = step
@@ -116,7 +116,7 @@ class LossCurve:
         before, counted = self._before
         if counted:
             total, count = self.read() or _NOTHING
-            if count <= counted:  # No good batch since the last reading.
+            if count <= counted:  # All batches since the last reading failed.
                 return
             loss = (total - before) / (count - counted)
         self._from = step

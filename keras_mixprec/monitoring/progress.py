@@ -1,4 +1,4 @@
-"""Checks whether a run learns, and whether its task can be learnt."""
+"""Checks whether a run learns, and whether its task can be learned."""
 
 import math
 
@@ -44,7 +44,7 @@ class Progress:
 
         def begin(batch):
             if batch is not None:
-                watch.attempt("look at the task", look, self._all(batch))
+                watch.attempt("check the task", look, self._all(batch))
 
         watch.on_next_batch(begin)
 

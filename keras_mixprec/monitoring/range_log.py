@@ -47,8 +47,9 @@ class RangeLog:
     Attributes:
         due_at: The step of the next reading, infinity for never.
         samples: Int. The number of samples in the first batch, `0` before.
-        batch: The last batch whose reading was finite, or at first the batch
-            of the first step. `None` before.
+        batch: The last batch whose reading was finite, or the batch of the
+            first step if no reading was finite yet. `None` before the first
+            step.
         last: The last `Ranges`, or `None`.
         zeros: `ZeroGradients` of the readings.
     """

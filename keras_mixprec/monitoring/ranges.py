@@ -107,7 +107,7 @@ class ZeroGradients:
         """Adds a reading.
 
         Args:
-            step: Int. Larger than in the reading before.
+            step: Int. Larger than in the previous reading.
             paths: List of strings, one for each row.
             table: Array, as `metrics_table` returns it.
             narrow: Boolean array, true for the rows of 16-bit layers.
@@ -116,15 +116,16 @@ class ZeroGradients:
         for path, share in zip(paths, shares, strict=True):
             if share == 1:
                 self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # False for NaN, which means no weights.
+            elif share < 1:  # NaN stands for a layer without weights.
                 self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
         """Returns the layers whose gradients have been zero for long.
 
         Returns:
-            Dict from layer path to the steps of its readings. Each layer has at
-            least 3 such readings in a row, over at least 30 steps.
+            Dict from layer path to the steps of the readings with zero
+            gradients. Each layer has at least 3 of these readings in a row,
+            over at least 30 steps.
         """
         return {
             path: steps
@@ -148,8 +149,9 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
+    # Lost updates and large attention logits matter in any dtype.
     for name in ("lost_updates", "attention_logits_largest"):
-        own[name] = column[name]  # These two matter in any dtype.
+        own[name] = column[name]
     found = {}
     for name in _WORST:
         values = own[name][np.isfinite(own[name])]

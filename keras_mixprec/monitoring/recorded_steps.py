@@ -69,9 +69,10 @@ class Reading(NamedTuple):
     """The result of one reading of an optimizer's counters.
 
     Attributes:
-        points: List of `ScalePoint`s: the last point of the reading before, all
-            changes of the scale since then, and the current scale.
-        gaps: List of pairs of steps. Some changes between them are unknown.
+        points: List of `ScalePoint`s: the last point of the previous
+            reading, all changes of the scale since then, and the current scale.
+        gaps: List of pairs of steps between which some changes of the scale are
+            unknown.
         skipped: Int. Steps skipped so far, in the whole log.
         in_a_row: Int. Steps skipped since the last applied step.
         collapsed: Boolean, whether steps are still skipped although the loss
@@ -80,7 +81,8 @@ class Reading(NamedTuple):
             the step numbers of the log.
         others: List of further skipped steps since the last reading, which the
             optimizer has not recorded in full. Each entry is a triple: the
-            first possible step, the last possible step, and their number.
+            first possible step, the last possible step, and the number of
+            skipped steps.
         overflow_counts: Dict from variable path to the number of steps in
             which its gradient overflowed.
         gradient_norms: Dict from variable path to the unscaled gradient norm
@@ -117,10 +119,11 @@ class Reading(NamedTuple):
 
     @property
     def is_trouble(self) -> bool:
-        """Returns whether the skipped steps are more than a scale search.
+        """Returns whether a search for the scale does not explain the skips.
 
-        They are if many come in a row, or if they lower the scale below 1. A
-        gradient that overflows at a scale of 1 is out of float16's range.
+        A search explains neither many skipped steps in a row nor skipped steps
+        that lower the scale below 1. A gradient that overflows at a scale of 1
+        is out of float16's range.
         """
         is_low = self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
         return self.in_a_row >= TRIGGER_STEPS or is_low
@@ -324,8 +327,8 @@ class StepReader:
         def at(number):
             """Returns the step of the log for an attempted step.
 
-            They differ if an optimizer steps several times per batch, or not in
-            every batch.
+            The two step numbers differ if an optimizer steps several times per
+            batch, or not in every batch.
             """
             past = max(number - before.attempted, 0)
             return start + -(-past * (step - start) // max(attempted, 1))

@@ -46,14 +46,14 @@ class OverheadBudget:
 
     Args:
         max_overhead: Float. The overhead that is allowed, as a share of the
-            time of `fit` after the first call of the train function. A part of
-            it, 0.0125 but at most half, is reserved for overhead that cannot be
-            timed. `1` sets no limit.
+            time of `fit` after the first call to the train function. Up to half
+            of this share, but at most 0.0125, is reserved for overhead that
+            cannot be timed. `1` sets no limit.
 
     Attributes:
         counted: `collections.Counter` of seconds by purpose.
-        once: Float. Seconds of work that happens once, which is no overhead.
-        before: Float. Seconds of work before the second call of the train
+        once: Float. Seconds of work that happens once, which is not overhead.
+        before: Float. Seconds of work before the second call to the train
             function, such as the first diagnosis.
         special: Int. The number of tasks other than reading counters. Steps
             next to such a task take longer, so they are not timed.
@@ -140,8 +140,9 @@ class StepClock:
     that the device was behind by more than a step. If the device was not
     behind, each call is timed on its own, and the stretch may end at any call.
 
-    A stretch leaves out the last call of an epoch, validation, calls with
-    compilation, a reading of ranges or a diagnosis, and the call after these.
+    A stretch leaves out validation, the last call of an epoch, and each call in
+    which the train function compiles, ranges are read or a batch is diagnosed.
+    The call after each of these is left out too.
 
     Args:
         model: The `keras.Model`.
@@ -170,7 +171,7 @@ class StepClock:
         self._durations = deque(maxlen=_MOST_CALLS)
 
     def stamp(self, step: int):
-        """Records the start of a call of the train function.
+        """Records the start of a call to the train function.
 
         Args:
             step: Int. The number of the next step.

@@ -63,7 +63,7 @@ def summarize(watch) -> TrainingSummary:
 
 
 def _left_in_float16(model):
-    """Returns a text about layers that `apply_policy` keeps in float32."""
+    """Returns a text about layers that `apply_policy` would keep in float32."""
     found: dict = {}
     for path, reason in left_in_float16(model).items():
         found.setdefault(reason, []).append(path)

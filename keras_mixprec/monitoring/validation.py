@@ -1,6 +1,6 @@
 """Finds the wrong loss or metric, layer and rows in an evaluation.
 
-Faults in training show as skipped steps. Evaluations have no such sign, and
+Faults in training show as skipped steps. Evaluations show no such sign, and
 they may fail on their own, because their data and batch size differ.
 """
 
@@ -51,8 +51,8 @@ class ValidationWatch:
 
         Args:
             model: A `keras.Model`, with variables that are synchronized.
-            step: Int. The last training step before, or `None` outside of
-                `fit`.
+            step: Int. The last training step before the evaluation, or `None`
+                outside of `fit`.
             logs: Mapping from metric name, without `"val_"`, to a number.
             divergence: Function without arguments that returns a `Verdict` if
                 training has diverged, and `None` if not. A divergence replaces

@@ -75,7 +75,7 @@ class Tuning:
         self._purpose = "" if watch.several_workers else "tune this model"
 
     def tasks(self) -> list[Task]:
-        """Returns the tasks of a `fit`, in this order."""
+        """Returns the tasks of a `fit`, in the order in which they run."""
         who = "PrecisionTuner"
         return [
             Task(
@@ -157,7 +157,7 @@ class Tuning:
             self._audit(step)
 
     def _wait(self, step):
-        """Waits for a batch that fails, because the next one may be sound."""
+        """Waits for a batch that fails, because the next batch may be sound."""
         trigger, held = self._trigger, self._watch.held
         before = trigger.count()
 
@@ -203,14 +203,14 @@ class Tuning:
         self._watch.on_next_batch(work)
 
     def _examine_together(self, batch, step, triggered, is_overhead=False):
-        """Diagnoses a batch; every worker diagnoses its own at this step.
+        """Diagnoses one batch on every worker at the same step.
 
         Args:
             batch: As `train_step` takes it, or `None` if only other workers
                 have a batch.
             step: Int.
-            triggered: Boolean, whether non-finite steps are the reason. The
-                whole batch is examined then.
+            triggered: Boolean, whether non-finite steps are the reason. If so,
+                the whole batch is examined.
             is_overhead: Boolean, whether the time counts as overhead. If so,
                 only the first rows are examined.
         """
@@ -239,7 +239,7 @@ class Tuning:
     ) -> WorkerProposal | None:
         """Repairs the faults of a diagnosis.
 
-        With several workers this only proposes a repair.
+        With several workers, the method only proposes a repair.
 
         Args:
             examination: `Examination`.
@@ -381,7 +381,7 @@ class Tuning:
         self._probation.paths.update(paths)
 
     def _compare(self):
-        """Undoes the demotion if weights or the loss have grown too far."""
+        """Undoes a demotion if weights or the loss have grown too far."""
         probation, step = self._probation, self._watch.step
         growth = probation.divergence()
         (diverged,) = any_worker(self._watch.model, [growth is not None])

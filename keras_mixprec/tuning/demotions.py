@@ -33,7 +33,7 @@ _OF_MODELS = weakref.WeakKeyDictionary()
 
 
 class Repairs:
-    """The demotions of one model, over all calls of `fit`.
+    """The demotions of one model, over all calls to `fit`.
 
     Args:
         model: A built `keras.Model`, held by a weak reference.
@@ -42,7 +42,7 @@ class Repairs:
         demotions: Dict from layer path to `Demotion`.
         tries: Dict from layer path to the number of times that the layer needed
             its demotion.
-        rebuilds: Int. How often the model was recompiled.
+        rebuilds: Int. How many times the model was recompiled.
         asked: Dict from layer path to the policy that the user's code has set.
         harmful: Set of the paths whose demotion was undone.
         sign_off: Dict, the result of the validation at the end of training;
@@ -253,7 +253,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        guard_of(self._model).keep()  # Guard the recompiled function.
+        guard_of(self._model).keep()  # Guard the recompiled train function.
         self.rebuilds += 1
         self._rebuilt_at = started
 

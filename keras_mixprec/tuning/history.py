@@ -174,8 +174,8 @@ class TunerHistory:
         Args:
             step: As for `report`.
             count: Int. The number of such steps since the last report.
-            times: Float. The gradient norm of the last one, as a multiple of
-                the largest norm before.
+            times: Float. The gradient norm of the last spike, as a multiple of
+                the largest norm before the spike.
         """
         steps = "1 step" if count == 1 else f"{count:,} steps"
         message = (

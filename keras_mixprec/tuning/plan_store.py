@@ -28,7 +28,7 @@ class Demotion(NamedTuple):
         step: Int. The step of the demotion.
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
-        reason: String. The finding of the verdict, or another reason.
+        reason: String. The finding of the verdict, or a different reason.
         because: String. The reason without numbers, for the layer table. Empty
             if `reason` is short.
     """
@@ -109,9 +109,9 @@ def left_aside(
 ) -> dict:
     """Returns the entries of a plan that do not fit a model.
 
-    The user's code wins over the plan: if the code sets a new policy since the
-    plan was written, the plan's entry is not used. A model that was saved with
-    its repairs already has the plan's policies, so it does not differ.
+    The user's code wins over the plan: if the code has set a new policy since
+    the plan was written, the plan's entry is not used. A model that was saved
+    with its repairs already has the plan's policies, so it does not differ.
 
     Args:
         plan: Dict from path to policy, including the model itself.

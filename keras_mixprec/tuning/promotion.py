@@ -22,9 +22,9 @@ _STEPS = 500
 class Probation:
     """Compares a model with its state before a demotion.
 
-    In float16 an outlier overflows, and its step is skipped. In float32 its
-    gradient is finite and may ruin the weights. Each worker compares its own
-    model.
+    In float16, an outlier overflows, and its step is skipped. In float32, the
+    gradient of the outlier is finite and may ruin the weights. Each worker
+    compares its own model.
 
     Args:
         watch: The `Watch`, before the layers are demoted.
@@ -36,11 +36,11 @@ class Probation:
     Attributes:
         step: Int. The step of the demotion.
         scale_bits: Float. log2 of the loss scale before the demotion.
-        paths: Set of the paths of the layers that were demoted since.
+        paths: Set of the paths of the demoted layers.
 
     Raises:
-        NotImplementedError: If several processes hold parts of a weight, so no
-            process can copy it.
+        NotImplementedError: If several processes hold parts of a weight, so
+            that no process can copy the weight.
     """
 
     def __init__(self, watch, step: int, gap: int, batch):

@@ -142,7 +142,7 @@ class _Ladder:
         return "mixed_bfloat16" if takes_it else "float32"
 
     def _takes(self, layer, rung):
-        """Returns whether a layer may try a rung, which it may do once."""
+        """Returns whether a layer may try a rung; it may try each rung once."""
         known = (id(layer), rung) in self._tried
         self._tried.add((id(layer), rung))
         return rung in self._rungs and not known
@@ -158,8 +158,8 @@ class WorkerProposal(NamedTuple):
         scale_bits: Float. log2 of the loss scale that suits the gradients, or
             `None` if it is not known.
         too_low: Boolean, whether gradients underflow at the current loss scale.
-        advised_bits: Float. log2 of the value that a fixed loss scale, or one
-            at its floor, must be set to. `None` if no scale must be set.
+        advised_bits: Float. log2 of the value to which a loss scale that is
+            fixed or at its floor must be set. `None` if no scale has to be set.
     """
 
     layers: dict
@@ -191,8 +191,8 @@ class WorkerProposal(NamedTuple):
     def agreed(self, model, step: int) -> "WorkerProposal":
         """Returns the combined proposal of all workers.
 
-        It has the widest proposed policy for each layer, and the smallest
-        proposed loss scale. Every worker must call this method.
+        The result has the widest proposed policy for each layer, and the
+        smallest proposed loss scale. Every worker must call this method.
 
         Args:
             model: The `keras.Model`.

@@ -55,7 +55,7 @@ class Recovery:
     Args:
         watch: The `Watch`.
         repairs: `Repairs` of the model.
-        most: Int. The largest number of returns.
+        most: Int. The maximum number of returns.
     """
 
     def __init__(self, watch, repairs, most: int):

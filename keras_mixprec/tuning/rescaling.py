@@ -3,7 +3,7 @@
 Overflow and underflow are about the exponent, not the digits. A power of two
 can repair them exactly if the layer is positively homogeneous: `f(2**-k * x) ==
 2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not show
-this property, so the degree `d` is measured in float32. For this measurement
+this property, so the degree `d` is measured in float32. For this measurement,
 the layer gets random weights, because a bias that is still zero would hide that
 the layer is not homogeneous. Inputs are scaled to about 1, because a softmax of
 large logits only looks homogeneous. Forward and backward runs in float16 then
@@ -150,7 +150,7 @@ def _policy(layer, bits, degree, found):
 
 
 class _Rescaling:
-    """Tries powers of two on one call of a layer.
+    """Tries powers of two on one call to a layer.
 
     Args:
         call: `LayerCall` of a step in float32, at loss scale 1.

@@ -18,8 +18,9 @@ class Trigger:
 
     A non-finite step is one that any worker skipped, or whose loss was not
     finite. One such step triggers a diagnosis. After each false alarm, such as
-    bad data, twice as many within 500 steps are needed. A streak of skipped
-    steps needs the same number, but over all steps since the last false alarm.
+    bad data, the next diagnosis needs twice as many non-finite steps within 500
+    steps. A streak of skipped steps needs the same number, but over all steps
+    since the last false alarm.
     If a diagnosis predicts how far the loss scale will fall, the next skipped
     steps are expected and trigger nothing.
 
@@ -28,8 +29,8 @@ class Trigger:
 
     Attributes:
         span: Int. Non-finite steps are counted over this many steps.
-        last_nonfinite_step: Int. The last reading that found new non-finite
-            steps, `None` before.
+        last_nonfinite_step: Int. The step of the last reading that found new
+            non-finite steps, `None` before that.
     """
 
     # A healthy dynamic loss scale skips about one step in 2000, so rarely two

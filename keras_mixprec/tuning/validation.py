@@ -57,7 +57,7 @@ class Validation:
 
         Raises:
             ValueError: If the metric is not finite.
-            Exception: Whatever the evaluation raises.
+            Exception: Any exception that the evaluation raises.
         """
         if self._held_back is None or self._tuner.has_validated:
             return
@@ -67,7 +67,7 @@ class Validation:
         self._watch.log.event(step, event)
 
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
-        """Returns the layers that may return to 16 bits, and the metric then.
+        """Returns the layers that may return to 16 bits, and the new metric.
 
         If the metric is not within the tolerance, as few layers as possible
         stay demoted to bring it there.
