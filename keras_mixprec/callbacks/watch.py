@@ -265,7 +265,8 @@ class Watch:
             self.first_batch = batch
         self._idle_until = 0  # Check all tasks again before the next step.
         self.is_before_step = True
-        # `work` counts its own seconds, so do not count them twice.
+        # Each task that waits for a batch counts its own seconds, so do not
+        # count them here too.
         with self.examiner.examining(is_overhead=None):
             work(batch)
         self.is_before_step = False

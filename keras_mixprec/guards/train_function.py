@@ -74,8 +74,8 @@ class StepCount:
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-# The `TrainFunction` is stored on the model. Stored elsewhere, it would keep
-# the model alive, because it refers to the model.
+# The `TrainFunction` is stored on the model. Stored elsewhere, the object would
+# keep the model alive, because it refers to the model.
 _ATTRIBUTE = "_keras_mixprec_train_function"
 
 
@@ -235,8 +235,8 @@ class TrainFunction:
             self._model.train_function = self._guarded
             return
         model = self._model
-        # Create a new train function for each guard. For a function that JAX
-        # knows, it would reuse a trace with the old loss, metrics or optimizer.
+        # Create a new train function for each guard. JAX would reuse the trace
+        # of a known function, with the old loss, metrics or optimizer.
         original = model.train_step
         step = wrapped(original)
         setattr(step, STAND_IN, original)

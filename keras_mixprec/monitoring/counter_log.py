@@ -302,11 +302,11 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # Restore loss scales that bad data lowered before the scales are
-        # logged, so that the log shows the restored scales at this step.
+        # Before logging, restore the loss scales that bad data lowered, so that
+        # the log shows the restored scales at this step.
         readings = watch.bad_data.put_scales_back(watch, readings)
-        # Check whether the loss is scaled once before the first step and once
-        # after.
+        # Check the scaling of the loss twice: before the first step and after
+        # it.
         if (trained := watch.taken > 0) not in self._lacks_read:
             self._lacks_read.add(trained)
             self._note_lack(lack_of_scaling(watch.model, used, trained))

@@ -70,8 +70,8 @@ class Diagnoses:
 
     def _has_news(self):
         return self._watch.counter_log.step != self._asked_at or (
-            # A grown loss is a reason for a diagnosis of the next batch,
-            # because only a new batch shows whether the data have changed.
+            # If the loss has grown, diagnose the next batch, because only a new
+            # batch shows whether the data have changed.
             self._examiner.states.has_grown
             and not self._examiner.gave_up
             and "growth" not in self._asked

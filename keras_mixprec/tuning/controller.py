@@ -59,7 +59,7 @@ class Tuning:
         if self._recovers:
             watch_spikes(watch.synchronized_model())
         self._has_begun = self._has_given_up = False
-        # The next step at which `_look` reads the counters.
+        # The next step at which the tuner reads the counters.
         self._due: float = 0
         # True if non-finite steps were the reason for the last diagnosis.
         self._triggered = False

@@ -145,8 +145,8 @@ def _at_fault_here(model, repairs, paths, batches, step):
             found = examine(model, *parts, step=step)
             for finding in found.findings:
                 layers += finding.layers
-            # A layer with little headroom would soon be demoted again, so the
-            # layer counts as failing.
+            # In 16 bits, a layer with little headroom would soon be demoted
+            # again, so the layer counts as failing.
             low = {entry.path: entry.layer for entry in low_layers(model)}
             layers += [
                 low[path]

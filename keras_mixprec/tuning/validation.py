@@ -193,8 +193,8 @@ class Validation:
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # A plan with all layers in float32 has the reference metric,
-            # without an evaluation.
+            # With all layers in float32, the metric has its reference value, so
+            # no evaluation is needed.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
