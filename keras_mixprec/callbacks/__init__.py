@@ -1,13 +1,13 @@
 """The callbacks that monitor and repair a run.
 
 The monitor and the tuner of a `fit` share one session, so each counter is read
-once and each batch is diagnosed once:
+once and each batch is diagnosed once. The hooks of `fit` do this work:
 
 - `on_train_begin`: each callback joins the session. The monitor's settings
   override the tuner's.
 - `on_epoch_begin`: the session creates a `Watch` once the model is built. The
-  watch replaces the optimizers by ones that record their steps, and guards the
-  metrics.
+  watch replaces the optimizers with optimizers that record their steps, and
+  guards the metrics.
 - `on_train_batch_begin`: runs the tasks that are due at this step, such as
   reading the counters, reading ranges, diagnosing and tuning. Before most steps
   no task is due.

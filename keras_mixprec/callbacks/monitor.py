@@ -31,11 +31,11 @@ class MixPrecMonitor(CopiedCallback):
     |---|---|---|
     | `mixprec/loss_scale`, `mixprec/log2_loss_scale` | scale in use | U, S |
     | `mixprec/skipped_steps` | steps skipped so far in this log | U |
-    | `mixprec/nonfinite_losses/<kind>` | batches with such a loss | U |
-    | `mixprec/nonfinite_gradients/<kind>` | steps with such a gradient | U |
+    | `mixprec/nonfinite_losses/<kind>` | batches with a `<kind>` loss | U |
+    | `mixprec/nonfinite_gradients/<kind>` | steps with `<kind>` gradients | U |
     | `mixprec/gradient_norm` | unscaled norm of all gradients | U |
     | `mixprec_gradient_norm_by_variable/<path>` | norm of one gradient | U |
-    | `mixprec_overflow_count/<path>` | steps in which it overflowed | U |
+    | `mixprec_overflow_count/<path>` | steps with overflow in a gradient | U |
     | `mixprec/layer_dtypes` (text) | dtypes of each layer | start, change |
     | `mixprec/skipped_step` (text) | skipped steps, scales, gradients | U |
     | `mixprec_ranges/<part>_headroom_bits` | smallest headroom | R |
@@ -46,18 +46,19 @@ class MixPrecMonitor(CopiedCallback):
     | `mixprec_ranges/nonfinite_layers` | layers with infinities or NaNs | R |
     | `mixprec_performance/<name>` | step time, samples per second ... | U |
     | `mixprec/heat/<n>` | all ranges by layer, for the plugin | R |
-    | `mixprec_<part>_exponent/<path>` | histograms | some R |
+    | `mixprec_<part>_exponent/<path>` | histograms | H |
 
-    Parts are `activation`, `gradient` and `weight`; weights have no histogram.
-    Kinds are `inf`, `-inf` and `nan`. Each curve begins when its kind is first
-    seen.
+    `<part>` is `activation`, `gradient` or `weight`; weights have no histogram.
+    `<kind>` is `inf`, `-inf` or `nan`. The curve of a kind begins when the kind
+    is first seen.
 
-    U: every `update_freq` steps, at the end of an epoch (not of every short
-    epoch), and whenever a step was skipped or a loss was not finite. S: at each
-    step that changed the scale. R: when ranges are read. The x axis counts
-    batches, including skipped ones, and continues over several calls of `fit`.
-    The compiled step records its own skipped steps, so none between two
-    readings is lost.
+    U: every `update_freq` steps, at the end of an epoch (short epochs may be
+    left out), and whenever a step was skipped or a loss was not finite. S: at
+    each step that changed the scale. R: when ranges are read. H: when ranges
+    are read and the step count has doubled. The x axis counts batches,
+    including skipped ones, and continues over several calls to `fit`. The
+    compiled train step records each skipped step, so no skipped step between
+    two readings is lost.
 
     A value at step `s` was read after `s` steps; step 0 is before training.
     Step `s + 1` runs with the scale logged at step `s`, and a fault found in
@@ -65,7 +66,7 @@ class MixPrecMonitor(CopiedCallback):
     skipped step itself as `at_step`, and the scale of that step. Epochs,
     batches, rows and samples are counted from 0, as in callbacks and arrays. If
     you set a scale between two readings, the log shows the new scale from the
-    second reading on, and `events.jsonl` has a `loss_scale_not_known`.
+    second reading on, and `events.jsonl` has a `loss_scale_not_known` event.
 
     A full disk or a removed folder does not end training. One warning reports
     the problem, and the missing data are logged once the folder is writable
@@ -74,38 +75,39 @@ class MixPrecMonitor(CopiedCallback):
 
     With several workers, the first worker writes the log, with the findings of
     all workers. Every worker needs the monitor with the same arguments, because
-    all stop together.
+    all workers stop together.
 
-    The monitor replaces Keras' own `LossScaleOptimizer` by
-    `keras_mixprec.LossScaleOptimizer`, with the same state and rule. Training
-    stays the same, unless a `train_step` forgets to scale the loss. Keras' own
-    optimizer divides unscaled gradients by the loss scale too. The new
-    optimizer applies them undivided and warns. If a model has several
-    optimizers as attributes, they are logged by attribute name.
+    The monitor replaces Keras' own `LossScaleOptimizer` with
+    `keras_mixprec.LossScaleOptimizer`, which has the same state and rule.
+    Training stays the same, unless a `train_step` forgets to scale the loss.
+    Keras' own optimizer divides gradients by the loss scale even if the loss
+    was never scaled. The new optimizer applies such gradients undivided and
+    warns. If a model has several optimizers as attributes, they are logged by
+    attribute name.
 
     To read ranges, the monitor runs the `train_step` on the next batch without
     an update, and measures every activation, gradient and weight. Then it
     undoes all changes. Only JAX compiles this extra step. Ranges are always
     read after the first step, after the last step, and whenever the step count
     has grown by a factor of 8. These readings do not count as overhead. Further
-    readings follow every `probe_every` steps, after the scale grew and after a
+    readings follow every `probe_every` steps, after the scale grew, and after a
     skipped step, if `max_overhead` allows them. Histograms are logged whenever
     the step count has doubled. The summary and `events.jsonl` show the time of
     the readings.
 
     After five skipped steps in a row, the monitor diagnoses the next batch as
-    `keras_mixprec.diagnose` does. It prints the faults of layers and writes
-    them to `events.jsonl`. To find faults that skip no step, it also diagnoses
-    a batch after `20 / max_overhead` steps (1,000 by default), and whenever the
-    step count has doubled. A `PrecisionTuner` replaces these checks by its own.
-    The schedule does not depend on the speed of the machine.
+    `keras_mixprec.diagnose` does. The monitor prints the faults of layers and
+    writes them to `events.jsonl`. To find faults that skip no step, it also
+    diagnoses a batch after `20 / max_overhead` steps (1,000 by default), and
+    whenever the step count has doubled. A `PrecisionTuner` makes its own checks
+    instead. The schedule does not depend on the speed of the machine.
 
-    If a part of the monitor fails, a warning names it, and training continues
-    without this part.
+    If a part of the monitor fails, a warning names the part, and training
+    continues without it.
 
     With loss scaling, batches with a non-finite loss do not count in the
     running loss and metrics. Callbacks such as `EarlyStopping` and
-    `ModelCheckpoint` therefore see the loss of the good batches only. Until
+    `ModelCheckpoint` therefore see the loss of the good batches only. Before
     its first good batch, an epoch shows metrics without data. An epoch without
     any good batch reports an infinite loss and the worst value of each metric,
     or NaN if Keras does not know whether larger is better. After such an epoch,
@@ -137,15 +139,16 @@ class MixPrecMonitor(CopiedCallback):
             are kept, the monitor checks every step, so every step waits for the
             device. Defaults to `0`.
         stop_after: Int. Training stops after this many skipped steps in a row,
-            at any loss scale; one more step may be taken. The counters are
-            read at least this often. Defaults to `None`, which never stops.
+            at any loss scale; one more step may be taken. The counters are read
+            at least once in this many steps. Defaults to `None`, which never
+            stops.
         verbose: `0` or `1`, whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or
             `"raise"` to end it with a `FloatingPointError`. With `"raise"` a
             job fails, and `keras.callbacks.BackupAndRestore` keeps the backup
-            that it deletes when `fit` returns. Both close the log and leave a
-            `summary`. Defaults to `"stop"`.
+            that it would delete if `fit` returned. Both values close the log
+            and leave a `summary`. Defaults to `"stop"`.
         lint: The result of `keras_mixprec.lint(model, ...)`. Its findings of
             high and medium severity are logged. The report and the tab show
             them with the verdicts. Defaults to `None`, because checking the
@@ -157,7 +160,8 @@ class MixPrecMonitor(CopiedCallback):
             `Logger`, all from `keras_mixprec.loggers`. Defaults to `()`.
 
     Attributes:
-        summary: The `TrainingSummary` of the last `fit`, `None` before.
+        summary: The `TrainingSummary` of the last `fit`, `None` before the
+            first `fit`.
         verdicts: List of the `Verdict`s of the last `fit`, one for each fault.
         failing_batches: List of the `FailingBatch`es of the last `fit`. Each
             has `save(path)` and `replay(model)`. To load one, call
@@ -170,7 +174,7 @@ class MixPrecMonitor(CopiedCallback):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or, when training starts,
-            if the same `fit` has another `MixPrecMonitor`.
+            if the same `fit` has a second `MixPrecMonitor`.
         OSError: When training starts, if `log_dir` is not writable.
         FloatingPointError: During training, with `on_stop="raise"`.
 
@@ -220,14 +224,14 @@ class MixPrecMonitor(CopiedCallback):
         self.summary: TrainingSummary | None = None
         self.verdicts: list[Verdict] = []
         self.failing_batches: list = []
-        self._session: Any = None  # Set during `fit`.
+        self._session: Any = None
         self._has_logged = False
         self._is_chief, self._report_dir = True, self.log_dir
 
     @property
     def report(self) -> Any:
-        """The report of the log."""
-        # Imported here because training does not need the report.
+        """The report built from the log."""
+        # Import the report lazily, because training does not need the report.
         from keras_mixprec.reporting.report import load_report
 
         if not self._has_logged:
@@ -253,7 +257,8 @@ class MixPrecMonitor(CopiedCallback):
         self.failing_batches = self._session.failing_batches
 
     def _sum_up(self):
-        # Imported here because it is only needed when `fit` ends.
+        # Import the summary code lazily, because only the end of `fit` needs
+        # it.
         from keras_mixprec.monitoring.summary import summarize
         from keras_mixprec.reporting.training_summary import end_events
 
@@ -272,7 +277,8 @@ class MixPrecMonitor(CopiedCallback):
         super().abandoned()
 
     def _open_log(self):
-        # Workers that write to one folder would overwrite each other.
+        # Several workers that write to one log folder would overwrite each
+        # other's files.
         if active.processes().rank(self.model) != 0:
             return NoLog()
         return ForwardedLog(self.log_dir, self.loggers, warn_disabled)

@@ -41,7 +41,8 @@ class Session:
             JAX.
         settings: The `MixPrecMonitor`, or the `Settings` of the tuner if there
             is no monitor.
-        before_training: Sequence of dicts, events logged as training starts.
+        before_training: Sequence of dicts, the events to log as training
+            starts.
         log: The `RunLog`.
         verdicts: List of the `Verdict`s of this `fit`, one for each fault.
         failing_batches: List of the `FailingBatch`es of this `fit`.
@@ -60,8 +61,8 @@ class Session:
         self.make_tuning: Callable | None = None
         self.watch: Any = None
         self._members: list = []
-        # Keras passes the same dict to all callbacks of one `fit`, so it
-        # identifies the `fit`.
+        # Keras passes the same `params` dict to all callbacks of one `fit`, so
+        # the dict identifies the `fit`.
         self._params = params
         self._has_waited = self._has_finished = False
 
@@ -91,7 +92,7 @@ class Session:
                 "`callbacks` must not have the same callback twice. Received: "
                 f"a second {type(callback).__name__}: {callback!r}"
             )
-        # A session is left over if an exception ended an earlier `fit`.
+        # If a session is still open, an exception ended an earlier `fit`.
         if not is_own or session.watch:
             if session:
                 session.log.close()
@@ -133,14 +134,14 @@ class Session:
         self.make_tuning = make_tuning
 
     def leave(self, callback):
-        """Removes a callback; the last one closes the log."""
+        """Removes a callback; the last callback closes the log."""
         self._members.remove(callback)
         if not self._members:
             guard_of(self.model).stop()
             self.log.close()
             if self.watch.several_workers:
                 # Wait until the first worker has closed the log, because the
-                # reports of the other workers read it.
+                # reports of the other workers read the log.
                 any_worker(self.model, [True])
             if vars(self.model).get(SESSION_ATTRIBUTE) is self:
                 del vars(self.model)[SESSION_ATTRIBUTE]
@@ -162,10 +163,9 @@ class Session:
 
     def synchronized_model(self):
         """Returns the model, with the variables of the last step."""
-        # On JAX, reading `callback.model` updates the variables.
+        # On JAX, Keras updates the model's variables whenever `callback.model`
+        # is read.
         return self._members[0].model
-
-    # The hooks of `fit`.
 
     def begin_epoch(self, callback, epoch: int):
         """Starts the watch if necessary, and begins an epoch."""
@@ -179,7 +179,8 @@ class Session:
         if not self.watch and not self._try_to_start():
             self._has_waited = True
             return
-        # After the first batch, a message must not break Keras' progress bar.
+        # From the second batch on, Keras may show a progress bar, and a printed
+        # message must not break the bar.
         verbose = self._params and self._params.get("verbose")
         self.watch.begin_batch(batch, batch > 0 and verbose in (1, "auto"))
         if self.watch.failure:
@@ -188,8 +189,8 @@ class Session:
     def _try_to_start(self):
         """Starts the watch, unless the first batch has to build the model."""
         model = self.model
-        # In `fit` the train function exists by now. Only a custom loop may
-        # still have to build the model.
+        # `fit` has created the train function by now. Only in a custom training
+        # loop may the model still be unbuilt.
         if model.built or model.train_function is not None or self._has_waited:
             self._start()
         return self.watch is not None
@@ -223,15 +224,15 @@ class Session:
     def finish(self):
         """Reads the counters a last time."""
         if not self._has_finished:
-            self._start()  # Without any epoch it has not started yet.
+            self._start()  # A `fit` without epochs has no watch yet.
             self._has_finished = True
             self.watch.finish()
 
     def raise_if_failed(self):
-        """Ends `fit` with an exception if the monitor or the tuner asked.
+        """Ends `fit` with an exception if a callback has asked for one.
 
-        Only the callbacks of this session end before. If `fit` ended
-        normally, `BackupAndRestore` would delete its backup.
+        Only the callbacks of this session end before the exception. If
+        `fit` ended normally, `BackupAndRestore` would delete its backup.
         """
         if reason := self.watch.take_failure():
             for callback in [*self._members]:
@@ -249,8 +250,8 @@ class CopiedCallback(keras.callbacks.Callback):
         """Starts watching the model if necessary, and begins an epoch."""
         self._session.begin_epoch(self, epoch)
 
-    # Do not add `on_train_batch_end`: Keras would fetch the logs of every step
-    # from the device before it starts the next step.
+    # Do not add an `on_train_batch_end` hook: Keras would then fetch the logs
+    # of every step from the device before the next step starts.
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
     ) -> None:

@@ -60,36 +60,36 @@ class PrecisionTuner(CopiedCallback):
     Training has diverged if the float32 loss of one batch is 1000x larger, or
     if it is 2x larger and the largest weight has grown 100x. Weights, optimizer
     state and loss scale then return to their values before the demotion. The
-    loss is compared after `cooldown` steps, and then after twice as many each
-    time. With several workers no demotion is undone.
+    loss is compared after `cooldown` steps, and then each time after twice as
+    many steps. With several workers, no demotion is undone.
 
     After `cooldown` steps without trouble, layers that do not need their
     demotion return to 16 bits. After `promote_after` steps, the tuner diagnoses
-    all demoted layers in their former dtypes, and sound ones return to 16 bits.
+    all demoted layers in their former dtypes. Sound layers return to 16 bits.
     A layer that fails again waits twice as long.
 
     With `validate`, a metric on held-back data must also allow a return. The
-    same weights are evaluated in float32 and under the plan, in inference. A
-    layer returns to 16 bits only if the metric stays within `tolerance` of its
-    float32 value. If not, `plan.reasons` has the reason. When training ends,
-    the tuner signs off the plan in the same way: if the metric is not within
-    the tolerance, the tuner demotes the fewest layers that bring it there. The
-    metric is evaluated once before the first step, so an error in it ends `fit`
-    at once. If the metric fails later, or is not finite in float32, no layer
-    returns, and you get a warning. Returns and the search at the end may take
-    50 evaluations, and one more for each 100 steps. Evaluations change no
+    same weights are evaluated for inference, in float32 and under the plan.
+    A layer returns to 16 bits only if the metric stays within `tolerance` of
+    its float32 value. If not, `plan.reasons` has the reason. When training
+    ends, the tuner signs off the plan in the same way: if the metric is not
+    within the tolerance, the tuner demotes the fewest layers that bring it
+    there. The metric is evaluated once before the first step, so an error in it
+    ends `fit` at once. If the metric fails later, or is not finite in float32,
+    no layer returns, and you get a warning. Returns and the search at the end
+    may take 50 evaluations, plus one for each 100 steps. Evaluations change no
     weights, metrics, layer state or random numbers.
 
     Under `tf.distribute` or `torch.distributed` every worker needs the tuner.
     Each worker diagnoses its own batches. The workers share their findings and
-    change the same layers at the same step. All start from the plan of the
-    first worker, which writes the plan.
+    change the same layers at the same step. All workers start from the plan of
+    the first worker, and only the first worker writes the plan.
 
     Use the tuner alone or with `MixPrecMonitor`. The monitor then logs the
     tuner's changes, and both share readings and diagnoses.
 
     A custom training loop calls the methods of the callback as `fit` does and
-    trains with `train_on_batch`. To start from a plan, the model must be built.
+    trains with `train_on_batch`. A model must be built to start from a plan.
     A copy (`copy.deepcopy`, `pickle`) has the results, but not the model.
 
     A compiled model that computes in float16 without loss scaling gets a
@@ -100,10 +100,10 @@ class PrecisionTuner(CopiedCallback):
             starts from its plan. The tuner writes the file after every change
             and at the end. If writing fails during training, you get a warning
             and training continues. If your code has changed since the plan was
-            written, your code wins: a warning names the layers that have a new
-            policy, or that only the model or only the plan has, and leaves them
-            as they are. The old file is kept next to the new one. Defaults to
-            `None`.
+            written, your code wins: the tuner leaves layers as they are if they
+            have a new policy, or if only the model or only the plan has them. A
+            warning names these layers. The old file is kept next to the new
+            one. Defaults to `None`.
         dry_run: Boolean, whether to report changes without making them. The
             plan is neither read nor written. Defaults to `False`.
         promote_after: Int. After this many steps without trouble, a demoted
@@ -113,8 +113,8 @@ class PrecisionTuner(CopiedCallback):
             step needs no cooldown. Defaults to `10`.
         max_demoted_fraction: Float. The share of the FLOPs in 16 bits that may
             be demoted. Defaults to `1.0`.
-        max_rebuilds: Int. How often the model may be recompiled. Defaults to
-            `10`.
+        max_rebuilds: Int. How many times the model may be recompiled. Defaults
+            to `10`.
         on_limit: String. The action if a limit prevents a repair, or if no
             repair is known. `"continue"` keeps training. `"stop"` ends training
             as `model.stop_training` does. `"raise"` raises a
@@ -151,15 +151,15 @@ class PrecisionTuner(CopiedCallback):
             has diverged or weights are not finite. The tuner repeats the steps
             from there to find the cause. Training then continues with a lower
             learning rate, with clipped gradients, or, if it does not fail
-            again, with the same settings. With any other cause, training stops
-            in the good state. Steps with non-finite gradients are skipped, even
-            without loss scaling. So are steps with gradient spikes: gradients
-            ten times larger than any since `fit` began. After three spikes in a
-            row, the tuner returns to the last good state if the weights are the
-            cause. With several workers the tuner skips steps, but never
-            returns. Defaults to `False`.
-        max_returns: Int. How often to return. After that, training stops in the
-            last good state. Defaults to `3`.
+            again, with the same settings. If the cause is a different one,
+            training stops in the good state. Steps with non-finite gradients
+            are skipped, even without loss scaling. So are steps with gradient
+            spikes: gradients ten times larger than any since `fit` began. After
+            three spikes in a row, the tuner returns to the last good state if
+            the weights are the cause. With several workers, the tuner skips
+            steps, but never returns. Defaults to `False`.
+        max_returns: Int. How many times to return to a good state. After that,
+            training stops in the last good state. Defaults to `3`.
 
     Attributes:
         plan: The `PrecisionPlan` that the model follows, with the verdict for
@@ -182,8 +182,8 @@ class PrecisionTuner(CopiedCallback):
         TypeError: If an argument has the wrong type.
         ValueError: If a number is outside its range, or `monitor` or `mode` is
             given without `validate`. When training starts, if the same `fit`
-            has another tuner, the plan is damaged, `monitor` is not a metric of
-            the model, or the metric is not finite in float32.
+            has a second tuner, the plan is damaged, `monitor` is not a metric
+            of the model, or the metric is not finite in float32.
         OSError: When training starts, if the plan cannot be written.
         FloatingPointError: During training, with `on_limit="raise"`.
 
@@ -245,7 +245,6 @@ class PrecisionTuner(CopiedCallback):
         self._check_together()
         self.plan: PrecisionPlan | None = None
         self.history: list[dict] = []
-        # Set during `fit`.
         self._session: Any = None
         self._repairs: Any = None
         self._before: list = []
@@ -301,8 +300,8 @@ class PrecisionTuner(CopiedCallback):
         self._keeps_file = self._warned = False
         aside = self._start_from(*known) if known else {}
         self.plan = repairs.plan()
-        # Write the plan now, so that a bad path raises an error before the
-        # training starts.
+        # Write the plan file before training starts, so that a bad path raises
+        # an error at once.
         if self._writes_plan:
             self._disk.save(repairs, keep_earlier=bool(aside))
         # The plan may have set layers to float16, which need loss scaling.
@@ -317,13 +316,15 @@ class PrecisionTuner(CopiedCallback):
         session.finish()
         self.has_validated = True
         self.save_plan()
-        # Do not print this sentence if the monitor's summary has it.
+        # Do not print the headline of the run a second time if the monitor's
+        # summary contains the headline.
         story = session.log.story
         wide = any(event["kind"] == "no_16_bits" for event in story)
         news = wide or session.watch.tuning.records.has_news
         is_told = session.has_monitor and session.settings.verbose
         if self.verbose and news and not is_told:
-            # Imported here because it is only needed when `fit` ends.
+            # Import the summary code lazily, because only the end of `fit`
+            # needs it.
             from keras_mixprec.monitoring.summary import summarize
 
             said = summarize(session.watch).headline["text"]
@@ -333,7 +334,7 @@ class PrecisionTuner(CopiedCallback):
         session.raise_if_failed()
 
     def _start_from(self, plan, state):
-        """Applies the plan, and returns the layers that do not fit it."""
+        """Applies the plan, and returns the layers that do not fit the plan."""
         repairs = self._repairs
         changes, aside = repairs.follow(plan, state)
         is_wide = not computes_in_16_bits(repairs.asked)
@@ -355,8 +356,8 @@ class PrecisionTuner(CopiedCallback):
 
     @property
     def _writes_plan(self):
-        # On JAX, reading `self.model` during a step would restore the state of
-        # the last step.
+        # On JAX, reading `self.model` during a step would reset the variables
+        # to their values after the previous step.
         chief = active.processes().rank(self._session.model) == 0
         return chief and not (self._is_dry or self._keeps_file)
 
@@ -371,8 +372,8 @@ class PrecisionTuner(CopiedCallback):
         if not self._writes_plan:
             return
         try:
-            # The folder may have been removed during training, so create it
-            # again.
+            # The folder of the plan may have been removed during training, so
+            # create the folder again.
             self._disk.path.parent.mkdir(parents=True, exist_ok=True)
             self._disk.update(self._repairs)
         except OSError as error:

@@ -73,7 +73,8 @@ class Watch:
         self.verdicts = session.verdicts
         self.failing_batches = session.failing_batches
         model, log, settings = self.model, self.log, self.settings
-        # `train_on_batch` would create the train function too late to guard it.
+        # Create the train function now: `train_on_batch` would create it too
+        # late for the metric guard.
         model.make_train_function()
         self.log_dir = settings.log_dir
         monitor, tuner = "MixPrecMonitor", "PrecisionTuner"
@@ -124,13 +125,14 @@ class Watch:
         first_loss = at(examiner, "first_loss_due")
         deciding = self.tuning or self._diagnoses
         return [
-            Task("note the first loss", examiner.note_first_loss, first_loss),
+            Task("record the first loss", examiner.note_first_loss, first_loss),
             Task("read the counters", self._read_if_due, at(self.counter_log)),
             Task("", self._agree, at(self, "_next_agreement")),
-            # Ranges come before diagnoses, which may change dtypes.
+            # Ranges are read before diagnoses, because a diagnosis may change
+            # dtypes.
             Task("measure layers", ranges.read, at(ranges)),
             Task("keep good states", examiner.keep_state, at(examiner.states)),
-            Task("look whether the loss falls", progress.look, at(progress)),
+            Task("check whether the loss falls", progress.look, at(progress)),
             *deciding.tasks(),
             Task("wait for a batch that fails", held.check, at(held)),
         ]
@@ -139,7 +141,8 @@ class Watch:
         """Logs settings and layers, and prepares the tasks."""
         model, attempt = self.synchronized_model(), self.attempt
         self._function.explain_errors(partial(explain_error, self))
-        # Imported here because it is only needed when `fit` begins.
+        # Import the settings code lazily, because only the start of `fit` needs
+        # it.
         from keras_mixprec.monitoring.precision_settings import log_begin
 
         before = self._session.before_training
@@ -147,7 +150,7 @@ class Watch:
         attempt("log layers", self.log_layers)
         attempt("read the counters", self._read_counters)
         attempt("diagnose", self.examiner.begin, model)
-        attempt("look whether the loss falls", self.progress.begin)
+        attempt("check whether the loss falls", self.progress.begin)
         attempt("measure layers", self.ranges.start)
         attempt("keep failing batches", keep_failing, self)
 
@@ -164,8 +167,6 @@ class Watch:
     def synchronized_model(self):
         """Returns the model, with the variables of the last step."""
         return self._session.synchronized_model()
-
-    # Hooks.
 
     def begin_epoch(self, epoch: int):
         """Begins an epoch."""
@@ -224,7 +225,7 @@ class Watch:
             return None
         try:
             return work(*arguments)
-        # An error in a task must not end training.
+        # An error in a monitoring task must not end training.
         except Exception as error:
             self.disable(task, error, who)
         return None
@@ -262,9 +263,10 @@ class Watch:
     def _visit(self, work, batch):
         if self.first_batch is None:
             self.first_batch = batch
-        self._idle_until = 0  # Tasks may be due earlier now.
+        self._idle_until = 0  # Check all tasks again before the next step.
         self.is_before_step = True
-        # Do not count the time twice: the work counts its own.
+        # Each task that waits for a batch counts its own seconds, so do not
+        # count them here too.
         with self.examiner.examining(is_overhead=None):
             work(batch)
         self.is_before_step = False
@@ -292,19 +294,21 @@ class Watch:
         self.performance.clock.end_epoch(bool(steps))
         self._count.end_epoch(steps, attempted)
         step = self.step
-        # Record the first loss before the next epoch resets the sums.
+        # Record the loss of the first step before the next epoch resets the
+        # loss metric.
         if examiner.first_loss_due <= step:
-            attempt("note the first loss", examiner.note_first_loss)
+            attempt("record the first loss", examiner.note_first_loss)
         attempt("look at metrics", self._metrics.read, self.model, step, logs)
-        # In a run of short epochs, skip more and more of these readings.
+        # If epochs are short, do not read the counters after every epoch. The
+        # gap between two readings grows with the step count.
         gap = min(self.taken // 8, self.settings.update_freq)
         attempt("read the counters", self._read_if_due, gap)
-        attempt("look at the validation", examiner.look_at_validation, logs)
+        attempt("check the validation", examiner.look_at_validation, logs)
         attempt("log the loss", self.counter_log.end_epoch, step, logs)
         started = _clock.now()
         if self.counter_log.step == step:
             attempt("log layers", self.log_layers)
-            self._idle_until = 0  # Tasks may be due earlier now.
+            self._idle_until = 0  # Check all tasks again before the next step.
         self.budget.add(READINGS, _clock.now() - started)
         self._idle_until = min(self._idle_until, step + gap)
 
@@ -318,9 +322,10 @@ class Watch:
         self._function.cancel()
         attempt("read the counters", self._read_counters)
         attempt("time steps", self.performance.write, step, True)
-        # Read ranges first, because they may be a reason for a diagnosis.
+        # Read the ranges before the diagnosis, because a range may be a reason
+        # to diagnose a batch.
         attempt("measure layers", self.ranges.finish)
-        attempt("look whether the loss falls", self.progress.finish)
+        attempt("check whether the loss falls", self.progress.finish)
         attempt("diagnose", self._diagnoses.finish)
         if self.tuning:
             self.tuning.end()
@@ -334,8 +339,6 @@ class Watch:
         leave = self.examiner.schedule.leave
         what = "plan audits of the next `fit`"
         attempt(what, leave, self.model, self.taken)
-
-    # The work of tasks.
 
     def repair(self, examination, batch, step: int, raised: bool = False):
         """Lets the tuner, if there is one, repair the faults of a diagnosis.
@@ -399,8 +402,6 @@ class Watch:
                 verdict = Verdict(**fields)
                 verdict.numbers[FOUND_BY] = f"worker {worker}"
                 self.examiner.report([verdict])
-
-    # Ending early.
 
     def _stop(self, reason):
         """Stops training, or lets it end with an exception."""

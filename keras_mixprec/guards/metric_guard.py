@@ -35,14 +35,15 @@ from keras_mixprec.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mixprec.loss_scaling.spikes import gates_of, optimizers_in_step
 from keras_mixprec.policies.layers import has_own_step
 
-# The worst value of a metric, by the direction in which it improves.
+# The worst value of a metric, by the direction in which the metric improves.
 _WORST = {"min": math.inf, "max": -math.inf, "auto": math.nan}
 
-# States of an epoch: no batch has counted yet; none has counted yet, nor in the
-# epoch before; at least one has counted; the weights are not finite.
+# The states of an epoch, in order: no batch has counted yet; no batch has
+# counted yet, and none counted in the previous epoch; at least one batch has
+# counted; the weights are not finite.
 _BEGUN, _BEGUN_AFTER_NONE, _COUNTED, _LOST = range(4)
 
-# The counts before a step that builds the optimizer.
+# The counts of an optimizer that the first step has yet to build.
 _NONE = 0, 0
 
 # The losses that the current `train_step` has passed to Keras' loss tracker.
@@ -58,7 +59,7 @@ class MetricGuard:
     in `"loss"`. Without such a name, every metric counts as a loss.
 
     Before the first good batch of an epoch, metrics show the values that they
-    have without data, or NaN if the epoch before had no good batch. An epoch
+    have without data, or NaN if the previous epoch had no good batch. An epoch
     without a good batch reports the worst value of each metric, infinity for a
     loss. Unlike NaN, this value lets callbacks see that the next epoch is
     better. Once weights are not finite, every batch shows NaN and every epoch
@@ -84,7 +85,7 @@ class MetricGuard:
         self._layer_state: list | None = None
         self._found: list = []
         self._gates: list = []
-        self._batches = 0  # Counted since the last reset of the metrics.
+        self._batches = 0  # Batches since the last reset of the metrics.
 
     def start(self):
         """Guards the steps of the model from now on."""
@@ -96,7 +97,7 @@ class MetricGuard:
     def keep(self):
         """Guards the train function again if it was recompiled.
 
-        Call it before each batch.
+        Call this method before each batch.
         """
         self._batches += 1
         if self.on and not self.function.is_guarded:
@@ -137,7 +138,7 @@ class MetricGuard:
         return tracker if known and not has_own_step(self._model) else None
 
     def _histories(self):
-        """Returns the histories of all optimizers; the first counts losses."""
+        """Returns the optimizers' histories; the first one counts losses."""
         if not self._found:
             self._found = [
                 optimizer.history
@@ -146,8 +147,6 @@ class MetricGuard:
             ]
             self._gates = gates_of(self._model)
         return self._found
-
-    # A step.
 
     def _guarded_step(self, train_step):
         model = self._model
@@ -162,7 +161,8 @@ class MetricGuard:
                         logs = train_step(*args, **kwargs)
                         self._settle(logs, args[-1], before)
                         return logs
-                    # On JAX, a step is a pure function of the model's state.
+                    # On JAX, a step takes the model's state and returns the new
+                    # state, so read the variables in a scope with each state.
                     with _scope(model, args[0]):
                         before = self._values()
                     logs, state = train_step(*args, **kwargs)
@@ -188,11 +188,11 @@ class MetricGuard:
         return [*self._layer_state, *self._model.metrics_variables]
 
     def _counts(self):
-        """Returns the counters of skipped steps, those of histories first."""
+        """Returns the counters of skipped steps, with the histories' first."""
         return [each.counts for each in [*self._histories(), *self._gates]]
 
     def _values(self):
-        """Returns copies of all these variables, by id.
+        """Returns copies of the variables that a guarded step changes, by id.
 
         Copies are necessary because torch updates variables in place.
         """
@@ -221,29 +221,30 @@ class MetricGuard:
         if step.to_host_bool(ops.equal(good, 0)) is True:
             histories[0].epoch.assign(_COUNTED)
             return
-        # XLA may compute a loss with different rounding in each place that uses
-        # it. Test the loss once, so that all decisions below agree.
+        # XLA may round the same loss differently in each operation that uses
+        # the loss. Test the loss once, so that all decisions in a step agree.
         kinds = ops.stack([ops.zeros((3,)), *map(kinds_of, losses)])
         kinds = step.sum_over_replicas(ops.max(kinds, axis=0))
         kinds = ops.cast(kinds, "int32")
         skips = [ops.logical_not(was_kept) for was_kept in kept]
-        # A finite loss counts even if its gradients overflow and the step is
-        # skipped, as it does without a guard.
+        # A batch with a finite loss counts even if its gradients overflow and
+        # the step is skipped, as it does without a guard.
         spikes = skips[len(histories) :]
         bad = ops.any(ops.stack([ops.any(ops.greater(kinds, 0)), *spikes]))
-        # A custom step may return values of this batch instead of running
-        # means, so check each value.
+        # A custom `train_step` may return values of the current batch instead
+        # of running means, so check each value.
         spoilt = {} if self._tracker else self._numbers()
         lost = self._record(histories, bad, kinds, skips, batch)
         skipped = ops.any(ops.stack(skips))
         of_layers = len(self._layer_state or ())
         for index, variable in enumerate(self._written()):
-            # A variable that this step created has no old value; it starts
-            # at 0.
+            # A variable that the current step created has no old value, so
+            # restore the variable to 0.
             old, new = before.get(id(variable), 0), _read(variable)
             undo = bad
             if index < of_layers:
-                # A non-finite moving mean would stay non-finite forever.
+                # A non-finite moving mean would stay non-finite forever, so
+                # restore the old value.
                 broken = ops.logical_not(ops.all(ops.isfinite(new)))
                 undo = ops.logical_or(bad, ops.logical_and(skipped, broken))
             variable.assign(ops.where(undo, ops.cast(old, new.dtype), new))
@@ -294,8 +295,6 @@ class MetricGuard:
         found = self._model.get_metrics_result()
         return {name: x for name, x in found.items() if _is_number(x)}
 
-    # An epoch.
-
     def _results(self, get_metrics_result):
         @functools.wraps(get_metrics_result)
         def results():
@@ -318,8 +317,8 @@ class MetricGuard:
     def _reset(self, reset_metrics):
         @functools.wraps(reset_metrics)
         def reset():
-            # A reset without batches since the last one belongs to a
-            # validation, and ends no epoch.
+            # If no batch was counted since the last reset, a validation resets
+            # the metrics, and no epoch has ended.
             ended = self._lost() if self._batches else ()
             self._batches = 0
             reset_metrics()

@@ -14,12 +14,12 @@ from keras_mixprec.policies.layers import STAND_IN
 class StepCount:
     """Counts steps over epochs and `fit`s.
 
-    A custom loop may number its batches across epochs, or restart in each epoch
-    without calling `on_epoch_begin`.
+    A custom loop may number its batches across epochs, or restart the numbers
+    in each epoch without calling `on_epoch_begin`.
 
     Args:
         first: Int. The number of the first step.
-        steps_per_call: Int. The most steps that one call takes.
+        steps_per_call: Int. The maximum number of steps in one call.
 
     Attributes:
         step: Int. The number of the next step.
@@ -42,8 +42,8 @@ class StepCount:
         if self._batch is not None and batch <= self._batch:
             self.begin_epoch()
         if self._is_new:
-            # Earlier batches built the model before monitoring started, so the
-            # first counted step comes after them.
+            # If earlier batches of the epoch were trained before monitoring
+            # started, the first counted step comes after these batches.
             self._first, self._is_new = self._first + batch, False
         self._batch = batch
         self.step = self._epoch_start + batch
@@ -61,19 +61,21 @@ class StepCount:
                 it is not known.
         """
         self._batch = None
-        # The last call may have taken fewer than `steps_per_call` steps.
+        # The last call of an epoch may have taken fewer than `steps_per_call`
+        # steps.
         last = self.step + self._steps_per_call
         if steps:
             self.step = min(last, self._epoch_start + steps)
         elif attempted is None:
             self.step = last
         else:
-            # In an epoch of unknown length, the last call may take no step.
+            # In an epoch of unknown length, the last call to the train function
+            # may take no step.
             self.step = max(self.step, min(last, self._first + attempted))
 
 
-# The owner refers to the model. Stored anywhere but on the model, the owner
-# would keep the model alive.
+# The `TrainFunction` is stored on the model. Stored elsewhere, the object would
+# keep the model alive, because it refers to the model.
 _ATTRIBUTE = "_keras_mixprec_train_function"
 
 
@@ -93,8 +95,9 @@ class TrainFunction:
         self._on_error: Callable | None = None
         self._guarded: Callable | None = None
         self._unguarded: Callable = lambda: None
-        # While work waits for a batch, `fit` calls the tap. The tap runs the
-        # work, and then the function below.
+        # While work waits for a batch, `fit` calls `_tap` in place of the train
+        # function. The tap runs the work, and then the train function, which is
+        # stored in `_below`.
         self._tap: Callable | None = None
         self._below: Callable | None = None
         self._before: list = []
@@ -119,8 +122,8 @@ class TrainFunction:
     def explain_errors(self, on_error: Callable | None):
         """Sets the function to call after a step that raises an error.
 
-        On torch any guarded step may raise an error, because a loss function
-        may reject NaN. On other backends only compilation raises errors, in a
+        On torch, any guarded step may raise an error, because a loss function
+        may reject NaN. On other backends, only compilation raises errors, in a
         call that has work waiting.
 
         Args:
@@ -130,20 +133,18 @@ class TrainFunction:
         """
         self._on_error = on_error
 
-    # Work that waits for the next call.
-
     def before_next(self, work: Callable):
         """Calls `work(batch)` before the model trains on its next batch.
 
         The work may rebuild the train function. The batch is `None` if only
-        other processes have one. Functions are called in the order of the
-        calls.
+        other processes have one. Functions run in the order in which they were
+        added.
         """
         self._put_tap()
         self._before.append(work)
 
     def waits(self, work: Callable | None) -> bool:
-        """Returns whether this work still waits for a batch.
+        """Returns whether `work` still waits for a batch.
 
         Rebuilding the train function drops waiting work.
         """
@@ -183,14 +184,16 @@ class TrainFunction:
 
         def visit(batch):
             nonlocal taken
-            # The tap stays until a batch arrives, because an epoch of unknown
-            # length ends with a call that has no batch.
+            # The tap stays in place of the train function until a batch
+            # arrives, because an epoch of unknown length ends with a call that
+            # has no batch.
             works, taken = self._remove_tap(), batch
             for work in works:
                 work(batch)
 
         def train(*args):
-            # The work may have replaced the train function, so read it again.
+            # The waiting work may have replaced the train function, so read
+            # `model.train_function` again.
             return self._model.train_function(*args)
 
         def raised(error):
@@ -199,8 +202,6 @@ class TrainFunction:
 
         tapped = active.batches().tapped(self._model, train, visit, raised)
         return tapped(*args)
-
-    # Guarded steps.
 
     @property
     def fits(self) -> bool:
@@ -234,8 +235,8 @@ class TrainFunction:
             self._model.train_function = self._guarded
             return
         model = self._model
-        # Create a new function each time. For a known function, JAX would reuse
-        # a trace with the old loss, metrics or optimizer.
+        # Create a new train function for each guard. JAX would reuse the trace
+        # of a known function, with the old loss, metrics or optimizer.
         original = model.train_step
         step = wrapped(original)
         setattr(step, STAND_IN, original)
@@ -245,7 +246,7 @@ class TrainFunction:
         self._guarded = model.train_function
         if keras.backend.backend() == "torch":
             # On torch, the train function looks up `train_step` in each call,
-            # so the replacements must be active in each call.
+            # so the replaced methods must be active in each call.
             self._guarded = self._in_place_for(model.train_function, in_steps)
         model.train_function = self._guarded
 
@@ -258,7 +259,8 @@ class TrainFunction:
             except Exception as error:
                 if not (self._on_error and self._on_error(error, data[0])):
                     raise
-            # `on_error` may have replaced the train function, so read it again.
+            # `on_error` may have replaced the train function, so look up the
+            # function again.
             return self.own(data)
 
         return guarded

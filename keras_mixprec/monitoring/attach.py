@@ -41,14 +41,15 @@ class LayerLog:
         Args:
             step: Int. The number of the next batch.
         """
-        # Building a layer changes its weights and FLOPs in the table.
+        # Building a layer changes its weights and FLOPs in the table of layers,
+        # so the table is logged again.
         built = [entry.layer.built for entry in walk(self._model)]
         now = PrecisionPlan.from_model(self._model), built
         if now == self._known:
             return
         table = _with_feeders(precision_summary(self._model), self._model)
-        # The log holds one table per step, so a second change before the next
-        # step is logged with that step.
+        # The log holds one table of layers per step, so a second change before
+        # the next step is logged with the next step.
         if step != self._last_step:
             self._known, self._last_step = now, step
             self._log.layers(step, table)
@@ -56,7 +57,7 @@ class LayerLog:
 
 
 def _with_feeders(summary, model):
-    """Returns the rows, each with the paths of the layers that feed it."""
+    """Adds the paths of the layers that feed each layer to the rows."""
     paths = {id(entry.layer): entry.path for entry in walk(model)}
     feeders: dict = {path: [] for path in paths.values()}
     around = neighbours(model)
@@ -69,8 +70,8 @@ def _with_feeders(summary, model):
     return [row | {FED_BY: feeders[row["path"]]} for row in summary.to_list()]
 
 
-# The guard refers to the model. Stored anywhere but on the model, the guard
-# would keep the model alive.
+# The metric guard is stored on the model. Stored elsewhere, the guard would
+# keep the model alive, because the guard refers to the model.
 _GUARD_ATTRIBUTE = "_keras_mixprec_guard"
 
 
@@ -121,8 +122,9 @@ def _watch(model):
     }
     found = {n: o for n, o in optimizers_of(model).items() if n in every}
     for name, optimizer in found.items():
-        # Build a single optimizer. If there are several, only the `train_step`
-        # knows which variables each of them trains.
+        # Build the optimizer only if the model has a single one. With several
+        # optimizers, only the `train_step` knows which variables each optimizer
+        # trains.
         if name == "optimizer" and not optimizer.built and _knows_all(model):
             optimizer.build(model.trainable_variables)
         found[name] = adopt(optimizer)

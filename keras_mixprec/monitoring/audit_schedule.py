@@ -13,17 +13,19 @@ from keras_mixprec.monitoring.forecasts import AuditForecast
 
 # A model is audited before the first step, at steps 16 and 48, and then each
 # time the step count has grown by a factor of 4. Activations grow fastest early
-# on: the norms of a T5 can overflow by step 16 without a skipped step. Such
-# faults are rare later.
+# on: the norms in a T5 model can overflow by step 16 without a skipped step.
+# Faults that skip no step are rare later.
 _AUDITS = 16, 48
 _AUDITS_GROW = 4
 
-# The number of audits that may move forward. Each one halves the steps to a
-# predicted overflow, so eight get within 1/256 of the distance.
+# The maximum number of audits that are moved forward. Each such audit halves
+# the number of steps to a predicted overflow, so the eighth audit is within
+# 1/256 of the first distance.
 _HURRIES = 8
 
-# A checksum of 8 small weights shows whether the user has set new weights.
-# Comparing all weights would take as long as a step.
+# A checksum of 8 small weights shows whether the user has set new weights
+# between two calls to `fit`. Comparing all weights would take as long as a
+# step.
 _COMPARED, _ELEMENTS = 8, 2**14
 
 _SCHEDULES = weakref.WeakKeyDictionary()
@@ -74,12 +76,12 @@ class AuditSchedule:
         return self._audits > len(_AUDITS)
 
     def is_comparison_due(self, taken: int, first: float) -> bool:
-        """Returns whether to compare a run without audits with float32.
+        """Returns whether a run without audits must be compared with float32.
 
         Args:
             taken: Int. Steps taken in this `fit`.
             first: Float. Steps before the first comparison. The step count
-                doubles between later ones.
+                doubles between later comparisons.
         """
         return self.steps + taken >= max(first, 2 * self._compared)
 
@@ -143,7 +145,7 @@ class AuditSchedule:
         self._last = steps
 
     def hurry(self) -> int | None:
-        """Moves the next audit forward if a layer may overflow before it.
+        """Moves the next audit forward if a layer may overflow earlier.
 
         The audit moves halfway to the predicted overflow.
 
@@ -207,5 +209,6 @@ def _identity(model):
     ]
     read = active.step().read
     weights = [zlib.crc32(read(v).tobytes()) for v in small[:_COMPARED]]
-    # Every `compile` creates a new loss tracker, so it identifies the call.
+    # Every call to `compile` creates a new loss tracker, so the loss tracker
+    # identifies the call.
     return loss_tracker(model), policies, weights

@@ -33,15 +33,17 @@ from keras_mixprec.verdict_kinds import KINDS, LOST
 
 _DIAGNOSE, _FAILED = "diagnose this model", "diagnosis_failed"
 
-# Columns in `AUDITED` are named after the direction plus this suffix.
+# The suffix of the column names in `AUDITED`. The start of each name is the
+# direction of the pass.
 _ERROR = "_error_against_float32"
 
-# If not even float32 repairs a fault, the next steps would show it again.
-# Diagnoses therefore pause for this many steps.
+# If not even float32 repairs a fault, the next steps would show the same fault
+# again. Diagnoses therefore pause for this many steps.
 _PAUSE = 128
 
-# A message announces a diagnosis that will take more than 2 seconds. The first
-# diagnosis is expected to take that long if the model has more than 30 layers.
+# A message announces a diagnosis that is expected to take more than 2 seconds.
+# The first diagnosis is expected to take more than 2 seconds if the model has
+# more than 30 layers.
 _PATIENCE, _MANY = 2.0, 30
 
 
@@ -55,7 +57,7 @@ class Examiner:
         schedule: `AuditSchedule` of the model.
         states: `KeptStates` of the model.
         first_loss_due: The step at which to record the loss of the first step,
-            infinity after that.
+            infinity once the loss is recorded.
         paused_until: Int. No diagnosis is made before this step, because
             the last fault has nothing to do with precision.
         has_found: Boolean, whether any fault except a collapsed loss scale has
@@ -80,8 +82,6 @@ class Examiner:
         """Starts a new audit schedule."""
         self.schedule = audit_schedule(self._watch.model, new=True)
 
-    # The start of training, and its good states.
-
     def begin(self, model):
         """Records the state before training, to detect divergence later.
 
@@ -101,7 +101,7 @@ class Examiner:
         """Records the loss of the first step."""
         self.first_loss_due = math.inf
         # A custom `train_step` may not report the loss that it minimizes, so
-        # ignore its loss.
+        # ignore the reported loss.
         if not has_own_step(self._watch.model):
             sums = self._watch.counter_log.read_loss()
             self.states.note(sums)
@@ -118,11 +118,9 @@ class Examiner:
 
     @property
     def has_new_zeros(self) -> bool:
-        """Returns whether there are zero gradients without a diagnosis."""
+        """Returns whether gradients became zero after the last diagnosis."""
         zeros = self._watch.ranges.zeros.lasting()
         return any(steps[0] > self._examined_at for steps in zeros.values())
-
-    # Diagnosing.
 
     def diagnose(
         self,
@@ -177,7 +175,9 @@ class Examiner:
         watch, started = self._watch, _clock.now()
         try:
             yield
-        except NotBuiltError as error:  # Not final: a step builds the model.
+        except NotBuiltError as error:
+            # Later diagnoses may succeed, because the first step builds the
+            # model.
             if NotBuiltError not in self._reported:
                 self._reported.add(NotBuiltError)
                 what = "diagnose this model before its first step"
@@ -203,8 +203,8 @@ class Examiner:
         Returns:
             The `Examination`, and the examined rows.
         """
-        # Imported here because a run without a diagnosis does not need these
-        # 20 files.
+        # Import the diagnosis lazily, because most runs do not need its 20
+        # files.
         from keras_mixprec.diagnosis.in_training import examine_in_training
 
         watch = self._watch
@@ -223,7 +223,8 @@ class Examiner:
         except active.replay().REFUSALS:
             if few is batch:
                 raise
-            # The model may only accept one batch size.
+            # The model may accept only one batch size, so diagnose the whole
+            # batch.
             few = batch
             found = examined(few)
         at = step + 1 if raised or watch.is_before_step else None
@@ -238,7 +239,8 @@ class Examiner:
             self.look_at_task(few)
         if self.states.has_grown and self._last_kinds.isdisjoint(LOST):
             self.states.accept()
-        # Skips while the loss scale settles are normal, so do not report them.
+        # Skipped steps are normal while the loss scale settles, so do not
+        # report them as a fault.
         faults = [v for v in verdicts if v.kind != "scale_search"]
         conclude(faults)
         self.report(faults)
@@ -261,8 +263,8 @@ class Examiner:
         """
         if not (values := validated(logs)):
             return
-        # Imported here because a run without validation does not need the
-        # diagnosis.
+        # Import the diagnosis lazily, because a run without validation does not
+        # need the diagnosis.
         from keras_mixprec.diagnosis.examination import Examination
         from keras_mixprec.diagnosis.in_training import divergence_by_now
         from keras_mixprec.monitoring.validation import ValidationWatch
@@ -292,8 +294,8 @@ class Examiner:
         Args:
             batch: As for `examine`.
         """
-        # An error is not reported here: the step or the first diagnosis will
-        # raise it again.
+        # Do not report an error in this check: the step or the first diagnosis
+        # will raise the same error.
         with self.examining(), contextlib.suppress(Exception):
             from keras_mixprec.diagnosis.examination import examine_scale_use
 
@@ -347,11 +349,9 @@ class Examiner:
         self._reported -= {(kind, None, None) for kind in LOST}
 
     def forget_trouble(self):
-        """Treats skipped steps from now on as a new fault."""
+        """Treats later skipped steps as a new fault."""
         self.has_found = False
         self._collapse = None
-
-    # Reporting.
 
     def note_collapse(self, reading):
         """Records whether steps are skipped even at the lowest loss scale.
@@ -487,7 +487,7 @@ def _announce(model, who: str, when: str, seconds: float | None) -> Callable:
     Returns a function of the verdicts that prints the result. An empty `who`
     suppresses both messages.
     """
-    layers = len(walk_with_model(model)) - 1  # Without the model itself.
+    layers = len(walk_with_model(model)) - 1  # Do not count the model.
     long = layers > _MANY if seconds is None else seconds > _PATIENCE
     started = _clock.now()
     if who and long:

@@ -8,11 +8,12 @@ from keras_mixprec.loss_scaling.ensure import lacks_loss_scaling
 from keras_mixprec.policies.layers import walk_with_model
 from keras_mixprec.reporting.facts import WIDE
 
-# Findings with these severities harm training. The tab shows the remaining
-# findings as warnings.
+# Findings of `lint` and `doctor` with these severities harm training. The
+# TensorBoard tab shows all other findings as warnings.
 _BAD = "high", "error"
 
-# A model may have a finding for every layer. Only the most severe are logged.
+# `lint` may report a finding for every layer. Only this many findings, the most
+# severe, are logged.
 _MOST = 32
 
 

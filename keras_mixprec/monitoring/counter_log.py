@@ -19,8 +19,8 @@ from keras_mixprec.reporting.low_scale import LowScales
 from keras_mixprec.reporting.schema import SCALE, curve_tag
 from keras_mixprec.reporting.text_formats import markdown_table
 
-# Only this many skipped steps are logged in full, at half a kB each. A run that
-# fails overnight may skip a million.
+# The maximum number of skipped steps that are logged in full, at half a kB
+# each. A run that fails overnight may skip a million steps.
 _IN_FULL = 1000
 
 
@@ -35,11 +35,11 @@ class Skips:
         self._log = log
         self._left = _IN_FULL
         self._thinning = Thinning()
-        # Events by kind and optimizer, not logged yet.
+        # Events that are not logged yet, by kind and optimizer.
         self._events: dict[tuple, dict] = {}
         self._points: dict[str, list] = {}
-        # True if the last point of an optimizer repeats the one before, so the
-        # next unchanged point may replace it.
+        # True for an optimizer if its last two points are equal. The next
+        # unchanged point may then replace the last one.
         self._moves: dict[str, bool] = {}
 
     def report(self, name: str, reading):
@@ -115,7 +115,8 @@ class Skips:
         for point in points:
             changed = point.scale != start.scale
             if changed or point.skipped != start.skipped:
-                # A stretch without a change needs only its two end points.
+                # A stretch of the loss scale curve without a change needs only
+                # its two end points.
                 if rows and self._moves[name] and not changed:
                     rows.pop()
                 rows.append(point)
@@ -162,7 +163,8 @@ def lack_of_scaling(model, used: dict, trained: bool) -> str | None:
         return None
     if any(reader.optimizer.loss_not_scaled for reader in used.values()):
         return "train_step"
-    # `compile` may have created an optimizer that the `train_step` ignores.
+    # `compile` may have created an optimizer that a custom `train_step`
+    # ignores. Such an optimizer does not scale the loss.
     own = getattr(model, "optimizer", None)
     scaled = isinstance(own, LossScaleOptimizer)
     return "optimizer" if scaled and not used else None
@@ -192,9 +194,9 @@ def _computes_in_float16(model):
     return any(e.layer.compute_dtype == "float16" for e in entries)
 
 
-# The curves of variables make up most of a log. A million steps with 400
-# variables take 40 MB at this limit. Models with more variables get fewer
-# points per variable.
+# The maximum number of points on the curve of one variable. These curves make
+# up most of a log: a million steps with 400 variables take 40 MB. Models with
+# more variables get fewer points per variable.
 ROWS_BY_VARIABLE = 128
 _VARIABLES = 400
 
@@ -244,7 +246,7 @@ class CounterLog:
     def read_if_due(self, step: int, gap: int | None = None):
         """Looks at a few numbers, and reads all counters if they have changed.
 
-        It also reads all counters if the step count has doubled since the last
+        Also reads all counters if the step count has doubled since the last
         reading, or if the budget allows a reading. A slow machine therefore
         finds the same faults, and `stop_after` acts at the exact step.
 
@@ -291,7 +293,7 @@ class CounterLog:
         if step == self.step:
             return
         self.step = step
-        self.due_at = step + 1  # Try again soon if reading fails.
+        self.due_at = step + 1  # Retry at the next step if the reading fails.
         watch = self._watch
         with self.synchronized():
             used = self._counters.used()
@@ -300,9 +302,11 @@ class CounterLog:
             counted |= self._counters.scales_of_subclasses()
             loss = self.loss.read()
             now = self.seen = self._known = self._counters.now(loss)
-        # Restore scales before logging, so the log shows them at this step.
+        # Before logging, restore the loss scales that bad data lowered, so that
+        # the log shows the restored scales at this step.
         readings = watch.bad_data.put_scales_back(watch, readings)
-        # Check once before the first step and once after.
+        # Check the scaling of the loss twice: before the first step and after
+        # it.
         if (trained := watch.taken > 0) not in self._lacks_read:
             self._lacks_read.add(trained)
             self._note_lack(lack_of_scaling(watch.model, used, trained))
@@ -337,10 +341,8 @@ class CounterLog:
         self._losses = count - self._watch.bad_data.count
         return self._losses - before
 
-    # The loss of an epoch.
-
     def read_loss(self) -> tuple | None:
-        """Returns the sum of losses in this epoch and of their weights."""
+        """Returns the sums of losses and of their weights in this epoch."""
         with self.synchronized():
             return self.loss.read()
 
@@ -386,7 +388,8 @@ class CounterLog:
                 self._low_scales.read(name, reading.points, bad, *growth)
         curves[self.step] |= counted
         for step in sorted(curves):
-            # An earlier `fit` may have logged this step already, so skip it.
+            # An earlier `fit` may have logged this step already, so do not log
+            # the step again.
             if step >= self._log.next_step:
                 self._log.scalars(step, curves[step])
 

@@ -26,8 +26,8 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# When a floor must be lowered, the new floor is this fraction of the loss
-# scale, as in `DynamicLossScale()` at a scale of 1.
+# When the floor of a loss scale must be lowered, the new floor is this fraction
+# of the scale, as in `DynamicLossScale()` at a scale of 1.
 _ROOM_TO_FALL = 2.0**-14
 
 
@@ -57,7 +57,7 @@ class Glance(NamedTuple):
     Attributes:
         skipped: Tuple with the number of skipped steps of each optimizer.
         in_a_row: Int. Steps skipped since the last applied step, for the
-            optimizer with the most.
+            optimizer that has skipped the most.
         losses: Int. The number of batches with a non-finite loss.
         mean_is_lost: Boolean, whether the mean loss is not finite, for models
             whose non-finite losses are not counted.
@@ -94,7 +94,8 @@ class Counters:
             )
             for name, optimizer in watch_optimizers(model).items()
         }
-        # Functions that read the counts of non-finite numbers, by tag.
+        # Dict from TensorBoard tag to the function that reads the counts of
+        # non-finite numbers.
         self._by_kind = {
             curve_tag(NONFINITE_GRADIENTS_TAG, name): o.nonfinite_counts
             for name, o in self._optimizers().items()
@@ -301,8 +302,8 @@ class Counters:
         own = self._optimizers().values()
         counters = [v for optimizer in own for v in optimizer.counters]
         counters += more or []
-        # A model without loss scaling has no counters. Reading the iterations
-        # waits for its steps instead.
+        # A model without loss scaling has no counters of skipped steps. Reading
+        # `optimizer.iterations` waits for the model's running steps instead.
         others = [] if self._readers else optimizers_of(self._model).values()
         counters += [optimizer.iterations for optimizer in others]
         counters += [own.dynamic_scale for own in self._subclasses().values()]

@@ -10,7 +10,8 @@ from keras_mixprec.monitoring.task import Task
 from keras_mixprec.numerics.held_optimizer import is_scaling
 
 # A diagnosis is assumed to cost as much as this many steps. A run without any
-# sign of a fault is first diagnosed once this cost is below `max_overhead`.
+# sign of a fault is first diagnosed once this cost, as a share of the training
+# time, is below `max_overhead`.
 _COST = 20
 
 
@@ -33,7 +34,7 @@ class Diagnoses:
         self._examiner = watch.examiner
         self._asked: set[str] = set()
         self._asked_at = None
-        # The diagnosis that waits for the next batch.
+        # The diagnosis that waits for the next batch, or `None`.
         self._visit: Callable | None = None
         self._has_waited = False
 
@@ -69,7 +70,8 @@ class Diagnoses:
 
     def _has_news(self):
         return self._watch.counter_log.step != self._asked_at or (
-            # Only the next batch shows whether the data have changed.
+            # If the loss has grown, diagnose the next batch, because only a new
+            # batch shows whether the data have changed.
             self._examiner.states.has_grown
             and not self._examiner.gave_up
             and "growth" not in self._asked
@@ -85,7 +87,7 @@ class Diagnoses:
             self._visit = watch.on_next_batch(self._examine)
 
     def _has_new_reason(self):
-        """Returns whether there is a reason that was not there before."""
+        """Returns whether there is a new reason for a diagnosis."""
         examiner = self._examiner
         if examiner.gave_up:
             examiner.report_rest()
@@ -94,7 +96,8 @@ class Diagnoses:
         reasons, known = self._reasons(), self._asked
         if "skipped steps" in reasons & known:
             examiner.report_rest()
-        # Skipped steps become a new reason once the earlier ones have ended.
+        # Skipped steps are a new reason for a diagnosis once an earlier streak
+        # of skipped steps has ended.
         self._asked = reasons | (known - {"skipped steps"})
         if reasons - known:
             return True
@@ -106,7 +109,7 @@ class Diagnoses:
         watch, examiner = self._watch, self._examiner
         log = watch.counter_log
         is_stuck = log.seen.in_a_row >= TRIGGER_STEPS or log.seen.mean_is_lost
-        # A tuner makes its own diagnoses, except of the last steps in a run.
+        # A tuner makes its own diagnoses, except for the last steps in a run.
         if watch.tuning:
             found = {"skipped steps": is_stuck and not examiner.has_found}
         else:
@@ -130,13 +133,14 @@ class Diagnoses:
             return
         watch, examiner = self._watch, self._examiner
         known = len(watch.verdicts)
-        # The first diagnosis happens once, so it is no overhead.
+        # The first diagnosis happens once, so its time does not count as
+        # overhead.
         is_overhead = examiner.schedule.cost is not None
         examiner.diagnose(batch, watch.repair, is_overhead)
         failing = watch.counter_log.trouble and watch.counters.used()
         is_sound = len(watch.verdicts) == known and not examiner.gave_up
-        # This batch may have been sound, so wait for one that fails. A tuner
-        # does this itself.
+        # The diagnosed batch may have been sound, so wait for a batch that
+        # fails. A tuner waits for failing batches itself.
         if failing and is_sound and not (self._has_waited or watch.tuning):
             self._has_waited = True
             watch.held.wait("diagnose", lambda held: self._examine(held.batch))
@@ -149,7 +153,8 @@ class Diagnoses:
     def _examine_scale_use(self):
         """Checks the use of the loss scale on the first batch.
 
-        A wrong use may make the weights NaN in the first step.
+        A train step that uses the scale wrongly may make the weights NaN in its
+        first run.
         """
         examiner, model = self._examiner, self._watch.model
         examiner.schedule.examine_scale_use()

@@ -30,7 +30,7 @@ class BadData:
         self.batches = []
         self._epochs = [(0, 0)]
         self._all_known = True
-        # Scales to restore as soon as no step is running.
+        # Loss scales to restore as soon as no step is running.
         self._fallen: dict[str, float] = {}
 
     def begin_epoch(self, step: int, epoch: int):
@@ -121,7 +121,8 @@ class BadData:
     def _add(self, readings):
         """Adds the bad batches in the readings of all optimizers."""
         self._all_known &= not any(reading.others for reading in readings)
-        # Count a batch once, even if several optimizers have recorded it.
+        # Count a bad batch once, even if several optimizers have recorded the
+        # batch.
         bad = {
             skipped.step: skipped
             for reading in readings
@@ -153,7 +154,7 @@ class BadData:
 def _numbers(model, place, numbers):
     """Returns the fields of a verdict about bad data."""
     own = numbers_of_samples(model)
-    if own:  # The numbers of samples are more useful than rows of a batch.
+    if own:  # Sample indices are more useful than row numbers in a batch.
         numbers = {k: numbers[k] for k in numbers if "rows_of_" not in k}
     if place:
         numbers = {k: place[k] for k in ("epoch", "batch")} | numbers

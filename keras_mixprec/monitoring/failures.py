@@ -13,10 +13,11 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.verdict_kinds import OF_TASK
 
-# The log keeps this many characters of a traceback.
+# The maximum number of characters of a traceback in the log.
 _LONG = 8000
 
-# The warning is one line. Users who want the traceback enable this logger.
+# The warning about a failed task is one line. Users who want the traceback
+# enable this logger.
 _LOGGER = logging.getLogger("keras_mixprec")
 _LOGGER.addHandler(logging.NullHandler())
 
@@ -84,8 +85,8 @@ def explain_error(watch, error: Exception, batch) -> bool:
     with contextlib.suppress(Exception):
         examiner.look_at_task(batch)
         verdicts += [v for v in watch.verdicts if v.kind in OF_TASK]
-    # The diagnosis fails if float32 raises the error too. Then precision is not
-    # the cause.
+    # If the step also fails in float32, the diagnosis raises an error.
+    # Precision is not the cause then.
     with contextlib.suppress(Exception):
         if not is_out_of_memory(error):
             repaired = _repaired(watch, batch, verdicts)

@@ -62,7 +62,7 @@ def _line(points):
     return points[0][0] - last, slope, now, math.sqrt(spread)
 
 
-# A trend over fewer audits is often a coincidence.
+# A trend of the headroom over fewer audits is often a coincidence.
 _AUDITS = 3
 
 
@@ -81,7 +81,8 @@ class AuditForecast:
             step: Int.
             headroom: Dict from layer path to headroom in bits.
         """
-        # A new `fit` may count from 0, which makes the older trends useless.
+        # A new `fit` may count steps from 0, which makes trends from an earlier
+        # `fit` useless.
         before = self._trends if step >= self._step else {}
         self._step = step
         self._trends = {p: before.get(p) or Trend(_AUDITS) for p in headroom}

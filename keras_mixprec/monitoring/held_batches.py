@@ -17,7 +17,7 @@ class HeldBatch(NamedTuple):
     Attributes:
         batch: As `train_step` takes it, or `None` if only other workers have a
             batch.
-        step: Int. The number of its step, counted from 1.
+        step: Int. The number of the batch's step, counted from 1.
         seeds: List of arrays, the values of the random seeds.
         scales: Dict of loss scales, by optimizer name.
     """
@@ -36,9 +36,9 @@ class _Wait(NamedTuple):
 
 
 class HeldBatches:
-    """Passes batches whose step has failed to waiting functions.
+    """Calls waiting functions with the batches whose steps have failed.
 
-    The random state is copied, the batches are not.
+    The random state is copied, but the batches are not.
 
     Args:
         watch: The `Watch`.
@@ -72,7 +72,7 @@ class HeldBatches:
             steps: The number of steps to wait. Defaults to infinity.
 
         Returns:
-            True if waiting is possible. `False` if one call of the train
+            True if waiting is possible. `False` if one call to the train
             function takes several steps, because any of them may have failed.
         """
         watch = self._watch
@@ -90,7 +90,7 @@ class HeldBatches:
         self._waits = [wait for wait in self._waits if wait.then != then]
 
     def check(self):
-        """Passes on the last batch if its step failed, and holds the next."""
+        """Passes on the last batch if its step failed; holds the next batch."""
         watch = self._watch
         held, self._held = self._held, None
         if held:
@@ -132,7 +132,8 @@ def keep_failing(watch):
     left = watch.settings.keep_failing_batches
 
     def keep(held):
-        # Imported here because most runs do not need the diagnosis.
+        # Import the diagnosis lazily, because most runs do not need the
+        # diagnosis.
         from keras_mixprec.diagnosis.failing_batch import FailingBatch
 
         kept = watch.failing_batches

@@ -9,10 +9,11 @@ from keras_mixprec.keras_internals import flat_layers
 from keras_mixprec.loss_scaling.spikes import gates_of
 from keras_mixprec.numerics.rehearsal import State, rates_of, size_of_state
 
-# A state is kept before the first step, and then every 64 steps.
+# A state of the model is kept before the first step, and then every 64 steps.
 _EVERY = 64
 
-# The host's memory holds the last 2 states, for models of up to 1 GiB.
+# The last 2 states of a model are kept in the host's memory, for models of up
+# to 1 GiB.
 _HELD, _MOST_BYTES = 2, 2**30
 
 
@@ -20,7 +21,7 @@ class KeptState(NamedTuple):
     """The state of a model before a step.
 
     Attributes:
-        step: Int. The number of steps taken before.
+        step: Int. The number of steps taken before the state.
         state: `State`.
         batch: The batch of the step, as `train_step` takes it.
         rates: Dict of the learning rates, as from `rates_of`.
@@ -111,11 +112,11 @@ class KeptStates:
             batch: As `train_step` takes it, or `None`.
         """
         if batch is None or not all(x.built for x in flat_layers(model)):
-            return  # Without variables there is no state to keep yet.
+            return  # A model without variables has no state to keep.
         if any(gate.read().in_a_row for gate in gates_of(model)):
             return
         state = State.of(model)
         if state.is_finite:
             self.held.append(KeptState(step, state, batch, rates_of(model)))
-        else:  # NaN makes `has_grown` true, which starts a diagnosis.
+        else:  # A growth of NaN starts a diagnosis.
             self.growth = math.nan

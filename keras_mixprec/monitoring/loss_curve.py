@@ -9,7 +9,7 @@ from keras_mixprec.backend import active
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.schema import LOSS
 
-# After this many points, the loss is logged half as often.
+# After this many points on the loss curve, the loss is logged half as often.
 _LOSSES = 128
 
 _NOTHING = 0.0, 0.0
@@ -31,7 +31,7 @@ class LossCurve:
 
     Attributes:
         points: List of the logged pairs: a step, and the mean loss since the
-            point before.
+            previous point.
     """
 
     def __init__(self, model: keras.Model, log):
@@ -57,7 +57,7 @@ class LossCurve:
         """Starts an epoch, for which Keras has reset the variables to 0.
 
         Args:
-            step: Int. The number of steps taken before.
+            step: Int. The number of steps taken before the epoch.
         """
         self._before, self._held = _NOTHING, None
         self._from = step
@@ -74,8 +74,8 @@ class LossCurve:
         if self._held is not None:
             return self._held
         found = [float(active.step().read_sum(v)) for v in self.variables]
-        # A model may have its own metric "loss" in addition to Keras'. Take
-        # the one that has seen data.
+        # A model may have its own metric "loss" in addition to Keras' loss
+        # metric. Read the metric that has seen data.
         pairs = zip(found[::2], found[1::2], strict=True)
         return max(pairs, key=lambda pair: pair[1], default=None)
 
@@ -91,8 +91,8 @@ class LossCurve:
             return
         total, count = sums
         before, counted = self._before
-        # The sums also start again from 0 if a custom loop resets its metrics
-        # within an epoch.
+        # If a custom loop resets its metrics within an epoch, the sums of
+        # losses start again from 0.
         if count < counted or not math.isfinite(before):
             before, counted = _NOTHING
         if step > self._from:
@@ -116,7 +116,7 @@ class LossCurve:
         before, counted = self._before
         if counted:
             total, count = self.read() or _NOTHING
-            if count <= counted:  # No good batch since the last reading.
+            if count <= counted:  # All batches since the last reading failed.
                 return
             loss = (total - before) / (count - counted)
         self._from = step

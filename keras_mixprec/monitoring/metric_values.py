@@ -1,7 +1,7 @@
 """Finds metrics that overflow in float16 although the loss is finite.
 
 Keras computes the loss in float32, but a metric in the dtype of the model's
-output. In float16 a relative error can overflow if a target is near 0.
+output. In float16, a relative error can overflow if a target is near 0.
 """
 
 import math
@@ -11,7 +11,7 @@ import keras
 
 from keras_mixprec.formats import get_format
 
-# `fit` reports the metrics of a validation with this prefix.
+# `fit` adds this prefix to the names of validation metrics.
 VALIDATION = "val_"
 
 

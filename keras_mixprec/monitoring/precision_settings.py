@@ -16,7 +16,8 @@ from keras_mixprec.policies.scope import global_policy, lost_policy
 from keras_mixprec.policies.set_policies import has_set
 from keras_mixprec.reporting.dashboards import CHARTS, METRICS, SETTINGS
 
-# Arguments of the monitor that are logged, so that a run can be reproduced.
+# Arguments of `MixPrecMonitor` that are logged, so that a run can be
+# reproduced.
 _ARGUMENTS = "update_freq", "probe_every", "max_overhead"
 
 
@@ -35,7 +36,8 @@ def settings_of(model: keras.Model) -> dict:
     if policies:
         settings["policy"] = policies.most_common(1)[0][0]
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # A user's subclass of Keras' optimizer has no rule, so log its class.
+        # A user's subclass of Keras' `LossScaleOptimizer` has no update rule of
+        # this package, so log the name of the subclass.
         rule = getattr(optimizer, "rule", optimizer)
         settings["loss_scale"] = type(rule).__name__
         scale = optimizer.initial_scale
@@ -45,8 +47,8 @@ def settings_of(model: keras.Model) -> dict:
         optimizer = optimizer.inner_optimizer
     if optimizer is not None:
         settings["optimizer"] = type(optimizer).__name__
-        # With a schedule, this is the first rate. A `MultiOptimizer` has
-        # several rates, so none is logged.
+        # With a learning rate schedule, log the first rate. A `MultiOptimizer`
+        # has several rates, so log none of them.
         if (rate := getattr(optimizer, "learning_rate", None)) is not None:
             settings["learning_rate"] = float(to_array(rate))
     return settings

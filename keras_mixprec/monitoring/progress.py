@@ -1,4 +1,4 @@
-"""Checks whether a run learns, and whether its task can be learnt."""
+"""Checks whether a run learns, and whether its task can be learned."""
 
 import math
 
@@ -11,8 +11,8 @@ from keras_mixprec.policies.layers import has_own_step
 from keras_mixprec.reporting.flat_loss import flat_loss, last_change
 from keras_mixprec.reporting.headline import STUCK
 
-# A run of fewer than 30 steps is too short to judge. After 500 steps, a loss
-# that has not fallen is examined during training.
+# A run of fewer than 30 steps is too short to show whether the model learns.
+# After 500 steps, a loss that has not fallen is examined during training.
 _LEAST_STEPS, _MANY_STEPS = 30, 500
 
 # A loss that fell by less than 2% counts as not falling.
@@ -44,7 +44,7 @@ class Progress:
 
         def begin(batch):
             if batch is not None:
-                watch.attempt("look at the task", look, self._all(batch))
+                watch.attempt("check the task", look, self._all(batch))
 
         watch.on_next_batch(begin)
 
@@ -76,7 +76,7 @@ class Progress:
         if examiner.has_reported("divergence"):
             return True
         # A custom `train_step` may not report the loss that it minimizes, so
-        # ignore its loss.
+        # ignore the reported loss.
         own = has_own_step(watch.model)
         if own or not (start and points and points[-1][1] >= start.loss):
             return False
@@ -105,7 +105,8 @@ class Progress:
         return not known and bool(self.flat_loss())
 
     def _look_into_step(self, at_the_end=True):
-        # Imported here because a run that learns does not need the diagnosis.
+        # Import the diagnosis lazily, because a run that learns does not need
+        # the diagnosis.
         from keras_mixprec.diagnosis.causes import learning_rate
         from keras_mixprec.diagnosis.standstill import why_it_stands_still
 
@@ -114,8 +115,8 @@ class Progress:
         own = has_own_step(watch.model)
         if told or own or batch is None or watch.taken < _LEAST_STEPS:
             return
-        # During training a learning rate of 0 is no fault: a warmup may start
-        # with it.
+        # During training, a learning rate of 0 is not a fault, because a warmup
+        # may start at 0.
         if not (at_the_end or learning_rate(watch.model)):
             return
         has_fallen = self._has_fallen()

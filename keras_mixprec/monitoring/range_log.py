@@ -23,8 +23,9 @@ from keras_mixprec.numerics.range_reading import (
 )
 from keras_mixprec.reporting.schema import EXPONENTS, RANGES
 
-# If the budget does not allow a reading, try again this many times per
-# interval. Each try takes 20 us, which is 1% of a small model's step on JAX.
+# If the overhead budget does not allow a reading of ranges, try again this many
+# times per interval. Each try takes 20 us, which is 1% of a small model's step
+# on JAX.
 _RETRIES = 8
 
 _ACTIVATION = [*PROBED].index("activation_headroom_bits")
@@ -46,8 +47,9 @@ class RangeLog:
     Attributes:
         due_at: The step of the next reading, infinity for never.
         samples: Int. The number of samples in the first batch, `0` before.
-        batch: The last batch whose reading was finite, or at first the batch
-            of the first step. `None` before.
+        batch: The last batch whose reading was finite, or the batch of the
+            first step if no reading was finite yet. `None` before the first
+            step.
         last: The last `Ranges`, or `None`.
         zeros: `ZeroGradients` of the readings.
     """
@@ -99,8 +101,8 @@ class RangeLog:
         """Reads ranges once more if steps were taken since the last reading."""
         if not self._off:
             self._finish()
-        # Report the failure only now. If a training step raises the same error,
-        # it is diagnosed instead.
+        # Report a failed reading of ranges only when `fit` ends. If a training
+        # step raises the same error, the step is diagnosed instead.
         if self._failed is not None:
             self._withhold(_reason(self._failed))
             warn_disabled("measure layers beside training", self._failed)
@@ -132,10 +134,10 @@ class RangeLog:
         try:
             measured = read_ranges(watch.model, batch)
             self._write(measured)
-        # An error in a measurement must not end training.
+        # An error while ranges are measured must not end training.
         except Exception as error:
-            # Stop at the second failure in a row. After the first one, the
-            # tuner may have repaired the model.
+            # Stop reading ranges at the second failure in a row. After the
+            # first failure, the tuner may have repaired the model.
             if self._failed is not None:
                 self._off, self.due_at = _reason(error), math.inf
                 self.batch = None
@@ -144,8 +146,8 @@ class RangeLog:
         else:
             self._failed = None
             self._steps.append(watch.step)
-            # The last reading of the run uses this batch, so it must not
-            # contain bad data.
+            # The last reading of ranges in a run uses the stored batch, so do
+            # not store a batch with bad data.
             if measured.is_finite:
                 self.batch = tree.map_structure(detached, batch)
         self._cost = watch.budget.now() - started

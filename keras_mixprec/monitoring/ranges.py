@@ -9,7 +9,8 @@ from keras_mixprec.metrics import PROBED
 from keras_mixprec.numerics.range_reading import LayerReading
 from keras_mixprec.numerics.statistics import Statistics
 
-# Columns in `PROBED` are named after a part of a layer and a measure.
+# The measures of a tensor. A column name in `PROBED` is a part of a layer plus
+# a measure, such as `gradient_subnormal`.
 _MEASURES = {
     "headroom_bits": lambda s, limits: s.headroom_bits(limits),
     "nonfinite": lambda s, limits: s.nonfinite,
@@ -19,7 +20,8 @@ _MEASURES = {
     "largest": lambda s, limits: np.where(s.nonfinite, np.inf, s.largest),
 }
 _PARTS = ("activation", "gradient", "weight_gradient")
-# TensorBoard shows a curve of the worst layer for these columns.
+# TensorBoard shows a curve for each of these columns, with the value of the
+# worst layer.
 _WORST = (
     "activation_headroom_bits",
     "gradient_headroom_bits",
@@ -31,9 +33,9 @@ _WORST = (
 )
 _WEIGHT_GRADIENT_ZERO = [*PROBED].index("weight_gradient_zero")
 
-# Gradients that are zero in 3 readings over 30 steps are worth a diagnosis.
-# Fewer steps prove nothing: a gate that starts at zero blocks gradients too,
-# but moves before step 30.
+# Weight gradients that are zero in 3 readings over 30 steps are worth a
+# diagnosis. Zero gradients over fewer steps prove nothing: a gate that starts
+# at zero blocks gradients too, but moves before step 30.
 _ZERO_READINGS = 3
 _ZERO_STEPS = 30
 
@@ -105,7 +107,7 @@ class ZeroGradients:
         """Adds a reading.
 
         Args:
-            step: Int. Larger than in the reading before.
+            step: Int. Larger than in the previous reading.
             paths: List of strings, one for each row.
             table: Array, as `metrics_table` returns it.
             narrow: Boolean array, true for the rows of 16-bit layers.
@@ -114,15 +116,16 @@ class ZeroGradients:
         for path, share in zip(paths, shares, strict=True):
             if share == 1:
                 self._steps.setdefault(path, []).append(step)
-            elif share < 1:  # False for NaN, which means no weights.
+            elif share < 1:  # NaN stands for a layer without weights.
                 self._steps.pop(path, None)
 
     def lasting(self) -> dict[str, list]:
         """Returns the layers whose gradients have been zero for long.
 
         Returns:
-            Dict from layer path to the steps of its readings. Each layer has at
-            least 3 such readings in a row, over at least 30 steps.
+            Dict from layer path to the steps of the readings with zero
+            gradients. Each layer has at least 3 of these readings in a row,
+            over at least 30 steps.
         """
         return {
             path: steps
@@ -146,8 +149,9 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
     """
     column = dict(zip(PROBED, table.T, strict=True))
     own = {name: column[name][narrow] for name in PROBED}
+    # Lost updates and large attention logits matter in any dtype.
     for name in ("lost_updates", "attention_logits_largest"):
-        own[name] = column[name]  # These two matter in any dtype.
+        own[name] = column[name]
     found = {}
     for name in _WORST:
         values = own[name][np.isfinite(own[name])]
@@ -159,5 +163,6 @@ def curves(table: np.ndarray, narrow: np.ndarray) -> dict[str, float]:
 
 
 def _dtype(path, dtypes):
-    # The path of a layer's second call ends with "#1".
+    # If a model calls a layer twice, the path of the second call ends with
+    # "#1".
     return dtypes.get(path) or dtypes.get(path.rpartition("#")[0])

@@ -17,18 +17,19 @@ from keras_mixprec.reporting.schema import (
     curve_tag,
 )
 
-# Five skipped steps in a row are more than a search for the loss scale. They
-# lower a scale of 2**15 to 2**10, and few models need a smaller one.
+# A search for the loss scale rarely skips five steps in a row. Five skipped
+# steps lower a scale of 2**15 to 2**10, and few models need a smaller scale.
 TRIGGER_STEPS = 5
 
 # A loss scale without a floor counts as collapsed at the default floor of
-# `DynamicLossScale()`, float16's smallest normal number. A gradient that still
-# overflows there is above 1e9. Other libraries stop earlier: fairseq raises an
-# error below 1e-4, and DeepSpeed, Megatron and jmp keep the scale at 1 or more.
+# `DynamicLossScale()`, which is float16's smallest normal number. A gradient
+# that still overflows at this scale is above 1e9. Other libraries stop earlier:
+# fairseq raises an error below 1e-4, and DeepSpeed, Megatron and jmp keep the
+# scale at 1 or more.
 _LEAST_USEFUL = 2.0**-14
 
-# The log keeps this many changes of the scale, at 0.1 kB each. A schedule may
-# change the scale in every step of a long run.
+# The maximum number of loss scale changes in the log, at 0.1 kB each. A
+# schedule may change the scale in every step of a long run.
 _CHANGES = 20_000
 
 
@@ -55,7 +56,8 @@ def scale_curves(scale: float, name: str) -> dict:
         scale: Float.
         name: As for `Reading.curves`.
     """
-    # Keras' own optimizer may lower its scale to 0, which has no logarithm.
+    # Keras' own optimizer may lower its loss scale to 0, which has no
+    # logarithm.
     log2 = math.log2(scale) if scale else -math.inf
     return {
         curve_tag("mixprec/loss_scale", name): scale,
@@ -67,9 +69,10 @@ class Reading(NamedTuple):
     """The result of one reading of an optimizer's counters.
 
     Attributes:
-        points: List of `ScalePoint`s: the last point of the reading before, all
-            changes of the scale since then, and the current scale.
-        gaps: List of pairs of steps. Some changes between them are unknown.
+        points: List of `ScalePoint`s: the last point of the previous
+            reading, all changes of the scale since then, and the current scale.
+        gaps: List of pairs of steps between which some changes of the scale are
+            unknown.
         skipped: Int. Steps skipped so far, in the whole log.
         in_a_row: Int. Steps skipped since the last applied step.
         collapsed: Boolean, whether steps are still skipped although the loss
@@ -78,7 +81,8 @@ class Reading(NamedTuple):
             the step numbers of the log.
         others: List of further skipped steps since the last reading, which the
             optimizer has not recorded in full. Each entry is a triple: the
-            first possible step, the last possible step, and their number.
+            first possible step, the last possible step, and the number of
+            skipped steps.
         overflow_counts: Dict from variable path to the number of steps in
             which its gradient overflowed.
         gradient_norms: Dict from variable path to the unscaled gradient norm
@@ -115,10 +119,11 @@ class Reading(NamedTuple):
 
     @property
     def is_trouble(self) -> bool:
-        """Returns whether the skipped steps are more than a scale search.
+        """Returns whether a search for the scale does not explain the skips.
 
-        They are if many come in a row, or if they lower the scale below 1. A
-        gradient that overflows at a scale of 1 is out of float16's range.
+        A search explains neither many skipped steps in a row nor skipped steps
+        that lower the scale below 1. A gradient that overflows at a scale of 1
+        is out of float16's range.
         """
         is_low = self.skipped >= TRIGGER_STEPS and self.loss_scale < 1
         return self.in_a_row >= TRIGGER_STEPS or is_low
@@ -167,8 +172,9 @@ class Reading(NamedTuple):
             own = start.step >= self.first
             return [(start.step, start.scale)] if own else []
         corners, scale = {}, start.scale
-        # The log may already hold another scale at this step, from an earlier
-        # `fit` or from before the user set the scale. Start one step later.
+        # At the step of the first point, the log may already hold a different
+        # loss scale, from an earlier `fit` or from before the user set the
+        # scale. Start the curve one step later.
         if start.step < self.first or others[0].step == start.step:
             scale = [p for p in self.points if p.step == start.step][-1].scale
             corners[start.step + 1] = scale
@@ -216,7 +222,8 @@ class Counts(NamedTuple):
         Args:
             rule: `LossScale`.
         """
-        # A fixed or scheduled scale never falls, so it is always at its floor.
+        # A fixed or scheduled loss scale never falls, so the scale is always at
+        # its floor.
         floor = getattr(rule, "min_scale", math.inf)
         floor = _LEAST_USEFUL if floor is None else floor
         return self.scale <= floor and self.in_a_row >= TRIGGER_STEPS
@@ -237,10 +244,12 @@ class StepReader:
         self._begin = self._counts = Counts.of(optimizer)
         self._first_counts = optimizer.overflow_counts()
         self._changes_left = _CHANGES
-        # The log counts skipped steps over several `fit`s and optimizers.
+        # The number of skipped steps in the log that this optimizer has not
+        # counted: those of earlier `fit`s and other optimizers.
         self._skipped_earlier = skipped - self._begin.skipped
         self._step, self._first = step, first
-        # These collect the next `Reading`.
+        # Contents of the next `Reading`, collected from one reading to the
+        # next.
         self._points = [self._point()]
         self._gaps: list = []
         self._new_steps: list = []
@@ -318,13 +327,13 @@ class StepReader:
         def at(number):
             """Returns the step of the log for an attempted step.
 
-            They differ if an optimizer steps several times per batch, or not in
-            every batch.
+            The two step numbers differ if an optimizer steps several times per
+            batch, or not in every batch.
             """
             past = max(number - before.attempted, 0)
             return start + -(-past * (step - start) // max(attempted, 1))
 
-        # Counters only fall if a checkpoint was loaded.
+        # The counters of an optimizer fall only if a checkpoint was loaded.
         if min(attempted, skipped, changed) < 0:
             self._skipped_earlier -= skipped
             self._gaps.append((start, step))

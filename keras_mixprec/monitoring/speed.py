@@ -13,13 +13,15 @@ from keras_mixprec.reporting import schema
 from keras_mixprec.reporting.layer_tables import Thinning
 from keras_mixprec.reporting.performance import rates_of
 
-# After this many rows, the speed is logged half as often.
+# After this many rows in the log, the speed is logged half as often.
 _ROWS = 128
 
-# The first stretch ends after 4 steps, so that short runs get a step time too.
+# The first timed stretch of steps ends after 4 steps, so that short runs get a
+# step time too.
 _FIRST = 4
 
-# Percentiles are computed over at most this many of the latest calls.
+# Percentiles of the step time are computed over at most this many of the latest
+# calls to the train function.
 _MOST_CALLS = 4096
 
 # This share of the training time is reserved for overhead that cannot be timed
@@ -27,9 +29,9 @@ _MOST_CALLS = 4096
 # reading counters interrupts the queue of steps.
 _UNTIMED = 0.0125
 
-# Reading counters and reading ranges (`PROBES`) get half of the budget each.
-# Otherwise ranges, which take as long as hundreds of readings, would leave
-# nothing for the counters.
+# Reading counters and reading ranges (`PROBES`) get half of the overhead budget
+# each. One reading of ranges takes as long as hundreds of readings of counters,
+# and would otherwise leave no budget for the counters.
 READINGS, PROBES, DIAGNOSES = "readings", "probes", "diagnoses"
 
 
@@ -44,14 +46,14 @@ class OverheadBudget:
 
     Args:
         max_overhead: Float. The overhead that is allowed, as a share of the
-            time of `fit` after the first call of the train function. A part of
-            it, 0.0125 but at most half, is reserved for overhead that cannot be
-            timed. `1` sets no limit.
+            time of `fit` after the first call to the train function. Up to half
+            of this share, but at most 0.0125, is reserved for overhead that
+            cannot be timed. `1` sets no limit.
 
     Attributes:
         counted: `collections.Counter` of seconds by purpose.
-        once: Float. Seconds of work that happens once, which is no overhead.
-        before: Float. Seconds of work before the second call of the train
+        once: Float. Seconds of work that happens once, which is not overhead.
+        before: Float. Seconds of work before the second call to the train
             function, such as the first diagnosis.
         special: Int. The number of tasks other than reading counters. Steps
             next to such a task take longer, so they are not timed.
@@ -138,8 +140,9 @@ class StepClock:
     that the device was behind by more than a step. If the device was not
     behind, each call is timed on its own, and the stretch may end at any call.
 
-    A stretch leaves out the last call of an epoch, validation, calls with
-    compilation, a reading of ranges or a diagnosis, and the call after these.
+    A stretch leaves out validation, the last call of an epoch, and each call in
+    which the train function compiles, ranges are read or a batch is diagnosed.
+    The call after each of these is left out too.
 
     Args:
         model: The `keras.Model`.
@@ -159,7 +162,8 @@ class StepClock:
         self._wait = wait
         self.steps_per_call = getattr(model, "steps_per_execution", 1)
         self._stamps = deque(maxlen=_MOST_CALLS)
-        # A stamp is a pair: the start time of a call, and its step.
+        # The start time of the first call in the current stretch, and the step
+        # of this call.
         self._start: tuple[float, int] | None = None
         self._kind: tuple | None = None
         self._compiles = True
@@ -167,7 +171,7 @@ class StepClock:
         self._durations = deque(maxlen=_MOST_CALLS)
 
     def stamp(self, step: int):
-        """Records the start of a call of the train function.
+        """Records the start of a call to the train function.
 
         Args:
             step: Int. The number of the next step.
@@ -175,8 +179,9 @@ class StepClock:
         kind = self._budget.special, self._model.train_function
         self._compiles = not self._kind or kind[1] is not self._kind[1]
         if kind != self._kind:
-            # Work other than training slowed down one of the last two calls,
-            # or this call compiles, so leave these calls out.
+            # Work other than training slowed down one of the last two calls to
+            # the train function, or the current call compiles, so do not time
+            # these calls.
             self._end_early(2)
             self._kind = kind
         elif self._start is not None:
@@ -228,7 +233,7 @@ class StepClock:
     @property
     def measured(self) -> bool:
         """Returns whether anything was measured since the last `take`."""
-        # The clock may be too coarse to show any time.
+        # The host's clock may be too coarse to measure any time.
         return self._steps > 0 and self._seconds > 0
 
     def take(self) -> tuple[int, float, list[float]]:
@@ -310,8 +315,8 @@ class SpeedLog:
     def _row(self, step):
         steps, seconds, durations = self.clock.take()
         watch, peak = self._watch, active.memory().peak_bytes() or 0
-        # On JAX a batch holds the samples of all devices. On other backends it
-        # holds those of one worker.
+        # On JAX, a batch holds the samples of all devices. On other backends, a
+        # batch holds the samples of one worker.
         is_whole = keras.backend.backend() == "jax"
         workers = active.processes().workers(watch.model)
         samples = watch.ranges.samples * (1 if is_whole else workers)
@@ -322,7 +327,7 @@ class SpeedLog:
             steps * samples or math.nan,
             _percentile(durations, 0.5),
             _percentile(durations, 0.95),
-            # Peak memory from before this `fit` says nothing about this `fit`.
+            # Omit a peak of the memory use that was reached before this `fit`.
             peak if peak > self._peak_before else math.nan,
             self._saved_in_outputs(),
             watch.budget.share,

@@ -19,7 +19,8 @@ def summarize(watch) -> TrainingSummary:
     Args:
         watch: The `Watch`, after its last reading.
     """
-    # Imported here because it is only needed when `fit` ends.
+    # Import the graph rewrite code lazily, because only the end of `fit` needs
+    # it.
     from keras_mixprec.policies.graph_rewrite import in_force
 
     rows = precision_summary(watch.model).to_list()
@@ -62,7 +63,7 @@ def summarize(watch) -> TrainingSummary:
 
 
 def _left_in_float16(model):
-    """Returns a text about layers that `apply_policy` keeps in float32."""
+    """Returns a text about layers that `apply_policy` would keep in float32."""
     found: dict = {}
     for path, reason in left_in_float16(model).items():
         found.setdefault(reason, []).append(path)

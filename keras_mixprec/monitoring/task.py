@@ -10,7 +10,7 @@ class Task(NamedTuple):
     Attributes:
         purpose: String, a verb and its object. If a task fails, all tasks with
             the same purpose are disabled. With an empty purpose, an error ends
-            `fit`, because other workers would wait for this one.
+            `fit`, because other workers would wait for this worker.
         run: Function without arguments.
         due: Function that returns the next step of the task: 0 for now,
             infinity for never.

@@ -1,6 +1,6 @@
 """Finds the wrong loss or metric, layer and rows in an evaluation.
 
-Faults in training show as skipped steps. Evaluations have no such sign, and
+Faults in training show as skipped steps. Evaluations show no such sign, and
 they may fail on their own, because their data and batch size differ.
 """
 
@@ -19,7 +19,7 @@ from keras_mixprec.keras_internals import evaluated_batches
 from keras_mixprec.monitoring.metric_values import VALIDATION
 from keras_mixprec.numerics.evaluation import leaving_no_trace
 
-# Findings that are reported even if training has diverged.
+# Kinds of findings that are reported even if training has diverged.
 _CAUSES = {"weights_lost", "bad_data"}
 
 
@@ -51,8 +51,8 @@ class ValidationWatch:
 
         Args:
             model: A `keras.Model`, with variables that are synchronized.
-            step: Int. The last training step before, or `None` outside of
-                `fit`.
+            step: Int. The last training step before the evaluation, or `None`
+                outside of `fit`.
             logs: Mapping from metric name, without `"val_"`, to a number.
             divergence: Function without arguments that returns a `Verdict` if
                 training has diverged, and `None` if not. A divergence replaces
@@ -90,7 +90,8 @@ class ValidationWatch:
             numbers[f"rows_of_{self._where}"] = rows[:SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
-        # Drop row numbers within the batch: users need those within the data.
+        # Drop row numbers that count within a batch, because users need row
+        # numbers that count within the whole data.
         numbers.pop("batch_rows", None)
         verdict = dataclasses.replace(verdict, numbers=numbers)
         return finding._replace(verdict=verdict)

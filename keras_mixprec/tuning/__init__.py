@@ -8,7 +8,7 @@ These are the tasks of a tuner:
 | look | at readings, until the tuner gives up | waits for a failing batch if \
 more steps are non-finite than a search for the loss scale explains; at \
 scheduled steps, audits the next batch |
-| compare | after a demotion | undoes it if weights or the loss grow too far |
+| compare | after a demotion | undoes the demotion if training diverges |
 
 After a diagnosis, `repair` demotes the layers that repair the fault, recompiles
 the model and writes the plan. After some time without trouble, layers that no

@@ -15,10 +15,12 @@ from keras_mixprec.tuning.recovery import Recovery
 from keras_mixprec.tuning.trigger import Trigger
 from keras_mixprec.tuning.validation import Validation
 
-# Early on, counters are read each time the step count has grown by 1/8.
+# Early in training, the counters are read each time the step count has grown by
+# 1/8.
 _READINGS_GROW = 8
 
-# A return to 16 bits must work on this many of the last failing batches.
+# Layers return to 16 bits only if they work on this many of the last failing
+# batches.
 _EVIDENCE = 4
 
 
@@ -57,22 +59,23 @@ class Tuning:
         if self._recovers:
             watch_spikes(watch.synchronized_model())
         self._has_begun = self._has_given_up = False
-        # The step of the next look.
+        # The next step at which the tuner reads the counters.
         self._due: float = 0
-        # True if non-finite steps caused the last diagnosis.
+        # True if non-finite steps were the reason for the last diagnosis.
         self._triggered = False
         self._changed_at: int | None = None
         self._evidence: deque = deque(maxlen=_EVIDENCE)
-        # After a demotion, the loss of this batch is compared to detect
+        # The batch whose loss is compared after a demotion, to detect
         # divergence.
         self._sample = None
         self._probation: Probation | None = None
-        # With several workers an error must end training, because the other
-        # workers would wait for this one. The empty purpose does this.
+        # With several workers, an error must end training, because the other
+        # workers would wait for the failed worker. A task with an empty purpose
+        # ends training if it fails.
         self._purpose = "" if watch.several_workers else "tune this model"
 
     def tasks(self) -> list[Task]:
-        """Returns the tasks of a `fit`, in this order."""
+        """Returns the tasks of a `fit`, in the order in which they run."""
         who = "PrecisionTuner"
         return [
             Task(
@@ -109,8 +112,8 @@ class Tuning:
     def _begin(self):
         self._has_begun = True
         watch, step = self._watch, self._watch.step
-        # Validate first, so that a mistake in the arguments ends `fit` before
-        # anything is reported.
+        # Validate the arguments first, so that a mistake in them ends `fit`
+        # before anything is reported.
         self._validation.begin(step)
         for kind, message, fields in self._before:
             self.records.report(kind, step, message, **fields)
@@ -118,8 +121,8 @@ class Tuning:
         self._repairs.begin(step)
         self._due = step + 1
         examiner = watch.examiner
-        # All workers must audit at the same steps, so all start a new schedule
-        # if one worker does.
+        # All workers must audit at the same steps. If one worker starts a new
+        # schedule of audits, all workers start one.
         (new,) = any_worker(watch.model, [examiner.schedule.is_new])
         if new:
             examiner.start_schedule()
@@ -132,7 +135,8 @@ class Tuning:
         """Reads the counters, and starts a diagnosis if one is due."""
         watch, step = self._watch, self._watch.step
         schedule = watch.examiner.schedule
-        # Look often early on, because most faults show in the first steps.
+        # Read the counters often early on, because most faults show in the
+        # first steps.
         gap = min(watch.taken // _READINGS_GROW, self._tuner.update_freq)
         self._due = step + max(gap, 1)
         left = schedule.steps_left(watch.taken)
@@ -153,7 +157,7 @@ class Tuning:
             self._audit(step)
 
     def _wait(self, step):
-        """Waits for a batch that fails, because the next one may be sound."""
+        """Waits for a batch that fails, because the next batch may be sound."""
         trigger, held = self._trigger, self._watch.held
         before = trigger.count()
 
@@ -188,7 +192,7 @@ class Tuning:
 
     def _is_cooling(self, step):
         changed = self._changed_at
-        # A change before the first step needs no cooldown, because the first
+        # A demotion before the first step needs no cooldown, because the first
         # batch may not show all faults.
         if changed in (None, self._watch.first_step):
             return False
@@ -199,14 +203,14 @@ class Tuning:
         self._watch.on_next_batch(work)
 
     def _examine_together(self, batch, step, triggered, is_overhead=False):
-        """Diagnoses a batch; every worker diagnoses its own at this step.
+        """Diagnoses one batch on every worker at the same step.
 
         Args:
             batch: As `train_step` takes it, or `None` if only other workers
                 have a batch.
             step: Int.
-            triggered: Boolean, whether non-finite steps are the reason. The
-                whole batch is examined then.
+            triggered: Boolean, whether non-finite steps are the reason. If so,
+                the whole batch is examined.
             is_overhead: Boolean, whether the time counts as overhead. If so,
                 only the first rows are examined.
         """
@@ -230,14 +234,12 @@ class Tuning:
             watch.share_verdicts()
             self._decide(own or WorkerProposal({}), step)
 
-    # Demoting.
-
     def repair(
         self, examination, batch, step, raised=False
     ) -> WorkerProposal | None:
         """Repairs the faults of a diagnosis.
 
-        With several workers this only proposes a repair.
+        With several workers, the method only proposes a repair.
 
         Args:
             examination: `Examination`.
@@ -252,7 +254,7 @@ class Tuning:
         if raised:
             self._changed_at = None
         # Several workers must audit at the same steps, so no worker moves its
-        # audit forward.
+        # next audit forward.
         if not self._watch.several_workers:
             sooner = self._watch.examiner.schedule.hurry()
             if sooner is not None:
@@ -297,7 +299,8 @@ class Tuning:
             self._give_up(step, obstacle)
         else:
             self._demote(step, wanted | self._repairs.left_alone(wanted, step))
-            # An advised scale is already set, so do not raise it.
+            # If a loss scale was advised, the optimizer already uses it, so do
+            # not raise the scale.
             if agreed.scale_bits is not None and agreed.advised_bits is None:
                 self._watch.counters.raise_scales(agreed.scale_bits, step)
 
@@ -310,7 +313,8 @@ class Tuning:
             changes = {p: (d.before, d.policy) for p, d in new.items()}
             self.records.change("demote", step, changes, new)
         elif self._triggered:
-            # The fault is already reported, so further diagnoses can wait.
+            # A dry run has already reported the fault, so further diagnoses can
+            # wait.
             self._trigger.false_alarm()
 
     def _set_scale(self, bits, step, adapts):
@@ -367,8 +371,6 @@ class Tuning:
             wanted = self._repairs.all_in_float32(step, reason, "give_up")
             self._demote(step, wanted)
 
-    # Undoing.
-
     def _put_on_probation(self, step, paths):
         if self._probation is None:
             gap, watch = self._tuner.cooldown, self._watch
@@ -379,7 +381,7 @@ class Tuning:
         self._probation.paths.update(paths)
 
     def _compare(self):
-        """Undoes the demotion if weights or the loss have grown too far."""
+        """Undoes a demotion if weights or the loss have grown too far."""
         probation, step = self._probation, self._watch.step
         growth = probation.divergence()
         (diverged,) = any_worker(self._watch.model, [growth is not None])
@@ -396,8 +398,6 @@ class Tuning:
         self._changed(step)
         self._trigger.false_alarm()
         self.records.undo(step, changes, growth, probation.step)
-
-    # Returning to the last good state.
 
     def _looks_at_spikes(self, step):
         """Reports new spikes; returns whether the weights may cause them."""
@@ -422,8 +422,6 @@ class Tuning:
         else:
             self._has_given_up = True
         self.records.returned(step, since, done)
-
-    # Returning to 16 bits.
 
     def _return_if_quiet(self, step):
         times = self._trigger.last_nonfinite_step, self._changed_at

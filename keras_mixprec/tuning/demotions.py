@@ -23,7 +23,8 @@ from keras_mixprec.policies.summary import model_share_in_16_bits
 from keras_mixprec.tuning.plan_store import Demotion, check_state, left_aside
 from keras_mixprec.tuning.proposal import by_policy, layers_of
 
-# This text joins the reason for a demotion and the reason for keeping it.
+# The text between the reason for a demotion and the reason for keeping the
+# demotion.
 _KEPT = "; kept "
 
 _ALONE = "alone between float32 layers: casts cost more than 16 bits save"
@@ -32,7 +33,7 @@ _OF_MODELS = weakref.WeakKeyDictionary()
 
 
 class Repairs:
-    """The demotions of one model, over all calls of `fit`.
+    """The demotions of one model, over all calls to `fit`.
 
     Args:
         model: A built `keras.Model`, held by a weak reference.
@@ -41,7 +42,7 @@ class Repairs:
         demotions: Dict from layer path to `Demotion`.
         tries: Dict from layer path to the number of times that the layer needed
             its demotion.
-        rebuilds: Int. How often the model was recompiled.
+        rebuilds: Int. How many times the model was recompiled.
         asked: Dict from layer path to the policy that the user's code has set.
         harmful: Set of the paths whose demotion was undone.
         sign_off: Dict, the result of the validation at the end of training;
@@ -59,8 +60,8 @@ class Repairs:
         self._share_at_first = self.share_in_16_bits()
         self._tried_together = True
         self._rebuilt_at = None
-        # These steps count over all calls of `fit`. The log's steps may restart
-        # in each call.
+        # Step numbers that count over all calls to `fit`. The steps of the log
+        # may restart in each call.
         self._steps = self._earlier = self._quiet_since = 0
         self._waiting_since = {}
 
@@ -126,7 +127,8 @@ class Repairs:
             return 0.0
         return 1 - self.share_in_16_bits() / self._share_at_first
 
-    # Possible demotions, as dicts from path to `Demotion`.
+    # The methods below return possible demotions, as dicts from layer path to
+    # `Demotion`.
 
     def wanted(self, proposal: dict, step: int) -> dict:
         """Returns the new demotions in a proposal."""
@@ -204,7 +206,8 @@ class Repairs:
             )
         return None
 
-    # Changes, as dicts from path to the policies before and after.
+    # The methods below change policies. They return dicts from layer path to
+    # the policies before and after.
 
     def demote(self, wanted: dict) -> dict:
         """Demotes layers, and returns the changes.
@@ -250,7 +253,7 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        guard_of(self._model).keep()  # Guard the recompiled function.
+        guard_of(self._model).keep()  # Guard the recompiled train function.
         self.rebuilds += 1
         self._rebuilt_at = started
 
@@ -260,12 +263,11 @@ class Repairs:
         apply_policy(self._model, PrecisionPlan(policies, default, reasons))
         self._left = self.policies()
 
-    # Returning to 16 bits.
-
     def begin(self, step: int):
         """Begins a `fit` at this step of the log."""
         self._earlier = self._steps - step
-        # For demotions of an earlier process, the wait starts here.
+        # For layers that an earlier process demoted, the wait for a return to
+        # 16 bits starts with this `fit`.
         known = dict.fromkeys(self.demotions, self._steps)
         self._waiting_since = known | self._waiting_since
 
@@ -340,8 +342,6 @@ class Repairs:
         ids = {id(layer) for layer in layers}
         return {p for p, layer in self.layers().items() if id(layer) in ids}
 
-    # The plan.
-
     def state(self) -> dict:
         """Returns the state that a later process needs to continue."""
         return {
@@ -369,8 +369,8 @@ class Repairs:
         checked = check_state(state)
         entries = {MODEL_PATH: plan.default, **plan}
         demotions, asked = checked["demotions"], self.asked
-        # Older files have no `asked`, so take the policies from their demoted
-        # layers.
+        # Older plan files have no `asked`, so take the original policies from
+        # the demotions in the file.
         built = {path: d.before for path, d in demotions.items()}
         made_for = state.get("asked", {**plan, **built}) if state else asked
         made_for = {p: made_for.get(p, policy) for p, policy in asked.items()}
@@ -386,7 +386,7 @@ class Repairs:
             path: policy
             for path, policy in used.items()
             if policy != now[path]
-            # Do not undo a demotion that was made in this process.
+            # Do not let the plan undo a demotion that this process made.
             and not (path in self.demotions and policy == asked[path])
         }
         self.demotions |= {p: d for p, d in demotions.items() if p in used}

@@ -4,10 +4,11 @@ from keras_mixprec._console import listed, print_message
 from keras_mixprec.formats import format_moment
 from keras_mixprec.policies.hardware import recommend_policy
 
-# With several workers, only the one that found the growth knows the numbers.
+# With several workers, only the worker that found the growth of the loss knows
+# its numbers.
 _ELSEWHERE = "loss of another worker's batch grew"
 
-# Advice for when the tuner gives up.
+# The advice that is printed when the tuner gives up.
 BY_HAND = (
     "Train with the policy 'mixed_bfloat16' or 'float32', or change the model "
     "as the verdicts advise"
@@ -76,7 +77,8 @@ class TunerHistory:
         if why:
             reasons = dict.fromkeys(d.kind for d in why.values())
             message += f" because of {', '.join(reasons)}"
-        # The verdicts advise float32, so explain the choice of bfloat16.
+        # The verdicts advise float32, so the message explains the choice of
+        # bfloat16.
         if kind == "demote" and "mixed_bfloat16" in _after(changes):
             why_here = "`bfloat16=True`"
             if self._tuner.bfloat16 == "auto":
@@ -172,8 +174,8 @@ class TunerHistory:
         Args:
             step: As for `report`.
             count: Int. The number of such steps since the last report.
-            times: Float. The gradient norm of the last one, as a multiple of
-                the largest norm before.
+            times: Float. The gradient norm of the last spike, as a multiple of
+                the largest norm before the spike.
         """
         steps = "1 step" if count == 1 else f"{count:,} steps"
         message = (

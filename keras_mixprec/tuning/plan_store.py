@@ -14,7 +14,8 @@ from keras_mixprec.policies import plan_file
 from keras_mixprec.policies.names import can_be_set, is_16_bit
 from keras_mixprec.policies.plan import PrecisionPlan
 
-# The wait doubles with each try, so a larger number means a damaged file.
+# The maximum number of tries of one layer in a plan file. The wait doubles with
+# each try, so a larger number means that the file is damaged.
 _MOST_TRIES = 1000
 
 
@@ -27,7 +28,7 @@ class Demotion(NamedTuple):
         step: Int. The step of the demotion.
         kind: String. The kind of the verdict, `"casts"`, `"give_up"` or
             `"validation"`.
-        reason: String. The finding of the verdict, or another reason.
+        reason: String. The finding of the verdict, or a different reason.
         because: String. The reason without numbers, for the layer table. Empty
             if `reason` is short.
     """
@@ -108,9 +109,9 @@ def left_aside(
 ) -> dict:
     """Returns the entries of a plan that do not fit a model.
 
-    The user's code wins over the plan: if the code sets a new policy since the
-    plan was written, the plan's entry is not used. A model that was saved with
-    its repairs already has the plan's policies, so it does not differ.
+    The user's code wins over the plan: if the code has set a new policy since
+    the plan was written, the plan's entry is not used. A model that was saved
+    with its repairs already has the plan's policies, so it does not differ.
 
     Args:
         plan: Dict from path to policy, including the model itself.
@@ -164,7 +165,8 @@ class PlanOnDisk:
 
     def __init__(self, path):
         check_type("plan", path, (str, os.PathLike), "the path of a JSON file")
-        # Make the path absolute, because the working directory may change.
+        # Make the path of the plan absolute, because the working directory may
+        # change.
         self.path = Path(path).absolute()
 
     def load(self, model) -> tuple[PrecisionPlan, dict] | None:

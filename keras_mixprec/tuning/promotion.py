@@ -14,17 +14,17 @@ from keras_mixprec.numerics.layer_hooks import temporary_policies
 from keras_mixprec.numerics.rehearsal import State
 from keras_mixprec.policies.casts import isolated_layers
 
-# A demotion is on probation for this many steps. A later divergence has another
-# cause.
+# A demotion is on probation for this many steps. A later divergence has a
+# different cause.
 _STEPS = 500
 
 
 class Probation:
     """Compares a model with its state before a demotion.
 
-    In float16 an outlier overflows, and its step is skipped. In float32 its
-    gradient is finite and may ruin the weights. Each worker compares its own
-    model.
+    In float16, an outlier overflows, and its step is skipped. In float32, the
+    gradient of the outlier is finite and may ruin the weights. Each worker
+    compares its own model.
 
     Args:
         watch: The `Watch`, before the layers are demoted.
@@ -36,11 +36,11 @@ class Probation:
     Attributes:
         step: Int. The step of the demotion.
         scale_bits: Float. log2 of the loss scale before the demotion.
-        paths: Set of the paths of the layers that were demoted since.
+        paths: Set of the paths of the demoted layers.
 
     Raises:
-        NotImplementedError: If several processes hold parts of a weight, so no
-            process can copy it.
+        NotImplementedError: If several processes hold parts of a weight, so
+            that no process can copy the weight.
     """
 
     def __init__(self, watch, step: int, gap: int, batch):
@@ -50,8 +50,8 @@ class Probation:
         self._watch = watch
         self._gap = max(gap, 1)
         self._batch = batch
-        # The variables are up to date here. During a step on JAX,
-        # `synchronized_model` would restore older values.
+        # Read the variables of `watch.model`, which are up to date. During a
+        # step on JAX, `synchronized_model` would restore older values.
         with active.processes().single_process(watch.model):
             self._state = State.of(watch.model)
         self._before = self._course(watch.model)
@@ -76,14 +76,14 @@ class Probation:
         before = self._before
         now = self._course(self._watch.synchronized_model())
         start = self._watch.examiner.schedule.start
-        # If the loss is nearly 0, a normal step may increase it 1000 times. In
-        # a divergence it also exceeds the loss before training.
+        # If the loss is nearly 0, a normal step may multiply the loss by 1000.
+        # In a divergence, the loss also exceeds its value before training.
         known = start and math.isfinite(start.loss)
         if not (now.left(before) and now.left(start if known else before)):
             return None
         what, then, grown = "float32 loss of one batch", before.loss, now.loss
-        # Weights that start near 0 grow by a large factor in any training, so
-        # compare them with 1 at least.
+        # Weights that start near 0 grow by a large factor in any training, so a
+        # weight below 1 counts as 1 in the comparison.
         if now.weight >= thresholds.DIVERGED * max(before.weight, 1.0):
             what, then, grown = "largest weight", before.weight, now.weight
         return f"{what} grew from {then:.3g} to {grown:.3g}"
@@ -110,8 +110,8 @@ def layers_that_may_return(watch, repairs, paths, batches, step: int) -> set:
         step: Int.
     """
     found = set(paths)
-    # Without the layers that fail in the first round, another layer may fail,
-    # so there is a second round.
+    # When the layers that fail in the first round stay demoted, a different
+    # layer may fail, so try a second round.
     for _ in range(2):
         found -= _at_fault(watch, repairs, found, batches, step)
     with temporary_policies(repairs.as_built(found)):
@@ -128,7 +128,8 @@ def _at_fault(watch, repairs, paths, batches, step):
     found = set(paths)
     try:
         found = _at_fault_here(watch.model, repairs, paths, batches, step)
-    # Do not raise the error: the other workers wait for this one below.
+    # Do not raise the error, because the other workers wait for this worker's
+    # result.
     except Exception as error:
         watch.examiner.give_up(error)
     paths = sorted(paths)
@@ -144,8 +145,8 @@ def _at_fault_here(model, repairs, paths, batches, step):
             found = examine(model, *parts, step=step)
             for finding in found.findings:
                 layers += finding.layers
-            # A layer with little headroom would soon be demoted again, so it
-            # counts as failing.
+            # In 16 bits, a layer with little headroom would soon be demoted
+            # again, so the layer counts as failing.
             low = {entry.path: entry.layer for entry in low_layers(model)}
             layers += [
                 low[path]

@@ -17,11 +17,11 @@ from keras_mixprec.policies.rescaled import RescaledPolicy
 from keras_mixprec.tuning.rescaling import Rescalings
 from keras_mixprec.verdict_kinds import KINDS
 
-# The number of diagnoses per rung. Layers that a rung does not repair go to the
-# next rung, and their repair may uncover more faults.
+# The number of diagnoses for each kind of repair. Layers that one kind does not
+# repair go to the next kind, and their repair may uncover more faults.
 _ROUNDS = 3
 
-# The repairs of a layer, from narrow to wide. float32 always works.
+# The kinds of repair for a layer, from narrow to wide. float32 always works.
 RUNGS = ("rescale", "bfloat16", "float32")
 
 
@@ -91,7 +91,7 @@ def propose(
         with temporary_policies(by_policy(layers, policies)):
             left = examine(model, *parts, step=step)
         if not any(finding.layers for finding in left.findings):
-            # If the repair changed the advised loss scale, it only moved the
+            # If the advised loss scale has changed, the repair only moved the
             # fault.
             if left.advised_bits == examination.advised_bits:
                 return proposal
@@ -142,7 +142,7 @@ class _Ladder:
         return "mixed_bfloat16" if takes_it else "float32"
 
     def _takes(self, layer, rung):
-        """Returns whether a layer may try a rung, which it may do once."""
+        """Returns whether a layer may try a rung; it may try each rung once."""
         known = (id(layer), rung) in self._tried
         self._tried.add((id(layer), rung))
         return rung in self._rungs and not known
@@ -158,8 +158,8 @@ class WorkerProposal(NamedTuple):
         scale_bits: Float. log2 of the loss scale that suits the gradients, or
             `None` if it is not known.
         too_low: Boolean, whether gradients underflow at the current loss scale.
-        advised_bits: Float. log2 of the value that a fixed loss scale, or one
-            at its floor, must be set to. `None` if no scale must be set.
+        advised_bits: Float. log2 of the value to which a loss scale that is
+            fixed or at its floor must be set. `None` if no scale has to be set.
     """
 
     layers: dict
@@ -191,8 +191,8 @@ class WorkerProposal(NamedTuple):
     def agreed(self, model, step: int) -> "WorkerProposal":
         """Returns the combined proposal of all workers.
 
-        It has the widest proposed policy for each layer, and the smallest
-        proposed loss scale. Every worker must call this method.
+        The result has the widest proposed policy for each layer, and the
+        smallest proposed loss scale. Every worker must call this method.
 
         Args:
             model: The `keras.Model`.
@@ -220,7 +220,7 @@ class WorkerProposal(NamedTuple):
         )
 
 
-# A verdict of another worker has no numbers here. They are in its own log.
+# The numbers of another worker's verdict are only in the log of that worker.
 _ELSEWHERE = {FOUND_BY: "another worker"}
 
 

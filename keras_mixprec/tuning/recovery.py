@@ -15,7 +15,8 @@ from keras_mixprec.numerics.dry_step import exact_step
 from keras_mixprec.numerics.rehearsal import updating
 from keras_mixprec.verdict_kinds import LOST
 
-# After this many spikes in a row, the weights may be the cause, not the data.
+# After this many gradient spikes in a row, the cause may be the weights, not
+# the data.
 _STREAK = 3
 
 
@@ -54,7 +55,7 @@ class Recovery:
     Args:
         watch: The `Watch`.
         repairs: `Repairs` of the model.
-        most: Int. The largest number of returns.
+        most: Int. The maximum number of returns.
     """
 
     def __init__(self, watch, repairs, most: int):
@@ -97,7 +98,8 @@ class Recovery:
     def _back_to(self, step, numbers):
         kept = self._watch.examiner.states.back_to(step)
         kept.state.put_back()
-        # Metrics of the epoch must not contain the steps that are undone.
+        # Reset the metrics of the epoch, because they contain the steps that
+        # are undone.
         for metric in self._watch.model.metrics:
             metric.reset_state()
         self._left -= 1
@@ -164,7 +166,8 @@ class Recovery:
         if not all(
             isinstance(r, (keras.Variable, LearningRateSchedule)) for r in rates
         ):
-            # The user's own function sets the rate, so it cannot be scaled.
+            # If a user's own function sets the learning rate, the rate cannot
+            # be scaled.
             return None
         for part, rate in zip(parts, rates, strict=True):
             if isinstance(rate, LearningRateSchedule):
@@ -189,7 +192,8 @@ def _size(model, batch):
     return math.hypot(*norms) / step.scale
 
 
-# Used if the weights were the cause, and no setting has to change.
+# The finding if the weights were the cause of the divergence, and no setting
+# has to change.
 _GOOD = {"cause": "state"}
 
 _CHANGES = {

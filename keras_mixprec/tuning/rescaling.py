@@ -3,7 +3,7 @@
 Overflow and underflow are about the exponent, not the digits. A power of two
 can repair them exactly if the layer is positively homogeneous: `f(2**-k * x) ==
 2**(-k * d) * f(x)`; see `RescaledPolicy`. The class of a layer does not show
-this property, so the degree `d` is measured in float32. For this measurement
+this property, so the degree `d` is measured in float32. For this measurement,
 the layer gets random weights, because a bias that is still zero would hide that
 the layer is not homogeneous. Inputs are scaled to about 1, because a softmax of
 large logits only looks homogeneous. Forward and backward runs in float16 then
@@ -41,19 +41,21 @@ from keras_mixprec.policies.names import source_name
 from keras_mixprec.policies.rescaled import MOST_BITS, RescaledPolicy
 from keras_mixprec.verdict_kinds import KINDS
 
-# Inputs are multiplied by 2 to this power to measure the degree.
+# To measure the degree of homogeneity of a layer, its inputs are multiplied by
+# 2 to this power.
 _PROBED_BITS = -4
 
-# The exponents to try. A step of 2 is fine enough, because even squares change
-# by only a factor of 16.
+# The exponents of the powers of two to try. Only even exponents are tried,
+# because even the square of an input then changes by only a factor of 16.
 _LADDER = range(-14, 15, 2)
 
-# Half a float16 ulp, relative to the largest number in a result. An epsilon in
-# a layer breaks homogeneity, but errors below this limit are harmless.
+# The error that is ignored in a test of homogeneity: half a float16 ulp,
+# relative to the largest number in a result. An epsilon in a layer breaks
+# homogeneity, but errors below this limit are harmless.
 _UNSEEN = 2.0**-11
 
-# A power of two is accepted up to twice the smallest error, or up to the
-# typical error of a few float16 operations.
+# A power of two is accepted if its error is at most twice the smallest error,
+# or at most the typical error of a few float16 operations.
 _NEARLY_BEST, _ROUNDINGS = 2.0, 2.0**-8
 
 
@@ -148,7 +150,7 @@ def _policy(layer, bits, degree, found):
 
 
 class _Rescaling:
-    """Tries powers of two on one call of a layer.
+    """Tries powers of two on one call to a layer.
 
     Args:
         call: `LayerCall` of a step in float32, at loss scale 1.
@@ -207,8 +209,8 @@ class _Rescaling:
         limit = max(_NEARLY_BEST * min(errors.values()), _ROUNDINGS)
         limit = min(limit, thresholds.FORWARD_ERROR)
         found = {bits for bits, error in errors.items() if error <= limit}
-        # If the unscaled layer is correct, its output range is the problem, and
-        # a wider output repairs it.
+        # If the layer is correct without rescaling, only the range of its
+        # output is the problem, and a wider output dtype repairs the layer.
         return {0} if 0 in found else found
 
     def _error(self, bits, degree):

@@ -8,8 +8,8 @@ from keras_mixprec.monitoring.recorded_steps import TRIGGER_STEPS
 # Until the first false alarm, this many non-finite steps trigger a diagnosis.
 _PATIENCE = 1
 
-# A search for the loss scale may skip this many more steps than a diagnosis
-# predicts, because gradients may grow during the first steps.
+# While the loss scale is searched, a run may skip this many more steps than a
+# diagnosis predicts, because gradients may grow during the first steps.
 _SLACK = 3
 
 
@@ -18,8 +18,9 @@ class Trigger:
 
     A non-finite step is one that any worker skipped, or whose loss was not
     finite. One such step triggers a diagnosis. After each false alarm, such as
-    bad data, twice as many within 500 steps are needed. A streak of skipped
-    steps needs the same number, but over all steps since the last false alarm.
+    bad data, the next diagnosis needs twice as many non-finite steps within 500
+    steps. A streak of skipped steps needs the same number, but over all steps
+    since the last false alarm.
     If a diagnosis predicts how far the loss scale will fall, the next skipped
     steps are expected and trigger nothing.
 
@@ -28,12 +29,12 @@ class Trigger:
 
     Attributes:
         span: Int. Non-finite steps are counted over this many steps.
-        last_nonfinite_step: Int. The last reading that found new non-finite
-            steps, `None` before.
+        last_nonfinite_step: Int. The step of the last reading that found new
+            non-finite steps, `None` before that.
     """
 
     # A healthy dynamic loss scale skips about one step in 2000, so rarely two
-    # in this span.
+    # steps within this span.
     span = 500
 
     def __init__(self, watch):
@@ -43,7 +44,8 @@ class Trigger:
         self._patience = _PATIENCE
         self._examined_row = False
         self._known = self._explained = 0
-        # Pairs of a step and the total at this step, within the span.
+        # Pairs of a step and the total number of non-finite steps up to this
+        # step, within the span.
         self._seen = deque()
 
     def count(self) -> int:
@@ -69,8 +71,8 @@ class Trigger:
         self._seen.append((step, self._total))
         while self._seen[0][0] < step - self.span:
             self._seen.popleft()
-        # A run may get stuck while no diagnosis is allowed, so the streak stays
-        # a reason until a diagnosis is made.
+        # A run may get stuck while no diagnosis is allowed, so a streak of
+        # skipped steps stays a reason until a diagnosis is made.
         is_stuck = self._in_a_row >= TRIGGER_STEPS
         self._examined_row &= is_stuck
         newly_stuck = is_stuck and not self._examined_row

@@ -15,10 +15,12 @@ from keras_mixprec.monitoring.failures import failure_event, warn_disabled
 from keras_mixprec.numerics.evaluation import Evaluation
 from keras_mixprec.tuning.proposal import by_policy
 
-# A run may make this many evaluations, plus one for each `_STEPS` steps.
+# A run may evaluate the metric this many times, plus once for each `_STEPS`
+# steps.
 _EVALUATIONS, _STEPS = 50, 100
 
-# A message announces an evaluation that will take more seconds than this.
+# The tuner announces an evaluation that is expected to take more seconds than
+# this.
 _PATIENCE = 2.0
 
 _OVER_BUDGET = "; validation is over its budget"
@@ -55,7 +57,7 @@ class Validation:
 
         Raises:
             ValueError: If the metric is not finite.
-            Exception: Whatever the evaluation raises.
+            Exception: Any exception that the evaluation raises.
         """
         if self._held_back is None or self._tuner.has_validated:
             return
@@ -64,10 +66,8 @@ class Validation:
         event = {"kind": "validate", **self._numbers(value, None)}
         self._watch.log.event(step, event)
 
-    # Returning to 16 bits.
-
     def returning(self, paths: set, step: int) -> tuple[set, dict]:
-        """Returns the layers that may return to 16 bits, and the metric then.
+        """Returns the layers that may return to 16 bits, and the new metric.
 
         If the metric is not within the tolerance, as few layers as possible
         stay demoted to bring it there.
@@ -113,8 +113,6 @@ class Validation:
             paths=sorted(paths),
             **numbers,
         )
-
-    # The end of training.
 
     def sign_off(self, step: int, may_demote: bool):
         """Compares the metric under the plan with its float32 value.
@@ -172,7 +170,8 @@ class Validation:
             return blamed, f"{named}; {obstacle or 'the tuner has given up'}"
         wanted |= repairs.left_alone(wanted, step)
         changes = repairs.demote(wanted)
-        # Training has ended, so there is no step to time.
+        # Training has ended, so there is no first step to time after the
+        # rebuild.
         repairs.take_rebuild_seconds()
         self._records.change("demote", step, changes, wanted)
         return blamed, ""
@@ -187,14 +186,15 @@ class Validation:
             if path in errors and not errors[path] >= error:
                 errors[path] = min(error, 1e9)
         # Workers measure different errors on their batches, but must try the
-        # layers in the same order.
+        # layers in the same order, so they agree on the errors.
         agreed = any_worker(self._watch.model, [*errors.values()])
         errors = dict(zip(errors, agreed, strict=True))
         ranked = sorted(errors, key=errors.__getitem__, reverse=True)
         layers = self._repairs.layers()
         found = smallest_set(
             ranked,
-            # All layers in float32 give the reference without an evaluation.
+            # With all layers in float32, the metric has its reference value, so
+            # no evaluation is needed.
             lambda paths: (
                 len(paths) == len(ranked)
                 or trials.within(
@@ -206,15 +206,14 @@ class Validation:
         unknown = trials.over_budget and len(blamed) == len(ranked)
         return [] if unknown else sorted(blamed)
 
-    # Evaluating.
-
     def _trials(self, step):
         """Returns new `_Trials`, or `None` if the float32 evaluation fails."""
         self._announce(f"evaluates the model at step {step}")
         reference, error = math.nan, None
         try:
             reference = self._timed(self._evaluation.in_float32)
-        # Do not raise the error: the other workers wait for this one below.
+        # Do not raise the error, because the other workers wait for this
+        # worker's result.
         except Exception as raised:
             error = raised
         if error is None and not math.isfinite(reference):
@@ -247,8 +246,8 @@ class Validation:
             value = self._timed(
                 lambda: self._evaluation.with_policies(assignment)
             )
-        # Some backends reject mixed dtypes within a layer. Such a plan is not
-        # within the tolerance.
+        # Some backends reject mixed dtypes within a layer. A plan that a
+        # backend rejects is not within the tolerance.
         except active.replay().REFUSALS:
             value = math.nan
         worse = self._evaluation.worse_by(value, reference)
