@@ -2,8 +2,8 @@
 
 A step multiplies the loss by the loss scale. The optimizer gets the scaled
 gradients, checks all of them in one pass, agrees with the other replicas, and
-applies the update or skips it. `checked_gradients.py` makes this decision, and
-`backend/<name>/step.py` implements the branch in a compiled step. Then the
+applies the update or skips it. `checked_gradients.py` decides between the two,
+and `backend/<name>/step.py` implements the branch in a compiled step. Then the
 update rule computes the next scale. Variables of the optimizer record each
 step, so the record is complete even if the host rarely reads it.
 
