@@ -30,7 +30,7 @@ class Devices(Protocol):
         """Returns the kind of the default devices, and the devices.
 
         The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another
-        name of the backend. On TensorFlow, this does not initialize the
+        name of the backend. On TensorFlow, `query` does not initialize the
         devices.
         """
 

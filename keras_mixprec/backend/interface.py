@@ -79,10 +79,10 @@ class Step(Protocol):
     def commit(self, optimizer, finite, unscaled, variables, record, remember):
         """Applies the inner optimizer to `unscaled()` gradients if `finite`.
 
-        Otherwise it calls `remember(True)`. A step that cannot branch always
-        calls `remember(skipped)` with a tensor. In every case it calls
-        `record()` at the end. `unscaled` is a function, because unscaling right
-        before the update makes the update of large layers 10% faster.
+        Otherwise, `commit` calls `remember(True)`. A step that cannot branch
+        always calls `remember(skipped)` with a tensor. In every case, `commit`
+        calls `record()` at the end. `unscaled` is a function, because unscaling
+        right before the update makes the update of large layers 10% faster.
         """
 
     def outside_graph(self) -> AbstractContextManager:
@@ -115,8 +115,8 @@ class Replay(Protocol):
     def observe(self, tensor, on_value, on_cotangent):
         """Returns the tensor unchanged, and reports its value and gradient.
 
-        It calls `on_value(tensor)` now, and `on_cotangent(gradient)` in a
-        backward pass. The backward pass continues with the result of
+        `observe` calls `on_value(tensor)` now, and `on_cotangent(gradient)` in
+        a backward pass. The backward pass continues with the result of
         `on_cotangent`, or with the gradient if the result is `None`.
         """
 
@@ -173,7 +173,8 @@ class Replay(Protocol):
     def step_by_step(self) -> AbstractContextManager:
         """Returns a context that compiles nothing and runs loops in Python.
 
-        Inside it, functions that are already compiled also run as Python code.
+        Inside the context, functions that are already compiled also run as
+        Python code.
         """
 
     def loses_assignment(self, variable):
@@ -191,8 +192,8 @@ class Replay(Protocol):
         """Returns a context in which a model is evaluated during `fit`.
 
         The context restores the backend's own state of the model: the mode of
-        modules, the progress of `fit`, and random states. It restores the
-        values of variables even if an exception ends it.
+        modules, the progress of `fit`, and random states. If an exception ends
+        the context, the values of variables are restored too.
         """
 
     def run_once(self, model, function, data):
@@ -212,8 +213,8 @@ class Undo(Protocol):
     def undone(self, model, generators) -> AbstractContextManager:
         """Returns a context that restores all memory at its end.
 
-        It restores every tensor and variable that this thread writes to,
-        including those of a teacher model or of a backend optimizer. Random
+        The context restores every tensor and variable that this thread writes
+        to, such as those of a teacher model or of a backend optimizer. Random
         draws inside the context continue from the state in the dict
         `generators`. Draws after the context continue as if there had been none
         inside.
@@ -234,11 +235,13 @@ class Batches(Protocol):
     def tapped(self, model, train_function, visit, raised=None):
         """Returns a function to call in place of `train_function`.
 
-        It calls `visit(batch)` with the next batch, while the model's variables
-        hold their values. Then it trains on the batch as usual, from the values
-        that `visit` left. The batch contains the data for all replicas of this
-        process. The batch is `None` if this process has no data left while
-        other processes may have some.
+        The function calls `visit(batch)` with the next batch, while the model's
+        variables hold their values. Then the function trains on the batch as
+        usual, from the values that `visit` left.
+
+        The batch contains the data for all replicas of this process. The batch
+        is `None` if this process has no data left while other processes may
+        have some.
 
         If `train_function` raises, for example because XLA cannot compile it,
         the function calls `raised(error)` while variables hold their values. If
@@ -278,8 +281,8 @@ class Processes(Protocol):
         """Returns a context in which this process runs the model alone.
 
         The model's variables hold plain values of one replica, and no operation
-        waits for another process. A diagnosis needs this, because it takes a
-        different number of steps on each worker.
+        waits for another process. A diagnosis needs this context, because it
+        takes a different number of steps on each worker.
         """
 
 

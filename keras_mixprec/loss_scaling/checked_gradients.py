@@ -41,8 +41,7 @@ class CheckedGradients:
         self.scale = scale
         self._inverse = 1.0 if unscaled else 1.0 / scale
         self._gradients = as_tensors(gradients)
-        # Leave out gradients that are `None`, and the variables of such
-        # gradients.
+        # Leave out gradients that are `None`, and their variables.
         self._given, present, self._keep, kept = [], [], [], []
         maxima = []
         for gradient, variable in zip(self._gradients, variables, strict=True):

@@ -23,7 +23,7 @@ def adopt(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether the optimizer is Keras' own, and not a subclass of it."""
+    """Returns whether an optimizer is of Keras' own class, not a subclass."""
     return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 

@@ -143,7 +143,8 @@ class StepHistory(KerasSaveable):
                 skipped.
         """
         flags = ops.cast(flags, "int32")
-        # All flags of a finite step are 0, so the sum needs no condition.
+        # All flags of a finite step are 0, so adding the flags needs no
+        # condition.
         self.overflows.assign_add(flags)
         kinds = ops.cast(ops.greater(kinds, 0), "int32")
         self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))

@@ -6,8 +6,8 @@ from keras import ops, tree
 
 PARTS = ("x", "y", "sample_weight")
 
-# Stands for the first bad row of an input array whose rows are all finite. The
-# number exceeds every row number, so a minimum over several arrays ignores it.
+# The row number for an input array without non-finite rows. It exceeds every
+# real row number, so the minimum over several arrays ignores such an array.
 _NONE = 2**31 - 1
 
 

@@ -642,9 +642,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     # Methods that save and load. Keras' wrapper stores the inner optimizer's
     # variables twice: after its own four variables, and under
-    # `inner_optimizer`. `LossScaleOptimizer` of keras_mixprec stores them only
-    # after the four variables, where Keras' wrapper can read them. It also
-    # stores its history.
+    # `inner_optimizer`. keras_mixprec's `LossScaleOptimizer` stores them only
+    # after the four variables, where Keras' wrapper can read them, and adds its
+    # history.
 
     def save_own_variables(self, store: Any) -> None:
         """Writes Keras' four variables and the inner optimizer's variables."""

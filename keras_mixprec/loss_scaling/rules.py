@@ -509,7 +509,7 @@ def resolve_rule(loss_scale, initial_scale, growth_steps) -> LossScale:
     if given:
         raise ValueError(
             "`initial_scale` and `dynamic_growth_steps` configure a dynamic "
-            "loss scale. Set them without another `loss_scale`. Received: "
+            "loss scale. Set them only with `loss_scale='dynamic'`. Received: "
             f"loss_scale={loss_scale!r}, initial_scale={initial_scale!r}, "
             f"dynamic_growth_steps={growth_steps!r}"
         )

@@ -14,7 +14,7 @@ from keras_mixprec.backend.common import optimizers_of
 ENOUGH, MOST = 64, 128
 
 # The gradient norm of a spike is over `FACTOR` times the largest norm so far,
-# as in Megatron's rerun state machine. A batch of a rare class is no spike,
+# as in Megatron's rerun state machine. A batch of a rare class is not a spike,
 # because its gradients are only about as large as in the first steps.
 FACTOR = 10.0
 

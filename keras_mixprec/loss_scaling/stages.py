@@ -76,8 +76,8 @@ class StepStages:
         model = _training_model() if self.scaling is None else None
         if model is None:
             return None
-        # In a model with several optimizers, another optimizer may have scaled
-        # the loss that all of them share.
+        # In a model with several optimizers, a different optimizer may have
+        # scaled the loss that all optimizers share.
         self.scaling = any(
             vars(other)["_stages"].scaling
             for other in optimizers_of(model).values()

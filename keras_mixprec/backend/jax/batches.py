@@ -28,7 +28,7 @@ def tapped(model, train_function, visit, raised=None):
         try:
             return step()
         except StopIteration:
-            # The data has ended, so the exception is not a failed step.
+            # The data has ended, but no step has failed.
             raise
         except Exception as error:
             # A step that has started to run has consumed the donated state, so

@@ -42,7 +42,7 @@ def tapped(model, train_function, visit, raised=None):
             try:
                 return step()
             except tf.errors.OutOfRangeError:
-                # The data has ended, so the error is not a failed step.
+                # The data has ended, but no step has failed.
                 raise
             except Exception as error:
                 if raised is None or not raised(error):

@@ -19,9 +19,10 @@ def gated_update(finite, optimizer, update, variables):
     """Runs `update()` so that it changes `variables` only if `finite`.
 
     Keras' optimizers write through `optimizer.assign`, `assign_add` and
-    `assign_sub`. Each of these calls selects the new or the old value. A
-    variable that is written in another way (weight decay, moving averages, a
-    user's own optimizer) gets its old value back afterwards.
+    `assign_sub`. Each of these calls selects the new or the old value. If the
+    step is skipped, a variable that is written in a different way (weight
+    decay, moving averages, a user's own optimizer) gets its old value back at
+    the end.
 
     Args:
         finite: Boolean scalar tensor.

@@ -94,7 +94,7 @@ def scope(dtype, serial, lists):
     try:
         yield
     finally:
-        # `None` unsets an option.
+        # In TensorFlow's optimizer options, `None` unsets an option.
         earlier = {name: known.get(name) for name in _NAMES}
         tf.config.optimizer.set_experimental_options(earlier)
         context.disable_graph_collection()

@@ -95,7 +95,7 @@ def _numbered(traced):
     for node in graph.node:
         node.name = numbered(node.name)
         node.input[:] = map(numbered, node.input)
-        # `_class` refers to other nodes by their old names.
+        # Remove `_class`, which refers to other nodes by their old names.
         node.attr.pop("_class", None)
     return (
         graph.SerializeToString(deterministic=True),
@@ -110,7 +110,8 @@ def _numbered(traced):
 def compiled_program(text, inputs, outputs, specs):
     """Returns the function of a graph, compiled by XLA."""
     graph = tf.compat.v1.GraphDef.FromString(text)
-    # Remove the graph's nodes for inputs, which XLA does not know.
+    # Remove the nodes that stand for the graph's inputs, because XLA does not
+    # support such nodes.
     own = [node for node in graph.node if node.name not in inputs]
     used = {name.partition(":")[0] for node in own for name in node.input}
     del graph.node[:]

@@ -87,7 +87,7 @@ def sum_over_replicas(tensor):
     if context is None:
         raise ValueError(
             "`apply` must be called in a replica context: inside a function "
-            "that `strategy.run` runs."
+            "that is passed to `strategy.run`."
         )
     if context.num_replicas_in_sync == 1:
         return tensor

@@ -45,7 +45,7 @@ kind_of = functools.cache(_Kind)
 
 def tensors_in(structure) -> list:
     """Returns the tensors of a structure."""
-    # Test for a single tensor first, which is the most common structure.
+    # First test for a single tensor, the most common structure.
     if isinstance(structure, torch.Tensor):
         return [structure]
     leaves = torch.utils._pytree.tree_leaves(structure)

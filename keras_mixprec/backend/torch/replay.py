@@ -109,7 +109,8 @@ def predict_step(model, data):
 
 
 def step_by_step():
-    if hasattr(torch.compiler, "set_stance"):  # `set_stance` needs torch 2.6.
+    # Versions of torch before 2.6 do not have `set_stance`.
+    if hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return contextlib.nullcontext()
 

@@ -102,8 +102,8 @@ class _Writes(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _own_state(self, args, kwargs):
-        # Leave a generator alone that the caller passes to the operation. If
-        # contexts are nested, only the innermost one replaces the state.
+        # Leave alone any generator that the caller passes to the operation. If
+        # contexts are nested, only the innermost one replaces the random state.
         if kwargs.get("generator") is not None or _DRAWING.get():
             yield
             return
