@@ -81,8 +81,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def naming_exhaustion():
     """Context that turns out-of-memory errors into `OutOfMemoryError`.
 
-    This type is not one of the backend's `REFUSALS`, so callers do not mistake
-    it for an error about dtypes.
+    `OutOfMemoryError` is not one of the backend's `REFUSALS`, so callers do not
+    mistake it for an error about dtypes.
 
     Raises:
         OutOfMemoryError: If memory runs out inside the context.

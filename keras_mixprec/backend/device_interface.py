@@ -36,7 +36,7 @@ class Devices(Protocol):
 
 
 class Memory(Protocol):
-    """The device memory that training uses, as the backend reports it."""
+    """Reports the device memory that training uses."""
 
     def reset_peak(self):
         """Resets the peak memory of each device to its current memory.

@@ -156,8 +156,8 @@ class Replay(Protocol):
 
         The step runs operation by operation. `traced` has pairs of a variable
         and a value. The step must see these values if it reads the variables
-        directly and not from its state, because a compiled step would see the
-        values of its trace.
+        directly and not from its state. A compiled step would also see the
+        values from the time when it was traced.
 
         Returns:
             The step's logs, and a list of pairs of a variable and its new
@@ -217,7 +217,7 @@ class Undo(Protocol):
         to, such as those of a teacher model or of a backend optimizer. Random
         draws inside the context continue from the state in the dict
         `generators`. Draws after the context continue as if there had been none
-        inside.
+        inside the context.
         """
 
     def telling(self, stepped) -> AbstractContextManager:

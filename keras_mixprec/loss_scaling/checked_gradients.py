@@ -175,7 +175,7 @@ def overflowing(gradients):
     """Returns a list of one tensor: 1 for non-finite gradients, else 0.
 
     Args:
-        gradients: List of tensors. If it is empty, so is the result.
+        gradients: List of tensors. For an empty list, the result is empty.
     """
     if not gradients:
         return []
@@ -225,7 +225,7 @@ class AccumulationWindow:
     def place(self, on_host: bool, read) -> tuple:
         """Returns the position of the next micro-batch.
 
-        Call this before `discard`.
+        Call `place` before `discard`.
 
         Args:
             on_host: Boolean. If `True`, the result is Python ints.
@@ -233,7 +233,7 @@ class AccumulationWindow:
 
         Returns:
             The position in the window, counted from 0, and the number of
-            micro-batches that are still to be discarded, including this one.
+            micro-batches that are still to be discarded, including the next.
         """
         position = read(micro_batches(self._inner)) % self._steps
         to_discard = read(self._history.to_discard)

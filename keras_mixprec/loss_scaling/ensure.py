@@ -1,4 +1,4 @@
-"""Adds loss scaling to models, or replaces Keras' own."""
+"""Adds loss scaling to models, or replaces Keras' own loss scaling."""
 
 import keras
 

@@ -406,9 +406,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def apply_together(*steps: tuple) -> None:
         """Applies several optimizers if all of their gradients are finite.
 
-        Use this for models with several optimizers, such as a GAN. One overflow
-        skips the step of every optimizer. Optimizers with equal rules keep
-        equal scales if you only apply them together.
+        Use `apply_together` for models with several optimizers, such as a GAN.
+        One overflow skips the step of every optimizer. Optimizers with equal
+        rules keep equal scales if you always apply them together.
 
         Args:
             *steps: Tuples `(optimizer, grads, trainable_variables)`, as for
@@ -492,7 +492,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def loss_scale(self) -> Any:
         """The current loss scale, a float32 scalar that `float()` accepts.
 
-        Inside a compiled step, this is the scale of that step.
+        Inside a compiled step, `loss_scale` is the scale of that step.
         """
         self._stages.read_scale()
         return self._scale_in_use()

@@ -37,7 +37,7 @@ class LossScaleState(NamedTuple):
         hysteresis_left: int >= 1. Number of non-finite steps until the next
             backoff.
         pending_scale: float32. The next scale of a rule that applies a new
-            scale one step late (MXNet). In all other rules it equals `scale`.
+            scale one step late (MXNet). In all other rules, equal to `scale`.
         steps: int. Number of attempted steps, including skipped ones.
     """
 
@@ -179,9 +179,9 @@ class DynamicLossScale(LossScale):
     max_scale]`.
 
     Args:
-        initial_scale: Float. Scale of the first step. If it is too high, each
-            halving costs one skipped step. If it is too low, each doubling
-            takes one growth interval. Defaults to `2.0**15`.
+        initial_scale: Float. Scale of the first step. From a scale that is too
+            high, each halving costs one skipped step. From a scale that is too
+            low, each doubling takes one growth interval. Defaults to `2.0**15`.
         growth_factor: Float > 1. Powers of two make scaling and unscaling
             exact. Defaults to `2.0`.
         backoff_factor: Float in (0, 1). Defaults to `0.5`.
@@ -203,7 +203,7 @@ class DynamicLossScale(LossScale):
             upper limit, but the scale still does not grow to infinity.
 
     `LossScaleOptimizer` clips the scale of every rule to `2.0**-126` to
-    `2.0**126`. In this range the scale and its reciprocal are normal float32
+    `2.0**126`. In this range, the scale and its reciprocal are normal float32
     numbers.
 
     Raises:

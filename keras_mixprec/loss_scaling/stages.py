@@ -41,8 +41,8 @@ class StepStages:
     replica has its own state.
 
     Attributes:
-        scaling: Boolean. True if a `train_step` scales the loss. `None` if this
-            is not known yet.
+        scaling: Boolean. True if a `train_step` scales the loss. `None` until
+            the first `train_step` shows whether it does.
     """
 
     def __init__(self):
@@ -137,9 +137,9 @@ class StepStages:
     def are_unscaled(self, gradients: list, scale) -> bool:
         """Returns whether the gradients passed to `apply` are unscaled.
 
-        Gradients that `unscale` returned are unscaled, and gradients that were
-        passed to it are not. New gradients, such as clipped ones, count as
-        unscaled if they have no more elements than `unscale` returned.
+        Gradients that `unscale` returned are unscaled. Gradients that were
+        passed to `unscale` are not. New gradients, such as clipped ones, count
+        as unscaled if they have no more elements than `unscale` returned.
 
         Args:
             gradients: List of gradients. Entries may be `None`.

@@ -59,7 +59,7 @@ def unknown(operations):
 def does(dtype):
     """Returns whether TensorFlow rewrites graphs to a dtype on this machine.
 
-    This function tries one matrix product. On a CPU whose oneDNN has no
+    `does` tries one matrix product. On a CPU whose oneDNN has no
     bfloat16 products, the result is `False`. TensorFlow would use bfloat16 on
     such a CPU too, but would be slower.
     """
@@ -77,7 +77,7 @@ def does(dtype):
 
 @contextlib.contextmanager
 def scope(dtype, serial, lists):
-    """Context that rewrites graphs to a dtype. `"float32"` turns this off.
+    """Context that rewrites graphs to a dtype. `"float32"` rewrites no graphs.
 
     Functions that were optimized under the same dtype and serial are reused.
     `lists` maps `"allow"`, `"deny"` and `"infer"` to names of operations.

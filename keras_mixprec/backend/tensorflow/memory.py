@@ -1,4 +1,4 @@
-"""Memory, as TensorFlow and XLA count it; see `device_interface.py`."""
+"""Memory of TensorFlow's devices and programs; see `device_interface.py`."""
 
 import tensorflow as tf
 

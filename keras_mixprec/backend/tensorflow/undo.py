@@ -1,4 +1,4 @@
-"""Undoing what a step writes on TensorFlow; see `interface.py`."""
+"""Undoes everything that a step writes on TensorFlow; see `interface.py`."""
 
 import contextlib
 import random
