@@ -6,7 +6,7 @@ Files:
   each Protocol.
 - `device_interface.py`: Protocols for devices and their memory.
 - `active.py`: the modules of the backend that Keras uses.
-- `common.py`: a model's variables, out-of-memory errors, agreement of workers.
+- `common.py`: a model's variables, out-of-memory errors, sharing among workers.
 - `user_code.py`: finds the line of the user's code that runs an operation.
 - `grouped_norms.py`: computes norms of many gradients in few operations.
 
@@ -14,7 +14,8 @@ Files for a single backend:
 
 - `jax/state.py`: the state of a train step.
 - `jax/pieces.py`: runs a whole step in pieces and compiles equal pieces once.
-- `torch/operations.py`: tells which operations write to memory or draw numbers.
+- `torch/operations.py`: finds operations that write to memory or draw random
+  numbers.
 - `tensorflow/gated_assign.py`: how a step compiled by XLA skips its update.
 - `tensorflow/graph_rewrite.py`: graph-level mixed precision.
 """

@@ -10,8 +10,8 @@ import keras
 from keras_mixprec.backend import device_interface, interface
 
 
-# Without the cache, AutoGraph would convert this function and warn about the
-# import.
+# The cache also keeps AutoGraph from converting `_module`. AutoGraph would warn
+# about the import inside the function.
 @functools.cache
 def _module(part):
     name = keras.backend.backend()
@@ -28,7 +28,7 @@ memory: Callable[[], device_interface.Memory] = partial(_module, "memory")
 precision: Callable[[], device_interface.Precision] = partial(
     _module, "precision"
 )
-# Only TensorFlow has this module.
+# Only the TensorFlow backend has a module `graph_rewrite`.
 graph_rewrite = partial(_module, "graph_rewrite")
 
 
@@ -38,15 +38,15 @@ def query_devices() -> tuple[str, list[device_interface.Device]]:
 
 
 def devices() -> dict:
-    """Returns what the active backend reports about its devices.
+    """Returns the devices that the active backend reports.
 
     Returns:
         A dict. `backend`: `"tensorflow"`, `"jax"` or `"torch"`. `kind`:
         `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another name of the
         backend. `devices`: list of device names, one per device.
-        `compute_capability`: the lowest of all CUDA devices, a tuple such as
-        `(8, 0)`, or `None`. `architecture`: the architecture of an AMD GPU, or
-        `""`.
+        `compute_capability`: the lowest one of all CUDA devices, a tuple such
+        as `(8, 0)`, or `None`. `architecture`: the architecture of an AMD GPU,
+        or `""`.
     """
     kind, found = query_devices()
     known = [d.capability for d in found if d.capability is not None]

@@ -1,4 +1,4 @@
-"""Code for all backends: variables, errors, agreement of workers."""
+"""Code for all backends: variables, errors, sharing among workers."""
 
 import contextlib
 import json
@@ -37,15 +37,16 @@ def all_variables(model: keras.Model) -> list:
     found = [*model.variables, *model.metrics_variables]
     for optimizer in optimizers_of(model).values():
         found += optimizer.variables
-    # Keras compares variables by value, so a set cannot hold them.
+    # Remove duplicates by id. Keras compares variables by value, so a set
+    # cannot hold variables.
     return list({id(variable): variable for variable in found}.values())
 
 
 def variable_scope(model):
     """Returns the scope in which variables for `model` must be created.
 
-    This is the scope of TensorFlow's strategy. All replicas would share a
-    variable that is created outside of it.
+    Under a TensorFlow strategy, this is the strategy's scope. All replicas
+    would share a variable that is created outside of that scope.
     """
     strategy = getattr(model, "distribute_strategy", None)
     return strategy.scope() if strategy else contextlib.nullcontext()
@@ -63,9 +64,9 @@ class OutOfMemoryError(MemoryError):
     """A diagnosis ran out of memory, so no layer is to blame."""
 
 
-# Words that backends, CUDA's libraries and C++ use when memory runs out. Few of
-# these errors have their own type, and Keras raises some of them again as a
-# `RuntimeError`.
+# Words in the errors that backends, CUDA's libraries and C++ raise when memory
+# runs out. Few out-of-memory errors have their own type, and Keras raises some
+# again as a `RuntimeError`.
 _EXHAUSTED = re.compile(
     "out.?of.?memory|memoryerror|resource.?exhausted|oom when allocating"
     "|failed to allocate|can't allocate memory|status_alloc_failed|bad_alloc"
@@ -73,7 +74,7 @@ _EXHAUSTED = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an error or one of its causes is a lack of memory."""
+    """Returns whether an error or one of its causes reports lack of memory."""
     seen: BaseException | None = error
     while seen is not None:
         if _EXHAUSTED.search(f"{type(seen).__name__}: {seen}".lower()):
@@ -86,8 +87,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def naming_exhaustion():
     """Context that turns out-of-memory errors into `OutOfMemoryError`.
 
-    This type is not one of the backend's `REFUSALS`, so callers do not mistake
-    it for an error about dtypes.
+    `OutOfMemoryError` is not one of the backend's `REFUSALS`, so callers do not
+    mistake it for an error about dtypes.
 
     Raises:
         OutOfMemoryError: If memory runs out inside the context.
@@ -116,7 +117,7 @@ def shape_in_fit(array) -> tuple:
 def any_worker(model: keras.Model, numbers: list) -> list:
     """Returns the maximum of each number over all workers.
 
-    Every worker must call this.
+    Every worker must call this function.
 
     Args:
         model: The model that the workers train together.
@@ -131,7 +132,7 @@ def any_worker(model: keras.Model, numbers: list) -> list:
 def of_all_workers(model: keras.Model, content) -> list:
     """Returns the content of each worker, in the order of the workers.
 
-    Every worker must call this.
+    Every worker must call this function.
 
     Args:
         model: The model that the workers train together.
@@ -140,8 +141,8 @@ def of_all_workers(model: keras.Model, content) -> list:
     processes = active.processes()
     own = np.frombuffer(json.dumps(content, default=float).encode(), np.uint8)
     (longest,) = any_worker(model, [len(own)])
-    # Each worker fills its own row and leaves zeros in all other rows. The
-    # maximum over all workers is then the whole table.
+    # Each worker fills its own row of a table and leaves zeros in all other
+    # rows. The maximum over all workers is then the whole table.
     table = np.zeros((processes.workers(model), int(longest)))
     table[processes.rank(model), : len(own)] = own
     agreed = any_worker(model, table.ravel().tolist())

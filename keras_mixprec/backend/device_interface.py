@@ -30,13 +30,13 @@ class Devices(Protocol):
         """Returns the kind of the default devices, and the devices.
 
         The kind is `"cpu"`, `"cuda"`, `"rocm"`, `"tpu"`, `"mps"` or another
-        name of the backend. On TensorFlow, this does not initialize the
+        name of the backend. On TensorFlow, `query` does not initialize the
         devices.
         """
 
 
 class Memory(Protocol):
-    """The device memory that training uses, as the backend reports it."""
+    """Reports the device memory that training uses."""
 
     def reset_peak(self):
         """Resets the peak memory of each device to its current memory.
@@ -48,25 +48,25 @@ class Memory(Protocol):
     def peak_bytes(self) -> int | None:
         """Returns the largest peak memory of all devices, in bytes.
 
-        `None` for devices without statistics, such as CPUs.
+        Returns `None` for devices without statistics, such as CPUs.
         """
 
     def program_bytes(self, model, batch) -> int | None:
         """Returns the peak memory of a train step without running the step.
 
-        The compiled program of one device reports this number in bytes. It
-        counts variables, batch, activations and temporaries. `None` if `fit`
-        runs no compiled program, or the program reports nothing. The model must
-        be built and compiled. The batch is a tuple of structures of arrays, of
-        which only shapes and dtypes are read.
+        The compiled program of one device reports this number in bytes. The
+        number counts variables, batch, activations and temporaries. Returns
+        `None` if `fit` runs no compiled program, or the program does not report
+        its memory. The model must be built and compiled. The batch is a tuple
+        of structures of arrays. Only their shapes and dtypes are read.
         """
 
 
 class Precision(Protocol):
     """The precision of float32 matrix products and convolutions.
 
-    `policies/matmul_precision.py` defines the names of precisions, and
-    `Devices.query` the kinds of devices.
+    `policies/matmul_precision.py` defines the names of precisions.
+    `Devices.query` lists the kinds of devices.
     """
 
     def put(self, name, kind):

@@ -8,19 +8,20 @@ from keras_mixprec.formats import get_format
 
 FLOAT32_MAX = get_format("float32").maximum
 
-# Gradients with up to this many elements are stacked by shape, so 200 small
-# variables need a handful of kernels instead of 200. For larger gradients, the
-# copy into the stack costs more than the kernel launch that it saves.
+# The maximum number of elements in a gradient that is stacked with other
+# gradients of its shape. With stacks, 200 small gradients need a handful of
+# kernels instead of 200. For larger gradients, the copy into the stack costs
+# more than the kernel launch that it saves.
 _LARGEST_STACKED = 2**16
 
-# The squares of float32 numbers above 2**64 overflow. After scaling by this
-# factor, even 2**30 squares of the largest numbers can be summed.
+# The squares of float32 numbers above 2**64 overflow. After scaling by 2**-80,
+# even 2**30 squares of the largest numbers can be summed.
 _DOWN = 2.0**-80
 
 
 # Several rows of a sparse gradient may have the same index and are then summed.
 # The sum of up to 2**24 rows is at most 2**12 times their norm. So a norm below
-# this share of float32's maximum rules out overflow in the sum.
+# 2**-12 times float32's maximum rules out overflow in the sum.
 _SPARSE_SHARE = 2.0**-12
 
 
@@ -44,7 +45,8 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     """
     groups = _group_by_shape(gradients)
     # Do not stack a single tensor. XLA may store a matrix product transposed,
-    # and a stack would copy it. The copy costs 3% of a step of six Dense(1024).
+    # and a stack would copy the product. The copy takes 3% of a train step of
+    # six Dense(1024) layers.
     tensors = [
         ops.cast(gradients[group[0]], "float32")
         if len(group) == 1
@@ -68,9 +70,9 @@ def grouped_norms(gradients, sums_of_squares, choose=None):
     finite = ops.isfinite(plain)
 
     def lowered():
-        # The factor must not be a constant. For a gradient with one element,
-        # XLA would rewrite (x * c) ** 2 as x * x * c * c, which is infinity
-        # times zero.
+        # The factor that scales gradients down must not be a constant c. For a
+        # gradient x with one element, XLA would rewrite (x * c) ** 2 as x * x *
+        # c * c, which is infinity times zero.
         factor = ops.where(ops.all(finite), np.float32(1), np.float32(_DOWN))
         low = ops.sqrt(all_sums(factor)) / factor
         return ops.where(finite, ops.sqrt(plain), low)
@@ -115,7 +117,7 @@ def _group_by_shape(tensors):
     groups = {}
     for index, tensor in enumerate(tensors):
         shape = tuple(tensor.shape)
-        # A sparse gradient has an unknown number of rows, so it is not stacked.
+        # Do not stack sparse gradients, whose number of rows may be unknown.
         alone = None in shape or np.prod(shape) > _LARGEST_STACKED
         key = (shape, tensor.dtype, index if alone else None)
         groups.setdefault(key, []).append(index)

@@ -25,16 +25,16 @@ class Step(Protocol):
     def gradient_maxima(self, gradients):
         """Returns the largest magnitude in each gradient, as float32 `(n,)`.
 
-        For a sparse gradient, this is the largest sum if all rows had the same
-        index.
+        For a sparse gradient, this is an upper bound: the largest sum of the
+        magnitudes in all rows, as if all rows had the same index.
         """
 
     def nonfinite_kinds(self, gradients, skipped):
         """Returns the non-finite kinds of each gradient, as float32 `(n, 3)`.
 
         The columns are 1 if a gradient contains inf, -inf or NaN, otherwise 0.
-        All are 0 if `skipped`, `True` or a tensor, is false, because only
-        skipped steps compute them.
+        `skipped` is `True` or a boolean tensor. If the tensor is false, all
+        columns may be 0, because only skipped steps need the kinds.
         """
 
     def is_sparse(self, gradient):
@@ -43,13 +43,13 @@ class Step(Protocol):
     def replica(self):
         """Returns the number of the replica that runs this code.
 
-        `None` outside of replicas, and for a single replica.
+        Returns `None` outside of replicas, and for a single replica.
         """
 
     def trace(self, tensors):
         """Returns the outermost trace that any of the tensors belongs to.
 
-        `None` if all tensors have values now.
+        Returns `None` if all tensors have values now.
         """
 
     def are_of_one_trace(self, one, other):
@@ -73,16 +73,16 @@ class Step(Protocol):
         The results are float32, or float64 for float64 gradients. Gradients
         that are `None` or marked by `keep` do not change. On torch, a gradient
         that is the `.grad` of one of `variables` is unscaled in place, as in
-        `torch.amp.GradScaler`. A copy would cost 15% of a step of large layers.
+        `torch.amp.GradScaler`. A copy would take 15% of a step of large layers.
         """
 
     def commit(self, optimizer, finite, unscaled, variables, record, remember):
         """Applies the inner optimizer to `unscaled()` gradients if `finite`.
 
-        Otherwise it calls `remember(True)`. A step that cannot branch always
-        calls `remember(skipped)` with a tensor. In every case it calls
-        `record()` at the end. `unscaled` is a function, because unscaling right
-        before the update makes the update of large layers 10% faster.
+        Otherwise, `commit` calls `remember(True)`. A step that cannot branch
+        always calls `remember(skipped)` with a tensor. In every case, `commit`
+        calls `record()` at the end. `unscaled` is a function, because unscaling
+        right before the update makes the update of large layers 10% faster.
         """
 
     def outside_graph(self) -> AbstractContextManager:
@@ -104,9 +104,9 @@ class Step(Protocol):
 class Replay(Protocol):
     """Runs parts of a model again."""
 
-    # A step raises these errors if an operation does not support its dtypes or
-    # their mix. An error of another type is a defect in the model's code or in
-    # this package.
+    # Errors that a step raises if an operation does not support a dtype, or a
+    # mix of dtypes. An error of a different type is a defect in the model's
+    # code or in keras_mixprec.
     REFUSALS: tuple[type[Exception], ...]
 
     def is_concrete(self, tensor):
@@ -115,8 +115,8 @@ class Replay(Protocol):
     def observe(self, tensor, on_value, on_cotangent):
         """Returns the tensor unchanged, and reports its value and gradient.
 
-        It calls `on_value(tensor)` now, and `on_cotangent(gradient)` in a
-        backward pass. The backward pass continues with the result of
+        `observe` calls `on_value(tensor)` now, and `on_cotangent(gradient)` in
+        a backward pass. The backward pass continues with the result of
         `on_cotangent`, or with the gradient if the result is `None`.
         """
 
@@ -134,13 +134,15 @@ class Replay(Protocol):
     def each_operation(self, function, tensors, visit):
         """Runs `function(tensors)` and calls `visit` after every operation.
 
-        `visit(inputs, outputs)` gets the tensors of this operation.
+        `visit(inputs, outputs)` gets the tensors that the operation reads and
+        returns.
         """
 
     def visited(self):
         """Returns the name and source line of the operation being visited.
 
-        The name is the backend's name for it. `line_of` returns the line.
+        The name is the backend's name for the operation. The line comes from
+        `line_of`.
         """
 
     def train_step(self, model, data):
@@ -154,8 +156,8 @@ class Replay(Protocol):
 
         The step runs operation by operation. `traced` has pairs of a variable
         and a value. The step must see these values if it reads the variables
-        directly and not from its state, because a compiled step would see the
-        values of its trace.
+        directly and not from its state. A compiled step would also see the
+        values from the time when it was traced.
 
         Returns:
             The step's logs, and a list of pairs of a variable and its new
@@ -171,7 +173,8 @@ class Replay(Protocol):
     def step_by_step(self) -> AbstractContextManager:
         """Returns a context that compiles nothing and runs loops in Python.
 
-        Inside it, functions that are already compiled also run as Python code.
+        Inside the context, functions that are already compiled also run as
+        Python code.
         """
 
     def loses_assignment(self, variable):
@@ -182,15 +185,15 @@ class Replay(Protocol):
 
         Returns:
             Function that restores the old value. `None` if nothing was
-            assigned, because a Keras scope has to hold the new value.
+            assigned. The caller must then put the new value into a Keras scope.
         """
 
     def evaluating(self, model) -> AbstractContextManager:
         """Returns a context in which a model is evaluated during `fit`.
 
         The context restores the backend's own state of the model: the mode of
-        modules, the progress of `fit`, and random states. It restores the
-        values of variables even if an exception ends it.
+        modules, the progress of `fit`, and random states. If an exception ends
+        the context, the values of variables are restored too.
         """
 
     def run_once(self, model, function, data):
@@ -210,11 +213,11 @@ class Undo(Protocol):
     def undone(self, model, generators) -> AbstractContextManager:
         """Returns a context that restores all memory at its end.
 
-        It restores every tensor and variable that this thread writes to,
-        including those of a teacher model or of a backend optimizer. Random
+        The context restores every tensor and variable that this thread writes
+        to, such as those of a teacher model or of a backend optimizer. Random
         draws inside the context continue from the state in the dict
         `generators`. Draws after the context continue as if there had been none
-        inside.
+        inside the context.
         """
 
     def telling(self, stepped) -> AbstractContextManager:
@@ -232,16 +235,18 @@ class Batches(Protocol):
     def tapped(self, model, train_function, visit, raised=None):
         """Returns a function to call in place of `train_function`.
 
-        It calls `visit(batch)` with the next batch, while the model's variables
-        hold their values. Then it trains on the batch as usual, from the values
-        that `visit` left. The batch contains the data for all replicas of this
-        process. It is `None` if this process has no data left while other
-        processes may have some.
+        The function calls `visit(batch)` with the next batch, while the model's
+        variables hold their values. Then the function trains on the batch as
+        usual, from the values that `visit` left.
+
+        The batch contains the data for all replicas of this process. The batch
+        is `None` if this process has no data left while other processes may
+        have some.
 
         If `train_function` raises, for example because XLA cannot compile it,
         the function calls `raised(error)` while variables hold their values. If
-        `raised` returns true, it trains on the same batch once more. torch
-        leaves this to `TrainFunction`, because any step may raise there.
+        `raised` returns true, the function trains on the same batch once more.
+        On torch, `TrainFunction` handles errors, because any step may raise.
         """
 
     def synchronized(self, model, variables) -> AbstractContextManager:
@@ -257,9 +262,9 @@ class Processes(Protocol):
     """Processes that train one model together."""
 
     def workers(self, model) -> int:
-        """Returns how many processes train the model together.
+        """Returns the number of processes that train the model together.
 
-        The replicas of one process count once: they are one program.
+        The replicas of one process count once, because they are one program.
         """
 
     def rank(self, model) -> int:
@@ -268,24 +273,24 @@ class Processes(Protocol):
     def agree(self, model, values):
         """Returns the elementwise maximum of the processes' float32 arrays.
 
-        There must be several processes. Each must call this with an array of
-        the same shape.
+        There must be several processes. Each process must call `agree` with an
+        array of the same shape.
         """
 
     def single_process(self, model) -> AbstractContextManager:
         """Returns a context in which this process runs the model alone.
 
         The model's variables hold plain values of one replica, and no operation
-        waits for another process. A diagnosis needs this, because it takes a
-        different number of steps on each worker.
+        waits for another process. A diagnosis needs this context, because it
+        takes a different number of steps on each worker.
         """
 
 
 class Runtime(Protocol):
     """Reports versions, and runs functions as `fit` does to time them."""
 
-    # The modes in which `fit` can run a step, the default first: `"XLA"`,
-    # `"graph"` (a graph without XLA) or `"eager"`.
+    # The modes in which `fit` can run a step: `"XLA"`, `"graph"` (a graph
+    # without XLA) or `"eager"`. The backend's default mode comes first.
     MODES: tuple[str, ...]
 
     def versions(self) -> dict[str, str]:

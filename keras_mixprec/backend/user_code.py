@@ -21,7 +21,8 @@ def stack(without: str = "") -> Iterable[tuple[str, int]]:
     """Yields the file and line of each stack frame, innermost first.
 
     Args:
-        without: String. Name of functions to leave out. Defaults to none.
+        without: String. Name of the functions whose frames are left out.
+            Defaults to `""`, which leaves out no frames.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -34,9 +35,9 @@ def line_of(frames: Iterable[tuple[str, int]]) -> str | None:
     """Returns the line of the user's code, such as `"model.py:12: y = 1 / x"`.
 
     Args:
-        frames: Pairs of file and line, as from `stack`. Frames of this library
-            at the start are skipped. Its next frame ends the search, because
-            this library's callers are not part of the model.
+        frames: Pairs of file and line, as from `stack`. Frames of keras_mixprec
+            at the start are skipped. A later frame of keras_mixprec ends the
+            search, because callers of keras_mixprec are not part of the model.
 
     Returns:
         String, or `None` if the search finds only installed code.

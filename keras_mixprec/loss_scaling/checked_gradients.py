@@ -17,7 +17,8 @@ from keras_mixprec.keras_internals import (
 )
 from keras_mixprec.loss_scaling.stages import as_tensors
 
-# Separates float16 from dtypes with the range of float32, such as bfloat16.
+# A dtype whose maximum is below this number, such as float16, has a narrower
+# range than float32. The maximum of bfloat16 is above this number.
 _NARROW = 2.0**100
 
 
@@ -30,7 +31,7 @@ class CheckedGradients:
         variables: List of the variables to update.
         scale: Tensor. The loss scale.
         unscaled: Boolean. True if `unscale` has already unscaled the gradients.
-        seen: List of the results of `overflowing` from calls of `unscale`.
+        seen: List of the results of `overflowing` from calls to `unscale`.
     """
 
     def __init__(self, optimizer, gradients, variables, scale, unscaled, seen):
@@ -40,7 +41,7 @@ class CheckedGradients:
         self.scale = scale
         self._inverse = 1.0 if unscaled else 1.0 / scale
         self._gradients = as_tensors(gradients)
-        # The gradients that are not `None`, and their variables.
+        # Leave out gradients that are `None`, and their variables.
         self._given, present, self._keep, kept = [], [], [], []
         maxima = []
         for gradient, variable in zip(self._gradients, variables, strict=True):
@@ -58,8 +59,9 @@ class CheckedGradients:
         self._count = len(updated_variables(optimizer))
         in_order = order == list(range(self._count))
         self._order = None if in_order else np.array(order)[:, None]
-        # The norm of all gradients together, and whether it is no spike. Both
-        # are set only if the optimizer skips spikes.
+        # `size` is the norm of all gradients together. `ordinary` is false if
+        # the step is a spike. Both are computed only if the optimizer skips
+        # spikes.
         self.size: Any = None
         self.ordinary: Any = True
         self.finite, self.norms, self.flags = self._examine(maxima, seen, kept)
@@ -72,23 +74,24 @@ class CheckedGradients:
             squares = ops.square(ops.where(np.array(kept), 0.0, norms))
             self.size = ops.sqrt(ops.sum(squares))
             self.ordinary = ops.logical_not(spikes.is_spike(self.size))
-        # NaN must not pass. Do not negate this comparison: TensorFlow's graph
-        # optimizer turns `logical_not(less_equal(...))` into `greater`, which
-        # is false for NaN.
+        # A gradient norm of NaN must fail the check, so never negate
+        # `less_equal`. TensorFlow's graph optimizer would turn
+        # `logical_not(less_equal(...))` into `greater`, which is false for NaN.
         fits = ops.less_equal(norms, largest_norms(gradients))
         if min(maxima) < _NARROW:
             # A norm above float16's maximum does not mean that an element
             # overflows float16, so compare the largest elements. XLA's maximum
-            # ignores NaN, so the norm is needed too.
+            # ignores NaN, so keep the check of the norms too.
             largest = self._over_replicas(backend.gradient_maxima(gradients))
             narrow = ops.less_equal(largest, np.array(maxima, "float32"))
             fits = ops.logical_and(fits, narrow)
         for overflows in seen:
-            # A tensor from another trace cannot be used in this one.
+            # A compiled function cannot use a tensor from the trace of a
+            # different function.
             if not backend.are_of_one_trace(overflows, fits):
                 continue
-            # The gradients passed to `unscale` were not the same ones, so an
-            # overflow there counts against all gradients.
+            # If `unscale` and `apply` got different gradients, an overflow in
+            # `unscale` counts against all gradients.
             if overflows.shape != fits.shape:
                 overflows = ops.max(overflows)
             fitted = ops.equal(backend.sum_over_replicas(overflows), 0)
@@ -99,9 +102,9 @@ class CheckedGradients:
         return ops.all(fits), norms, flags
 
     def _over_replicas(self, magnitudes):
-        # Replicas sum their gradients later. The sum of the norms is an upper
-        # bound for the norm of that sum, so this also rules out overflow in the
-        # sum.
+        # Replicas sum their gradients later. The sum of the replicas' norms is
+        # an upper bound for the norm of the summed gradient. A finite bound
+        # therefore rules out overflow in the summed gradient.
         return self._backend.sum_over_replicas(magnitudes * self._factor)
 
     def _in_build_order(self, values):
@@ -139,9 +142,9 @@ class CheckedGradients:
             if window:
                 window.discard(skipped, position)
             if window or optimizer.spikes is not None:
-                # Not every skipped step is an overflow. The cause may be a
-                # spike, or an overflow of another micro-batch in the same
-                # window.
+                # Record overflows only. A step may also be skipped because of a
+                # spike, or because another micro-batch of the same accumulation
+                # window overflowed.
                 skipped = _where(finite, False, True)
             if skipped is not False:
                 kinds = backend.nonfinite_kinds(self._given, skipped)
@@ -172,7 +175,7 @@ def overflowing(gradients):
     """Returns a list of one tensor: 1 for non-finite gradients, else 0.
 
     Args:
-        gradients: List of tensors. If it is empty, so is the result.
+        gradients: List of tensors. For an empty list, the result is empty.
     """
     if not gradients:
         return []
@@ -206,8 +209,8 @@ class AccumulationWindow:
     """Discards all micro-batches of a window in which one overflows.
 
     torch, Apex, DeepSpeed, Megatron and Paddle do the same. The inner optimizer
-    restarts and does not get the rest of the window, so later windows start at
-    the usual steps.
+    restarts its window and does not get the remaining micro-batches, so later
+    windows start at the usual steps.
 
     Args:
         inner: The inner optimizer.
@@ -222,7 +225,7 @@ class AccumulationWindow:
     def place(self, on_host: bool, read) -> tuple:
         """Returns the position of the next micro-batch.
 
-        Call this before `discard`.
+        Call `place` before `discard`.
 
         Args:
             on_host: Boolean. If `True`, the result is Python ints.
@@ -230,12 +233,12 @@ class AccumulationWindow:
 
         Returns:
             The position in the window, counted from 0, and the number of
-            micro-batches that are still to be discarded, including this one.
+            micro-batches that are still to be discarded, including the next.
         """
         position = read(micro_batches(self._inner)) % self._steps
         to_discard = read(self._history.to_discard)
-        # The values may share memory with a variable that `discard` overwrites,
-        # so copy them.
+        # On the host, convert the position and the count to Python ints. NumPy
+        # values may share memory with a variable that `discard` overwrites.
         return (
             (int(position), int(to_discard))
             if on_host

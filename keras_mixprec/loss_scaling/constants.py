@@ -10,7 +10,7 @@ _NUMPY = {"float16": "float16", "bfloat16": ml_dtypes.bfloat16}
 
 
 # Optimizers with a bias correction of `1 - beta_2**step`. Older versions of
-# Keras lack some of these classes.
+# Keras lack some of these optimizers.
 _CORRECTED = tuple(
     vars(keras.optimizers)[name]
     for name in ("Adam", "Lamb", "Muon", "Nadam", "ScheduleFreeAdamW")
@@ -22,12 +22,12 @@ def lost_constants(optimizer, variables) -> dict:
     """Returns the optimizer arguments that a variable's dtype rounds away.
 
     Keras computes the update of a variable in the variable's own dtype. If
-    epsilon underflows there, 0 / (sqrt(0) + epsilon) is NaN even for finite
-    gradients. If `beta_2` rounds to 1, the bias correction is 0. Adam then
-    moves no weight, and other optimizers make weights NaN.
+    epsilon underflows in that dtype, 0 / (sqrt(0) + epsilon) is NaN even for
+    finite gradients. If `beta_2` rounds to 1, the bias correction is 0. Then
+    Adam does not change any weight, and other optimizers make weights NaN.
 
     Args:
-        optimizer: `keras.optimizers.Optimizer`, or a wrapper of one.
+        optimizer: `keras.optimizers.Optimizer`, or a wrapper around one.
         variables: List of the variables that the optimizer updates.
 
     Returns:
@@ -59,7 +59,8 @@ def _is_lost(inner, name, value, dtype):
     if getattr(inner, "initial_accumulator_value", 0) > 0:
         return False
     if isinstance(inner, keras.optimizers.Adamax):
-        # In its first step, Adamax multiplies epsilon by `1 - beta_1`.
+        # In its first step, Adamax multiplies epsilon by `1 - beta_1`, and the
+        # product must not underflow.
         value *= 1 - inner.beta_1
     return np.array(value).astype(dtype) == 0
 

@@ -1,4 +1,4 @@
-"""Adds loss scaling to models, or replaces Keras' own."""
+"""Adds loss scaling to models, or replaces Keras' own loss scaling."""
 
 import keras
 
@@ -23,7 +23,7 @@ def adopt(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def can_adopt(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether `adopt` replaces the optimizer. Subclasses stay."""
+    """Returns whether an optimizer is of Keras' own class, not a subclass."""
     return type(optimizer) is keras.optimizers.LossScaleOptimizer
 
 
@@ -31,16 +31,18 @@ def ensure_loss_scaling(model: keras.Model) -> keras.optimizers.Optimizer:
     """Wraps a compiled model's optimizer if it needs loss scaling.
 
     Keras wraps an optimizer only if the model's own policy is named
-    `"mixed_float16"`. So these models train without loss scaling: a float32
-    model with float16 layers, a model with a policy map, a pure float16 model,
-    and a mixed_float16 model that was loaded under another global policy. This
-    function changes neither weights nor optimizer state. `model.save` writes
-    Keras' own `LossScaleOptimizer` with the current scale, so the file loads
-    without keras_mixprec.
+    `"mixed_float16"`. Some models therefore train without loss scaling: a
+    float32 model with float16 layers, a model with a policy map, a pure float16
+    model, and a mixed_float16 model that was loaded under a different global
+    policy.
+
+    This function changes neither weights nor optimizer state. `model.save`
+    writes Keras' own `LossScaleOptimizer` with the current scale, so the file
+    loads without keras_mixprec.
 
     An optimizer that already scales the loss stays, including Keras' own
     `LossScaleOptimizer`. The callbacks of this package replace Keras' own
-    automatically. To replace it yourself, call
+    optimizer automatically. To replace Keras' own optimizer yourself, call
     `compile(LossScaleOptimizer(model.optimizer.inner_optimizer), ...)`.
 
     Args:
@@ -88,8 +90,8 @@ def skip_nonfinite_steps(model: keras.Model):
 
 
 def _wrapped(model, rule):
-    # `model.save` stores this wrapper, so that Keras can load the file without
-    # this package.
+    # `model.save` stores Keras' own `LossScaleOptimizer`, so that Keras can
+    # load the file without keras_mixprec.
     wrapper = keras.optimizers.LossScaleOptimizer(model.optimizer)
     set_saved_optimizer(model, wrapper)
     model.optimizer = LossScaleOptimizer.continuing(wrapper, rule)

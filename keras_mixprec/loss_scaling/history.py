@@ -17,17 +17,17 @@ from keras_mixprec.keras_internals import KerasSaveable
 from keras_mixprec.loss_scaling.inputs import PARTS
 from keras_mixprec.loss_scaling.rules import namespace
 
-# Sizes of the two ring buffers. In 1,024 steps, the host reads the record 20
-# times at the default `update_freq`. So it misses no entry, even if every step
-# is skipped.
+# Number of entries in each ring buffer. At the default `update_freq`, the host
+# reads the record 20 times in 1,024 steps. The host therefore misses no entry,
+# even if every step is skipped.
 DETAILS = 32
 CHANGES = 1024
 
-# Indices into the variable `counts`.
+# Indices of the counters in the variable `StepHistory.counts`.
 STEPS, SKIPPED, CONSECUTIVE, HYSTERESIS, CHANGED = range(5)
 
-# A flag has one bit for each of `NONFINITE_KINDS`. Its lowest bit marks a
-# gradient that did not pass the check.
+# The flag of a gradient has one bit for each of `NONFINITE_KINDS`. The lowest
+# bit of a flag is set if the gradient did not pass the check for overflow.
 _BITS = np.array([2, 4, 8], "int32")
 
 
@@ -35,7 +35,7 @@ class NonfiniteStep(NamedTuple):
     """One skipped step.
 
     Attributes:
-        step: Int. Its number among all attempted steps, counted from 1.
+        step: Int. The step's number among all attempted steps, counted from 1.
         scale: Float. The loss scale of the step.
         variables: List of the paths of variables with non-finite gradients.
         inputs: Dict from `"x"`, `"y"` or `"sample_weight"` to the first
@@ -61,8 +61,9 @@ class ScaleChange(NamedTuple):
     """A skipped step, or a change of the scale by a step or by hand.
 
     Attributes:
-        step: Int. Its number among all attempted steps, counted from 1. For a
-            scale that was set between two steps, the number of the first.
+        step: Int. The step's number among all attempted steps, counted from 1.
+            If the scale was set between two steps, the number of the earlier
+            step.
         skipped: Int. Number of skipped steps up to this step.
         was_skipped: Boolean. True if this step was skipped.
         before: Float. The loss scale of the step.
@@ -99,17 +100,19 @@ class StepHistory(KerasSaveable):
         for name, *declared in (
             ("counts", (5,), "int32", first),
             ("pending_scale", (), "float32", float(state.pending_scale)),
-            # Number of micro-batches in the current window that are still to be
-            # discarded.
+            # `to_discard` is the number of micro-batches in the current
+            # accumulation window that are still to be discarded.
             ("to_discard", (), "int32"),
             ("gradient_norms", (count,), "float32"),
             ("overflows", (count,), "int32"),
             ("nonfinite_counts", (kinds,), "int32"),
             ("changed_steps", (CHANGES, 3), "int32"),
             ("changed_scales", (CHANGES, 2), "float32"),
-            # Not uint8, which TensorFlow's workers cannot send to each other.
+            # Store flags as int32, because TensorFlow's workers cannot send
+            # uint8 to each other.
             ("recent_flags", (DETAILS, count), "int32"),
-            # `guards/metric_guard.py` writes these variables.
+            # `guards/metric_guard.py` writes the variables for inputs, losses
+            # and the epoch.
             ("recent_inputs", (DETAILS, parts + 1), "int32"),
             ("nonfinite_losses", (kinds,), "int32"),
             ("epoch", (), "int32"),
@@ -123,13 +126,13 @@ class StepHistory(KerasSaveable):
         """All variables of the record."""
         return [getattr(self, name) for name in self._names]
 
-    # In a step.
+    # Methods that record a train step, most of them inside a compiled step.
 
     def remember(self, skipped, flags, kinds):
         """Records which gradients of a skipped step were not finite.
 
-        Call this before `record`. A step that can branch calls it only if the
-        step is skipped, so it costs other steps nothing.
+        Call `remember` before `record`. A step that can branch calls `remember`
+        only if the step is skipped, so other steps take no extra time.
 
         Args:
             skipped: `True`, or a boolean scalar. If false, nothing changes.
@@ -140,7 +143,8 @@ class StepHistory(KerasSaveable):
                 skipped.
         """
         flags = ops.cast(flags, "int32")
-        # All flags of a good step are 0, so this needs no condition.
+        # All flags of a finite step are 0, so adding the flags needs no
+        # condition.
         self.overflows.assign_add(flags)
         kinds = ops.cast(ops.greater(kinds, 0), "int32")
         self.nonfinite_counts.assign_add(ops.max(kinds, axis=0))
@@ -168,7 +172,7 @@ class StepHistory(KerasSaveable):
             finite: Boolean, or a boolean scalar tensor. False if the step was
                 skipped.
             norms: float32 `(n,)`. Unscaled gradient norms.
-            counts: Value of `counts`. It is a NumPy array if `finite` is a
+            counts: Value of `self.counts`: a NumPy array if `finite` is a
                 Python boolean, otherwise a tensor.
             before: The `LossScaleState` before the step.
             after: The `LossScaleState` after the step.
@@ -181,8 +185,8 @@ class StepHistory(KerasSaveable):
         skipped = counts[SKIPPED] + bad
         steps = xp.stack([after.steps, skipped, bad])
         scales = xp.stack([before.scale, after.scale])
-        # This comes before `self.counts.assign`, because on torch `counts` may
-        # share the variable's memory.
+        # Write the ring buffers before `self.counts` gets its new value. On
+        # torch, the old counts may share memory with the variable.
         if xp is ops or changed:
             self._note(counts, changed > 0, steps, scales)
         new = (
@@ -209,7 +213,8 @@ class StepHistory(KerasSaveable):
         _write(self.changed_steps, counts[CHANGED], changed, steps)
         _write(self.changed_scales, counts[CHANGED], changed, scales)
 
-    # Reading on the host. Before `build` there is nothing to read.
+    # Methods that read the record on the host. Before `build`, the record is
+    # empty.
 
     def read_counts(self):
         """Returns the values of `counts` as ints."""
@@ -261,8 +266,8 @@ class StepHistory(KerasSaveable):
         """Returns the last `ScaleChange`s, oldest first.
 
         Args:
-            count: Int. Maximum number to return. Defaults to all that are
-                stored.
+            count: Int. Maximum number of changes to return. Defaults to all
+                stored changes.
         """
         changed = self.read_counts()[CHANGED]
         numbers = range(max(changed - min(count, CHANGES), 0), changed)
@@ -283,8 +288,8 @@ class StepHistory(KerasSaveable):
         in HDF5.
         """
         if self.paths is None:
-            # A file was loaded before `build`. Write its content back
-            # unchanged.
+            # If a file was loaded before `build`, write the content of the file
+            # back unchanged.
             for name, values in self._unread.items():
                 store[name] = values
         for name, variable in zip(self._names, self.variables, strict=True):
@@ -292,7 +297,7 @@ class StepHistory(KerasSaveable):
                 store[name] = values
 
     def load_own_variables(self, store):
-        """Loads the history. A file of Keras' optimizer has none."""
+        """Loads the history. A file from Keras' optimizer has no history."""
         if self.paths is None:
             self._unread = copy_store(store)
             return
@@ -327,5 +332,5 @@ def _kinds(bits):
 
 
 def copy_store(store) -> dict:
-    """Copies a weights store, because Keras may close it later."""
+    """Copies a weights store, because Keras may close the store later."""
     return {name: store[name] for name in list(store.keys())}

@@ -6,8 +6,8 @@ from keras import ops, tree
 
 PARTS = ("x", "y", "sample_weight")
 
-# Stands for a part without bad rows. It exceeds every row number, so a minimum
-# ignores it.
+# The row number for an input array without non-finite rows. It exceeds every
+# real row number, so the minimum over several arrays ignores such an array.
 _NONE = 2**31 - 1
 
 
@@ -42,7 +42,8 @@ def first_bad_rows(batch):
     try:
         parts = keras.utils.unpack_x_y_sample_weight(batch)
         return ops.stack([_first_bad_row(part) for part in parts])
-    # Sparse and ragged tensors fail here. This check must never stop a step.
+    # The search for non-finite rows fails on sparse and ragged tensors, but it
+    # must never stop a train step.
     except Exception:
         return ops.zeros((len(PARTS),), "int32")
 

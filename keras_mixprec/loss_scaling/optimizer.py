@@ -45,7 +45,7 @@ from keras_mixprec.loss_scaling.stages import (
     as_tensors,
 )
 
-# The wrapper keeps its own values of these attributes.
+# Attributes for which the wrapper and the inner optimizer have separate values.
 _OF_BOTH = {"name", "built", "loss_scale_factor"}
 
 
@@ -58,7 +58,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     divides the gradients by the scale in float32. `inner_optimizer` gets the
     gradients only if all of them are finite on every replica. The update rule
     keeps the scale away from zero and infinity. The optimizer counts skipped
-    steps and overflows, also in compiled steps.
+    steps and overflows, even in compiled steps.
 
     A `.keras` file of a model compiled with this optimizer names this class. To
     load the file, `import keras_mixprec` first, or call
@@ -110,10 +110,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     built: bool
-    # True if this optimizer replaced Keras' own, which must be able to read the
-    # saved file.
+    # True if this optimizer replaced Keras' own `LossScaleOptimizer`, which
+    # must be able to read the saved file.
     _continues_keras_own = False
-    # The content of a file that was loaded before `build`.
+    # The content of an optimizer file that was loaded before `build`.
     _unread_state: dict | None = None
 
     def __init__(
@@ -130,8 +130,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         _check_window(discard_window, inner_optimizer)
         rule = resolve_rule(loss_scale, initial_scale, dynamic_growth_steps)
         super().__init__(inner_optimizer, name=name, **kwargs)
-        # Keras copies the inner optimizer's arguments to the wrapper, where
-        # they would hide later changes of the inner optimizer.
+        # Keras copies the inner optimizer's arguments to the wrapper. Delete
+        # the copies, which would hide later changes to the inner optimizer.
         for argument in vars(self).keys() & vars(inner_optimizer).keys():
             if not argument.startswith("_") and argument not in _OF_BOTH:
                 del self.__dict__[argument]
@@ -156,11 +156,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> Self:
         """Returns an optimizer that takes over from Keras' own.
 
-        It shares the inner optimizer, the loss scale and the step counter with
-        Keras' optimizer, and is saved in the same format. Unlike Keras'
-        optimizer, it never reaches a scale of 0 or infinity. It also detects
-        non-finite rows of a sparse gradient and non-finite gradients on another
-        replica.
+        The new optimizer shares the inner optimizer, the loss scale and the
+        step counter with Keras' optimizer, and is saved in the same format.
+        Unlike Keras' optimizer, the new one never reaches a scale of 0 or
+        infinity. It also detects non-finite rows of a sparse gradient, and
+        non-finite gradients on another replica.
 
         Args:
             other: `keras.optimizers.LossScaleOptimizer`, built or not.
@@ -183,18 +183,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
         Args:
             var_list: List of variables.
-            shared: `keras.optimizers.LossScaleOptimizer`. The new optimizer
-                uses its variables for the scale and the step counter. Defaults
-                to `None`, which creates new variables.
+            shared: `keras.optimizers.LossScaleOptimizer`, whose variables for
+                the scale and the step counter this optimizer then uses.
+                Defaults to `None`, which creates new variables.
 
         Raises:
             ValueError: If the dtype of a variable rounds an epsilon of the
-                inner optimizer to 0, or `beta_2` to 1. Weights would become NaN
-                or never change.
+                inner optimizer to 0, or `beta_2` to 1. Weights would then
+                become NaN or never change.
         """
         if self.built:
             return
-        # Monitoring must not stop a run that Keras' own optimizer accepts.
+        # Do not check the constants of an optimizer that replaces Keras' own,
+        # because monitoring must not stop a run that Keras accepts.
         if not self._continues_keras_own:
             check_constants(self.inner_optimizer, var_list)
         if not self.inner_optimizer.built:
@@ -212,8 +213,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 "dynamic_scale", (), "float32", self._initial_scale()
             )
         if isinstance(self.rule, DynamicLossScale):
-            # A compiled step would keep a Python number, so the growth interval
-            # could not be changed later.
+            # Store the growth interval in a variable, because later changes to
+            # a Python number would not reach a compiled step.
             self._growth_variable = self._add_state(
                 "growth_interval", (), "int", self.rule.growth_interval
             )
@@ -266,7 +267,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """The wrapper's own variables: loss scale, counters, history."""
         return list(self._variables)
 
-    # Before a step: scale the loss, unscale gradients.
+    # Methods that scale the loss and unscale gradients before `apply`.
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns the loss in float32, multiplied by the loss scale.
@@ -281,8 +282,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def stateless_scale_loss(self, optimizer_variables: list, loss: Any) -> Any:
         """Stateless version of `scale_loss`, for custom training loops on JAX.
 
-        Inside a jitted function, `scale_loss` would always use the scale at the
-        time of compilation.
+        Inside a jitted function, `scale_loss` would always use the scale from
+        the time of compilation.
 
         Args:
             optimizer_variables: List of tensors, the values of
@@ -300,13 +301,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def unscale(self, gradients: Iterable) -> list:
         """Returns gradients divided by the loss scale, in float32.
 
-        Use this for code that needs true gradients before `apply`, such as
+        Use `unscale` for code that needs true gradients before `apply`, such as
         clipping by hand. `apply` treats the returned gradients, and gradients
         that you compute from them, as unscaled. If you only look at norms, you
         can also pass the original gradients to `apply`, which then unscales
         them. `apply` checks all gradients and updates the scale in both cases.
-        `apply` also skips the step if a gradient overflowed in `unscale` but is
-        finite now.
+        `apply` also skips the step if a gradient overflowed in `unscale`, even
+        if all gradients passed to `apply` are finite.
 
         Call `scale_loss` first, because `unscale` divides gradients even if
         their loss was never scaled.
@@ -336,16 +337,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return unscaled
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Keras 2 name of `scale_loss`; a function is wrapped."""
+        """Keras 2 name for `scale_loss`.
+
+        If `loss` is a function, returns a function that scales its result.
+        """
         if callable(loss):
             return lambda: self.scale_loss(loss())
         return self.scale_loss(loss)
 
     def get_unscaled_gradients(self, grads: Iterable) -> list:
-        """Keras 2 name of `unscale`."""
+        """Keras 2 name for `unscale`."""
         return self.unscale(grads)
 
-    # A step: check all gradients, then apply or skip them.
+    # Methods that check all gradients of a step, then apply or skip the step.
 
     def apply(
         self, grads: list, trainable_variables: list | None = None
@@ -402,9 +406,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def apply_together(*steps: tuple) -> None:
         """Applies several optimizers if all of their gradients are finite.
 
-        Use this for models with several optimizers, such as a GAN. One overflow
-        skips the step of every optimizer. Optimizers with equal rules keep
-        equal scales if you only apply them together.
+        Use `apply_together` for models with several optimizers, such as a GAN.
+        One overflow skips the step of every optimizer. Optimizers with equal
+        rules keep equal scales if you always apply them together.
 
         Args:
             *steps: Tuples `(optimizer, grads, trainable_variables)`, as for
@@ -482,13 +486,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.step_counter.assign(after.good_steps)
         self._scale_variable.assign(after.scale)
 
-    # The loss scale, and the record of steps.
+    # Properties and methods for the loss scale and for the record of steps.
 
     @property
     def loss_scale(self) -> Any:
         """The current loss scale, a float32 scalar that `float()` accepts.
 
-        Inside a compiled step, this is the scale of that step.
+        Inside a compiled step, `loss_scale` is the scale of that step.
         """
         self._stages.read_scale()
         return self._scale_in_use()
@@ -506,7 +510,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def _scale_in_use(self):
         # In the first step, the loss is scaled before `apply` builds the
-        # optimizer.
+        # optimizer, so use the initial scale.
         if not self.built:
             return self._initial_scale()
         return active.step().value(self._scale_variable)
@@ -531,7 +535,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def attempted_steps(self) -> int:
-        """Number of steps so far. `iterations` leaves out skipped steps."""
+        """Number of attempted steps. `iterations` leaves out skipped steps."""
         return self.step_counts()[0]
 
     @property
@@ -550,7 +554,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return self.consecutive_skipped_steps > 0
 
     def overflow_counts(self) -> dict:
-        """Returns how often each variable's gradient overflowed, by path."""
+        """Returns the number of overflows of each gradient, by path."""
         return self.history.read_by_path("overflows")
 
     def nonfinite_counts(self) -> dict:
@@ -573,8 +577,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def gradient_norms(self) -> dict:
         """Returns the unscaled gradient norms of the last step, by path.
 
-        Under `tf.distribute`, this is the sum of the replicas' norms, an upper
-        bound for the norm of the summed gradient.
+        Under `tf.distribute`, each value is the sum of the replicas' norms. The
+        sum is an upper bound for the norm of the summed gradient.
         """
         return self.history.read_by_path("gradient_norms")
 
@@ -636,15 +640,17 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         else:
             super().__setattr__(name, value)
 
-    # Files. Keras' wrapper stores the inner variables twice: after its own four
-    # variables, and under `inner_optimizer`. This class stores them only in the
-    # first place, where Keras' wrapper can read them, and adds its history.
+    # Methods that save and load. Keras' wrapper stores the inner optimizer's
+    # variables twice: after its own four variables, and under
+    # `inner_optimizer`. keras_mixprec's `LossScaleOptimizer` stores them only
+    # after the four variables, where Keras' wrapper can read them, and adds its
+    # history.
 
     def save_own_variables(self, store: Any) -> None:
         """Writes Keras' four variables and the inner optimizer's variables."""
         if not self.built:
-            # A file was loaded before `build`. Write its content back
-            # unchanged.
+            # If a file was loaded before `build`, write the content of the file
+            # back unchanged.
             for name, values in (self._unread_state or {}).items():
                 store[name] = values
             return
@@ -653,7 +659,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             store[str(index)] = step.read(variable)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads a file of this class, Keras' class or the inner optimizer.
+        """Loads a file from this class, Keras' class or the inner optimizer.
 
         An optimizer that is not built yet keeps the content of the file until
         `build`. Keras' optimizer can save a loss scale of 0 or infinity. Such a
@@ -687,11 +693,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _repair_scale(self):
         scale = float(active.step().read(self._scale_variable))
         if isinstance(self.rule, FixedLossScale):
-            # A fixed rule never updates the scale, so a wrong scale from a file
-            # would stay.
+            # A fixed rule never updates the scale. A wrong scale from a file
+            # would stay, so overwrite it.
             self._scale_variable.assign(self.rule.scale)
-        # Clipping is no repair: at 2**-126, the nearest valid scale, all
-        # float16 gradients underflow to 0.
+        # Do not clip an invalid scale. At 2**-126, the valid scale nearest to
+        # 0, all float16 gradients underflow to 0.
         elif not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             usable = self._initial_scale()
             warnings.warn(
@@ -703,9 +709,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._scale_variable.assign(usable)
 
     def __dir__(self):
-        # Keras saves every attribute that `dir` lists. Hiding the inner
-        # optimizer stores its state only once. Keras' own optimizer reads both
-        # copies.
+        # Keras saves every attribute that `dir` lists. Hide the inner optimizer
+        # to store its state only once, except in files for Keras' own
+        # optimizer, which reads both copies.
         left_out = "" if self._continues_keras_own else "inner_optimizer"
         return [name for name in super().__dir__() if name != left_out]
 
@@ -770,7 +776,8 @@ def _check_inner(inner):
     what = "a `keras.optimizers.Optimizer` or the name of one"
     check_type("inner_optimizer", inner, keras.optimizers.Optimizer, what)
     if inner.loss_scale_factor is not None:
-        # Keras' own class drops `loss_scale_factor` silently.
+        # Warn, because Keras' own `LossScaleOptimizer` drops
+        # `loss_scale_factor` silently.
         warnings.warn(
             "The wrapper scales the loss, so it sets the `loss_scale_factor` "
             "of `inner_optimizer` to None. For a fixed scale, pass "

@@ -1,9 +1,9 @@
 """Update rules for the loss scale, as pure functions of a state.
 
-A rule owns no variables. `update` takes the state of a step and whether the
-step's gradients were finite, and returns the state of the next step. It is
-elementwise, so it also accepts a batch of states. It works on NumPy values, and
-on any backend inside a compiled train step.
+A rule owns no variables. `update` takes the state of a step, and a boolean that
+is true if the step's gradients were finite. It returns the state of the next
+step. `update` is elementwise, so it also accepts a batch of states. It works on
+NumPy values, and on tensors of any backend inside a compiled train step.
 """
 
 from typing import Any, NamedTuple, Self
@@ -37,7 +37,7 @@ class LossScaleState(NamedTuple):
         hysteresis_left: int >= 1. Number of non-finite steps until the next
             backoff.
         pending_scale: float32. The next scale of a rule that applies a new
-            scale one step late (MXNet). In all other rules it equals `scale`.
+            scale one step late (MXNet). In all other rules, equal to `scale`.
         steps: int. Number of attempted steps, including skipped ones.
     """
 
@@ -53,7 +53,7 @@ class LossScale:
 
     # True if the rule applies a new scale one step late.
     publishes_late = False
-    # The initial scale, `good_steps` and `hysteresis_left`.
+    # The initial values of `scale`, `good_steps` and `hysteresis_left`.
     _first: tuple[Any, int, int]
 
     def initial_state(self) -> LossScaleState:
@@ -174,35 +174,36 @@ class DynamicLossScale(LossScale):
     """Raises the scale after finite steps and lowers it on overflow.
 
     After `growth_interval` finite steps in a row, the scale is multiplied by
-    `growth_factor`. A non-finite step is skipped, and multiplies the scale by
-    `backoff_factor`. The scale never leaves `[min_scale, max_scale]`.
+    `growth_factor`. A non-finite step is skipped, and then the scale is
+    multiplied by `backoff_factor`. The scale never leaves `[min_scale,
+    max_scale]`.
 
     Args:
-        initial_scale: Float. Scale of the first step. If it is too high, each
-            halving costs one skipped step. If it is too low, each doubling
-            takes one growth interval. Defaults to `2.0**15`.
+        initial_scale: Float. Scale of the first step. From a scale that is too
+            high, each halving costs one skipped step. From a scale that is too
+            low, each doubling takes one growth interval. Defaults to `2.0**15`.
         growth_factor: Float > 1. Powers of two make scaling and unscaling
             exact. Defaults to `2.0`.
         backoff_factor: Float in (0, 1). Defaults to `0.5`.
         growth_interval: Int >= 1. Number of finite steps in a row before the
             scale grows. Defaults to `2000`.
         hysteresis: Int >= 1. Number of non-finite steps until the scale backs
-            off. Earlier ones are skipped at an unchanged scale. Defaults to
-            `1`, which backs off immediately.
+            off. Earlier non-finite steps are skipped, but leave the scale
+            unchanged. Defaults to `1`, which backs off immediately.
         hysteresis_refill: `"growth"` or `"good_step"`. The event that resets
             the hysteresis: the next growth (DeepSpeed, Megatron) or any finite
             step (DeepSpeed's `consecutive_hysteresis`, Apex). Defaults to
             `"growth"`.
         min_scale: Float or `None`. Lower limit. Defaults to `2.0**-14`,
-            float16's smallest normal number. A gradient that still overflows
-            float16 there exceeds 1e9, and no scale will help. With `None` the
-            rule has no lower limit.
+            float16's smallest normal number. A gradient that overflows float16
+            even at this scale exceeds 1e9, and no scale will help. With `None`,
+            the rule has no lower limit.
         max_scale: Float or `None`. Upper limit. Defaults to `2.0**32`, the
-            highest initial scale of all presets. With `None` the rule has no
+            highest initial scale of all presets. With `None`, the rule has no
             upper limit, but the scale still does not grow to infinity.
 
     `LossScaleOptimizer` clips the scale of every rule to `2.0**-126` to
-    `2.0**126`. In this range the scale and its reciprocal are normal float32
+    `2.0**126`. In this range, the scale and its reciprocal are normal float32
     numbers.
 
     Raises:
@@ -247,8 +248,8 @@ class DynamicLossScale(LossScale):
         max_scale: float | None = 2.0**32,
     ):
         self.initial_scale = check_scale("initial_scale", initial_scale)
-        # Float32 would round a factor closer to 1 than these limits to 1, and
-        # the scale would never change.
+        # Reject a factor that float32 rounds to 1, because the scale would
+        # never change.
         self.growth_factor = check_number(
             "growth_factor", growth_factor, low=1 + 2.0**-23
         )
@@ -287,8 +288,8 @@ class DynamicLossScale(LossScale):
                 system's defaults.
 
         Returns:
-            A `DynamicLossScale`. Its scale equals the system's in every step,
-            while that scale is a normal float32 number.
+            A `DynamicLossScale`. In every step, its scale equals the scale of
+            the other system, if that scale is a normal float32 number.
 
         Raises:
             ValueError: If `name` is not a preset.
@@ -332,8 +333,8 @@ class DynamicLossScale(LossScale):
             lower = xp.maximum(lower, self.min_scale)
         bad = xp.logical_not(finite)
         good_steps = state.good_steps + 1
-        # Not `==`, because a restored counter may exceed an interval that was
-        # lowered since then.
+        # Compare with `>=`, because a counter from a file may exceed a growth
+        # interval that has since been lowered.
         grows = xp.logical_and(finite, good_steps >= self.growth_interval)
         backs_off = xp.logical_and(bad, state.hysteresis_left <= 1)
         scale = xp.where(grows, grown, xp.where(backs_off, lower, current))
@@ -416,7 +417,7 @@ class ScheduledLossScale(LossScale):
             on. A table needs a scale for step 0.
 
     Raises:
-        TypeError: If `schedule` has another type.
+        TypeError: If `schedule` has a different type.
         ValueError: If a table has no step 0, or a step or scale is invalid.
 
     Example:
@@ -440,8 +441,9 @@ class ScheduledLossScale(LossScale):
         if isinstance(schedule, dict):
             schedule = _from_table(schedule)
         self.schedule = schedule
-        # Computed here, because a schedule has no host value while a step is
-        # compiled. This also rejects an invalid first scale.
+        # Compute the first scale in the constructor, because a schedule has no
+        # host value while a step is compiled. `check_scale` rejects an invalid
+        # first scale.
         first = check_scale("schedule(0)", self.scale_at(np.int32(0)))
         self._first = first, 0, 1
 
@@ -487,8 +489,8 @@ def _from_table(table):
             "A `schedule` table needs a scale for step 0. "
             f"Received: schedule={table}"
         )
-    # In Keras' schedule a new value starts after its boundary, so each boundary
-    # is one step earlier.
+    # A Keras schedule uses a new value only after the boundary, so each
+    # boundary is one step before the step in the table.
     last = [step - 1 for step in table]
     return keras.optimizers.schedules.PiecewiseConstantDecay(
         last, [table[0], *table.values()]
@@ -507,7 +509,7 @@ def resolve_rule(loss_scale, initial_scale, growth_steps) -> LossScale:
     if given:
         raise ValueError(
             "`initial_scale` and `dynamic_growth_steps` configure a dynamic "
-            "loss scale. Set them without another `loss_scale`. Received: "
+            "loss scale. Set them only with `loss_scale='dynamic'`. Received: "
             f"loss_scale={loss_scale!r}, initial_scale={initial_scale!r}, "
             f"dynamic_growth_steps={growth_steps!r}"
         )

@@ -1,4 +1,4 @@
-"""Skips steps with far larger gradients than in earlier steps."""
+"""Skips steps whose gradients are far larger than in earlier steps."""
 
 import math
 from typing import Any, NamedTuple
@@ -9,16 +9,16 @@ from keras import ops
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 
-# A step can be a spike only after `ENOUGH` applied steps. After `MOST` skipped
-# steps in a row, larger gradients are accepted.
+# A step can count as a spike only after `ENOUGH` applied steps. After `MOST`
+# spikes in a row, the optimizer accepts steps with larger gradients.
 ENOUGH, MOST = 64, 128
 
-# A spike exceeds the largest gradients so far by this factor, as in Megatron's
-# rerun state machine. A batch of a rare class stays far below it: its gradients
-# are about as large as in the first steps.
+# The gradient norm of a spike is over `FACTOR` times the largest norm so far,
+# as in Megatron's rerun state machine. A batch of a rare class is not a spike,
+# because its gradients are only about as large as in the first steps.
 FACTOR = 10.0
 
-# Indices into the variable `counts`.
+# Indices of the counters in the variable `SpikeGate.counts`.
 _TAKEN, _SKIPPED, _IN_A_ROW = range(3)
 
 
@@ -109,13 +109,13 @@ class SpikeGate:
         self._write(taken, skipped, ops.full_like(taken, MOST if accept else 0))
 
     def read(self) -> Spikes:
-        """Returns what was skipped since `start`."""
+        """Returns the steps that were skipped since `start`."""
         read = active.step().read
         _, skipped, in_a_row = map(int, read(self.counts))
         return Spikes(skipped, in_a_row, float(read(self.last)))
 
     def limit(self) -> float:
-        """Returns the gradient norm above which a step is a spike now."""
+        """Returns the gradient norm above which the next step is a spike."""
         return FACTOR * float(active.step().read(self.largest))
 
     def _counts(self):
@@ -127,7 +127,7 @@ class SpikeGate:
 
 
 def skip_spikes(model: keras.Model) -> bool:
-    """Makes the optimizers of a model skip spikes if they scale its loss.
+    """Makes each optimizer that scales a model's loss skip gradient spikes.
 
     Args:
         model: A compiled `keras.Model`, with built optimizers.
@@ -153,7 +153,8 @@ def optimizers_in_step(model) -> list:
     """Returns the optimizers whose variables a train step may write."""
     found = [*optimizers_of(model).values()]
     if keras.backend.backend() == "jax":
-        # On JAX, the state of a compiled step contains only this optimizer.
+        # On JAX, the state of a compiled step contains the variables of
+        # `model.optimizer` only.
         own = getattr(model, "optimizer", None)
         found = [optimizer for optimizer in found if optimizer is own]
     return found

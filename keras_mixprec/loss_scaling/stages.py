@@ -18,7 +18,7 @@ from keras_mixprec.backend.common import optimizers_of
 
 
 class _Unscaled(NamedTuple):
-    """The calls of `unscale` in the current step.
+    """The calls to `unscale` in the current step.
 
     Attributes:
         given: List of the gradients that were passed to `unscale`.
@@ -37,12 +37,12 @@ class _Unscaled(NamedTuple):
 class StepStages:
     """Follows an optimizer step from `scale_loss` to `apply`.
 
-    The replicas of a strategy take turns between these calls, so each replica
-    has its own state.
+    The replicas of a strategy take turns between the calls of a step, so each
+    replica has its own state.
 
     Attributes:
-        scaling: Boolean. True if a `train_step` scales the loss. `None` if this
-            is not known yet.
+        scaling: Boolean. True if a `train_step` scales the loss. `None` until
+            the first `train_step` shows whether it does.
     """
 
     def __init__(self):
@@ -76,8 +76,8 @@ class StepStages:
         model = _training_model() if self.scaling is None else None
         if model is None:
             return None
-        # Another optimizer of the model may have scaled the loss that both
-        # share.
+        # In a model with several optimizers, a different optimizer may have
+        # scaled the loss that all optimizers share.
         self.scaling = any(
             vars(other)["_stages"].scaling
             for other in optimizers_of(model).values()
@@ -104,12 +104,12 @@ class StepStages:
         return self._get().overflows
 
     def unscaled(self, gradients: list, returned: list, scale, overflows: list):
-        """Records a call of `unscale`.
+        """Records a call to `unscale`.
 
         Args:
-            gradients: List of the gradients that were passed to it. Entries may
+            gradients: List of the gradients passed to `unscale`. Entries may
                 be `None`.
-            returned: List of the gradients that it returned.
+            returned: List of the gradients that `unscale` returned.
             scale: Tensor. The loss scale.
             overflows: List of one tensor, which marks the gradients that
                 overflow. Empty if there are no gradients.
@@ -137,9 +137,9 @@ class StepStages:
     def are_unscaled(self, gradients: list, scale) -> bool:
         """Returns whether the gradients passed to `apply` are unscaled.
 
-        Gradients that `unscale` returned are unscaled, and gradients that were
-        passed to it are not. New gradients, such as clipped ones, count as
-        unscaled if they have no more elements than `unscale` returned.
+        Gradients that `unscale` returned are unscaled. Gradients that were
+        passed to `unscale` are not. New gradients, such as clipped ones, count
+        as unscaled if they have no more elements than `unscale` returned.
 
         Args:
             gradients: List of gradients. Entries may be `None`.
@@ -180,7 +180,7 @@ class StepStages:
 
     def _set(self, step):
         replica = self._backend.replica()
-        # Outside of replicas, a call counts for all replicas.
+        # A call outside of a replica context counts for all replicas.
         kept = {} if replica is None else self._steps
         self._steps = kept | {replica: step}
 
@@ -190,7 +190,7 @@ def _present(gradients):
 
 
 def _is_in(tensors, tensor):
-    # `in` would compare tensors by value.
+    # Compare identities, because Python's `in` would compare tensors by value.
     return any(tensor is other for other in tensors)
 
 
@@ -225,10 +225,10 @@ def _training_model():
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        # AutoGraph renames `train_step` to `tf__train_step` when it converts
-        # it.
+        # AutoGraph converts `train_step` to a function named `tf__train_step`.
         if code.co_name in ("train_step", "tf__train_step"):
-            # The model is the first argument, even if it is not named `self`.
+            # The model is the first argument of `train_step`, even if that
+            # argument is not named `self`.
             model = frame.f_locals.get([*code.co_varnames, None][0])
             if isinstance(model, keras.Model):
                 return model

@@ -27,11 +27,12 @@ def tapped(model, train_function, visit, raised=None):
 
         try:
             return step()
-        except StopIteration:  # The end of the data.
+        except StopIteration:
+            # The data has ended, but no step has failed.
             raise
         except Exception as error:
             # A step that has started to run has consumed the donated state, so
-            # it cannot run again.
+            # the step cannot run again.
             taken = any(x.is_deleted() for x in jax.tree.leaves(state))
             if raised is None or taken:
                 raise

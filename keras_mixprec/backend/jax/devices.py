@@ -14,7 +14,8 @@ def query():
 
 
 def _found(device):
-    # For AMD GPUs this is an architecture such as "gfx90a".
+    # For AMD GPUs, JAX's `compute_capability` is an architecture such as
+    # "gfx90a".
     text = str(getattr(device, "compute_capability", ""))
     numbers = tuple(int(n) for n in text.split(".") if n.isdigit())
     architecture = "" if numbers else text

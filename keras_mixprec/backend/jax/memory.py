@@ -7,7 +7,7 @@ from keras_mixprec.backend.jax.state import values_of, variables_of
 
 
 def reset_peak():
-    pass  # JAX cannot reset the peaks of a device.
+    pass  # JAX cannot reset the peak memory of a device.
 
 
 def peak_bytes():
@@ -19,14 +19,14 @@ def peak_bytes():
 def program_bytes(model, batch):
     if model.run_eagerly or not model.jit_compile:
         return None
-    # Keras' `make_train_function` compiles the step in the same way.
+    # Compile the step in the same way as Keras' `make_train_function`.
     step = jax.jit(model.train_step, donate_argnums=0)
     batch = jax.tree.map(_abstract, batch)
     program = step.lower(values_of(*variables_of(model)), batch).compile()
     found = program.memory_analysis()
     if found is None:
         return None
-    # Not `peak_memory_in_bytes`, which leaves out temporaries on CPUs.
+    # Do not use `peak_memory_in_bytes`, which leaves out temporaries on CPUs.
     return (
         found.argument_size_in_bytes
         + found.output_size_in_bytes
@@ -37,5 +37,5 @@ def program_bytes(model, batch):
 
 def _abstract(array):
     shape, dtype = shape_in_fit(array)
-    # JAX has no 64-bit types by default.
+    # Convert 64-bit dtypes to 32-bit dtypes, as JAX does by default.
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))

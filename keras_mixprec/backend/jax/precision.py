@@ -28,8 +28,8 @@ _NAMES = {
 }
 _NAMES_OF_TPU = dict.fromkeys(("high", "tensorfloat32"), "bfloat16_3x")
 
-# These names apply to convolutions too. The names of algorithms apply to matrix
-# products only.
+# Precisions that JAX applies to both matrix products and convolutions. JAX
+# applies all other precisions, which name algorithms, to matrix products only.
 _OF_BOTH = ("default", "float32", "tf32")
 
 
@@ -42,8 +42,8 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    # A CPU computes in float32 in any case, and a change of the setting would
-    # make JAX compile everything again.
+    # Leave the setting unchanged on a CPU, which computes in float32 in any
+    # case. A changed setting would make JAX compile everything again.
     on_cpu = jax.local_devices()[0].platform == "cpu"
     if on_cpu and {name, read("cpu")[0]} <= {"default", "float32"}:
         return contextlib.nullcontext()

@@ -19,8 +19,9 @@ def rank(model):
 
 
 def agree(model, values):
-    # Wait for all running programs. On CPUs, each process may run programs in a
-    # different order, and two programs that communicate would deadlock.
+    # Wait for all running programs before the processes communicate. On CPUs,
+    # each process may run programs in a different order, and two programs that
+    # communicate would deadlock.
     live = [x for x in jax.live_arrays() if not x.is_deleted()]
     jax.block_until_ready(live)
     return multihost_utils.process_allgather(values).max(axis=0)

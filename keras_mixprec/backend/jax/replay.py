@@ -48,8 +48,8 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # Observe the tensor here, because inside `identity` it would belong to
-    # another trace.
+    # Observe the tensor before `identity` is called. Inside `identity`, the
+    # tensor would belong to a different trace.
     value = jax.lax.stop_gradient(tensor)
     end_piece_at(value)
     on_value(value)
@@ -79,7 +79,8 @@ def vjp(function, primals, pull):
 def evaluating(model):
     variables = all_variables(model)
     before = [stored_value(variable) for variable in variables]
-    # `evaluate` overwrites the state that `fit` keeps on the model.
+    # Remember the state that `fit` stores on the model, because `evaluate`
+    # overwrites that state.
     state = jax_state(model)
     try:
         yield
@@ -98,7 +99,7 @@ def _put_back(model, variables, values):
         if stored_value(variable) is None
     ]
     if any(value.is_deleted() for _, value in lost):
-        # `fit` is past its first batch and holds the values.
+        # After its first batch, `fit` itself holds the variables' values.
         model.jax_state_sync()
     else:
         for variable, value in lost:
@@ -111,7 +112,8 @@ def compiled(function):
             lambda tensors: known_outside(function(tensors)), return_shape=True
         )
         closed, outputs = traced(tensors)
-        # Closed-over values become inputs, as in a train step.
+        # Pass closed-over values as inputs of the program, because they are
+        # inputs of a train step too.
         inputs = [*closed.jaxpr.constvars, *closed.jaxpr.invars]
         whole = Piece(closed.jaxpr.replace(constvars=[], invars=inputs), [])
         leaves = jax.tree.leaves(tensors)
@@ -123,7 +125,7 @@ def compiled(function):
 
 def each_operation(function, tensors, visit):
     # Wrap the function in a new lambda. JAX would reuse the trace of a known
-    # function, in which layers may have had other dtypes.
+    # function, in which layers may have had different dtypes.
     jaxpr = jax.make_jaxpr(lambda tensors: function(tensors))(tensors)
     _evaluate(jaxpr.jaxpr, jaxpr.consts, jax.tree.leaves(tensors), visit)
 
@@ -138,7 +140,8 @@ def visited():
 
 def train_step(model, data):
     logs, state = model.train_step(values_of(*variables_of(model)), data)
-    # Pass the values that layers have written on to the caller's scope.
+    # Write the new values of non-trainable variables to the caller's
+    # `StatelessScope`.
     scope = get_stateless_scope()
     for update in zip(model.non_trainable_variables, state[1], strict=True):
         scope.add_update(update)
@@ -214,7 +217,8 @@ def _params(equation):
     """Returns the parameters of an operation that the device supports.
 
     Attention requests float16 products with float32 sums through an algorithm
-    name that CPUs do not know. The dtype of the result has the same effect.
+    name that CPUs do not know. On a CPU, the dtype of the result has the same
+    effect.
     """
     named = isinstance(
         equation.params.get("precision"), jax.lax.DotAlgorithmPreset

@@ -1,4 +1,4 @@
-"""JAX's versions, and running functions as `fit` does; see `interface.py`."""
+"""JAX's versions, and functions run as in `fit`; see `interface.py`."""
 
 import jax
 import jaxlib

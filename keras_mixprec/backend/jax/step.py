@@ -38,7 +38,8 @@ def replica():
 def trace(tensors):
     traced = filter(_is_traced, tensors)
     found = next((tensor._trace for tensor in traced), None)
-    # Stop below the top-level trace, which computes values and has no parent.
+    # Find the outermost trace below JAX's top-level trace. The top-level trace
+    # computes values and has no parent.
     while hasattr(
         parent := getattr(found, "parent_trace", None), "parent_trace"
     ):
@@ -51,7 +52,8 @@ def are_of_one_trace(one, other):
 
 
 def sum_over_replicas(tensor):
-    # JAX arrays are global: a reduction already spans every device.
+    # Return the tensor unchanged, because JAX arrays are global and a reduction
+    # already spans every device.
     return tensor
 
 
@@ -60,11 +62,12 @@ def to_host_bool(finite):
 
 
 def choose(condition, if_true, if_false):
-    # Outside of a jitted step `lax.cond` recompiles both branches each time.
+    # Do not use `lax.cond` outside of a jitted step, where `lax.cond` would
+    # recompile both branches each time.
     if not _is_traced(condition):
         return if_true() if condition else if_false()
     # Wrap the functions in new lambdas. JAX would reuse the trace of a known
-    # function, maybe with the weights of another model.
+    # function, possibly with the weights of a different model.
     return jax.lax.cond(condition, lambda: if_true(), lambda: if_false())
 
 
@@ -107,8 +110,8 @@ def value(variable):
 
 
 def _commit_traced(optimizer, finite, update, remember):
-    # Include variables without a gradient, because weight averaging may write
-    # them.
+    # Include variables without a gradient, because weight averaging may change
+    # their values.
     inner = optimizer.inner_optimizer
     touched = [*updated_variables(inner), *inner.variables]
     touched += optimizer.history.variables

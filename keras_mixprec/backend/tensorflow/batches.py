@@ -16,15 +16,15 @@ def tapped(model, train_function, visit, raised=None):
 
     def train(iterator):
         if not isinstance(iterator, _ITERATORS):
-            # `train_on_batch` passes a generator of one batch.
+            # `train_on_batch` passes a generator that yields one batch.
             first = next(iterator)
             visit(first)
             return train_function(itertools.chain([first], iterator))
-        # Read the parts of a strategy's iterator that feed this process. The
+        # Read those parts of a strategy's iterator that feed this process. The
         # iterator itself would ask all workers for a batch.
         pipelines = getattr(iterator, "_iterators", [iterator])
         taken, first = [[] for _ in pipelines], []
-        # The compiled function takes this many batches in one call.
+        # The compiled function takes `steps_per_execution` batches in one call.
         for _ in range(model.steps_per_execution):
             step = [_next(pipeline) for pipeline in pipelines]
             first = first or [value for values in step for value in values]
@@ -41,14 +41,15 @@ def tapped(model, train_function, visit, raised=None):
 
             try:
                 return step()
-            except tf.errors.OutOfRangeError:  # The end of the data.
+            except tf.errors.OutOfRangeError:
+                # The data has ended, but no step has failed.
                 raise
             except Exception as error:
                 if raised is None or not raised(error):
                     raise
             return step()
         if workers(model) == 1:
-            raise StopIteration  # This ends the epoch.
+            raise StopIteration  # A `StopIteration` ends the epoch.
         visit(None)
         return train_function(iterator)
 
@@ -81,8 +82,9 @@ def _iterator(datasets, iterator, strategy):
 
 
 def _dataset(values, spec, example):
-    # The spec has the shapes that the step was traced for, including unknown
-    # sizes. With other shapes, TensorFlow would trace the step again.
+    # Build the dataset with the element spec that the step was traced for,
+    # including unknown sizes. With a different spec, TensorFlow would trace the
+    # step again.
     variants = [
         tf.data.experimental.from_variant(
             tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(v)),

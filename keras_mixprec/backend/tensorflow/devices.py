@@ -6,8 +6,8 @@ from keras_mixprec.backend.device_interface import Device
 
 
 def query():
-    # Do not initialize devices here, because a script may still split them into
-    # logical devices. So their memory is not known.
+    # Do not initialize devices, because a script may still split them into
+    # logical devices. The memory size of uninitialized devices is not known.
     tpus = tf.config.get_visible_devices("TPU")
     if tpus:
         return "tpu", [Device(device.name) for device in tpus]
@@ -17,14 +17,14 @@ def query():
     found = [_gpu(gpu) for gpu in gpus]
     if tf.test.is_built_with_rocm():
         return "rocm", [device._replace(capability=None) for device in found]
-    # Plug-in devices, such as Apple's, also call themselves GPU, but have no
-    # compute capability.
+    # Plug-in devices, such as Apple's, also call themselves GPU, but are not
+    # CUDA devices and have no compute capability.
     known = any(device.capability for device in found)
     return ("cuda" if known else "gpu"), found
 
 
 def _gpu(gpu):
-    # This reads from the driver and does not initialize the device.
+    # `get_device_details` asks the driver and does not initialize the device.
     found = tf.config.experimental.get_device_details(gpu)
     return Device(
         found.get("device_name", gpu.name), found.get("compute_capability")

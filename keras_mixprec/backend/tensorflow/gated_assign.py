@@ -1,9 +1,9 @@
 """Skips an optimizer update inside a TensorFlow step that XLA compiles.
 
 With a `tf.cond` around the update, XLA copies every variable into and out of
-the branch. A step of six Dense(1024) is then 1.2x slower. XLA fuses a selection
-of the new or old value in each assignment with the update, so the step is only
-1.06x slower.
+the branch. A step of six Dense(1024) layers is then 1.2x slower. Instead, each
+assignment selects the new or the old value. XLA fuses the selection with the
+update, so the step is only 1.06x slower.
 """
 
 import keras
@@ -19,9 +19,10 @@ def gated_update(finite, optimizer, update, variables):
     """Runs `update()` so that it changes `variables` only if `finite`.
 
     Keras' optimizers write through `optimizer.assign`, `assign_add` and
-    `assign_sub`. Each of these calls selects the new or the old value. A
-    variable that is written in another way (weight decay, moving averages, a
-    user's own optimizer) gets its old value back afterwards.
+    `assign_sub`. Each of these calls selects the new or the old value. If the
+    step is skipped, a variable that is written in a different way (weight
+    decay, moving averages, a user's own optimizer) gets its old value back at
+    the end.
 
     Args:
         finite: Boolean scalar tensor.

@@ -23,11 +23,12 @@ _OPTIONS = {
     "float16": "auto_mixed_precision",
     "bfloat16": "auto_mixed_precision_onednn_bfloat16",
 }
-# A deprecated option with the same effect as the one for bfloat16.
+# A deprecated option with the same effect as
+# `auto_mixed_precision_onednn_bfloat16`.
 _SAME = "auto_mixed_precision_mkl"
-# TensorFlow does not optimize graphs with fewer nodes than this option. With
-# any negative number it optimizes all graphs, so negative numbers make options
-# unique.
+# TensorFlow does not optimize graphs with fewer nodes than `min_graph_nodes`.
+# With any negative number, TensorFlow optimizes all graphs. So a different
+# negative number in each rewrite makes the options unique.
 _UNIQUE = "min_graph_nodes"
 
 _NAMES = (*_OPTIONS.values(), _SAME, _UNIQUE)
@@ -58,9 +59,9 @@ def unknown(operations):
 def does(dtype):
     """Returns whether TensorFlow rewrites graphs to a dtype on this machine.
 
-    It tries one matrix product. On a CPU whose oneDNN has no bfloat16 products,
-    it returns `False`. TensorFlow would use bfloat16 there too, but would be
-    slower.
+    `does` tries one matrix product. On a CPU whose oneDNN has no
+    bfloat16 products, the result is `False`. TensorFlow would use bfloat16 on
+    such a CPU too, but would be slower.
     """
     supports = getattr(
         _pywrap_utils, "IsDataTypeSupportedByOneDNNOnThisCPU", lambda _: True
@@ -76,7 +77,7 @@ def does(dtype):
 
 @contextlib.contextmanager
 def scope(dtype, serial, lists):
-    """Context that rewrites graphs to a dtype. `"float32"` turns this off.
+    """Context that rewrites graphs to a dtype. `"float32"` rewrites no graphs.
 
     Functions that were optimized under the same dtype and serial are reused.
     `lists` maps `"allow"`, `"deny"` and `"infer"` to names of operations.
@@ -93,7 +94,7 @@ def scope(dtype, serial, lists):
     try:
         yield
     finally:
-        # `None` unsets an option.
+        # In TensorFlow's optimizer options, `None` unsets an option.
         earlier = {name: known.get(name) for name in _NAMES}
         tf.config.optimizer.set_experimental_options(earlier)
         context.disable_graph_collection()

@@ -1,12 +1,12 @@
-"""Memory, as TensorFlow and XLA count it; see `device_interface.py`."""
+"""Memory of TensorFlow's devices and programs; see `device_interface.py`."""
 
 import tensorflow as tf
 
 from keras_mixprec.backend.common import shape_in_fit
 
 try:
-    # A private module with the type that `experimental_get_compiler_ir`
-    # returns.
+    # A private module, which defines the type of the result of
+    # `experimental_get_compiler_ir`.
     from tensorflow.compiler.xla.service import hlo_pb2
 except ImportError:
     hlo_pb2 = None
@@ -41,11 +41,11 @@ def program_bytes(model, batch):
     specs = [tf.TensorSpec(*shape_in_fit(leaf)) for leaf in leaves]
     text = step.experimental_get_compiler_ir(*specs)(stage=_STAGE)
     found = hlo_pb2.HloProto.FromString(text).buffer_assignment
-    # The buffers hold parameters, outputs and temporaries.
+    # The buffers of a program hold its parameters, outputs and temporaries.
     return sum(buffer.size for buffer in found.buffer_allocations)
 
 
 def _with_statistics():
-    # CPUs are left out, because their statistics are always zero.
+    # Leave out CPUs, because their memory statistics are always zero.
     devices = tf.config.list_logical_devices()
     return [d.name for d in devices if d.device_type in ("GPU", "TPU")]

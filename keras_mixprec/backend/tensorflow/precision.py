@@ -21,7 +21,8 @@ def scope(name, kind):
 
 
 def local_scope(name):
-    # Not `_switch`, which takes 50 ms to find models and compile them again.
+    # Do not use `_switch`, which would compile all models again. Finding the
+    # models takes 50 ms.
     return _scope(name, _set)
 
 
@@ -47,8 +48,9 @@ def _switch(on):
     if _is_on() == on:
         return
     _set(on)
-    # A function that XLA has compiled keeps its precision, so it must be made
-    # again. Finding the models takes 50 ms among a million objects.
+    # A function that XLA has compiled keeps its precision, so make the
+    # functions of all models again. Among a million objects, finding the models
+    # takes 50 ms.
     for model in [o for o in gc.get_objects() if _has_functions(o)]:
         if model.jit_compile:
             for part in _PARTS:
@@ -57,7 +59,8 @@ def _switch(on):
 
 
 def _has_functions(thing):
-    # `isinstance` would run code of objects that define `__class__`.
+    # Do not use `isinstance`, which runs the code of objects that define
+    # `__class__`.
     return issubclass(type(thing), keras.Model) and any(
         vars(thing).get(f"{part}_function") is not None for part in _PARTS
     )

@@ -26,8 +26,8 @@ def rank(model):
     if workers(model) == 1:
         return 0
     resolver = model.distribute_strategy.cluster_resolver
-    # A chief and the first worker both have task id 0, so workers come after
-    # the chief.
+    # A chief and the first worker both have task id 0, so number the workers
+    # after the chief.
     chiefs = len(resolver.cluster_spec().as_dict().get("chief", ()))
     return resolver.task_id + chiefs * (resolver.task_type == "worker")
 
@@ -72,7 +72,8 @@ def single_process(model):
         for variable in all_variables(model)
         if isinstance(stored_value(variable), tf.distribute.DistributedValues)
     ]
-    # Reading a metric's variable directly would sum the values of all workers.
+    # Take each variable's value on this process. Reading a metric's variable
+    # directly would sum the values of all workers.
     own = [
         strategy.experimental_local_results(stored_value(variable))[0]
         for variable in mirrored
@@ -83,7 +84,7 @@ def single_process(model):
 
 @contextlib.contextmanager
 def _without_numerics_checks():
-    """Context without `tf.debugging` checks, which raise at an infinity."""
+    """Context without `tf.debugging` checks, which raise on an infinity."""
     found = [
         callback
         for callback in context.context().op_callbacks

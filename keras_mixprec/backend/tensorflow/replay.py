@@ -23,12 +23,13 @@ def is_concrete(tensor):
 
 
 def observe(tensor, on_value, on_cotangent):
-    # The input may be a variable that a layer passes to another layer.
+    # Convert `tensor`, which may be a variable that a layer passes to another
+    # layer.
     tensor = tf.convert_to_tensor(tensor)
     on_value(tensor)
-    # `tf.custom_gradient` adds an IdentityN. It keeps the graph optimizer from
-    # fusing operations, which changes rounding. The graph optimizer removes an
-    # Identity.
+    # Do not use `tf.custom_gradient`, which adds an IdentityN operation. An
+    # IdentityN keeps the graph optimizer from fusing operations, so rounding
+    # changes. The graph optimizer removes a plain Identity.
     with record.stop_recording():
         seen = tf.identity(tensor)
 
@@ -61,12 +62,13 @@ def evaluating(model):
 
 def compiled(function):
     def dense(tensors):
-        # A compiled program cannot return the sparse gradient of an embedding.
+        # Make the sparse gradient of an embedding dense, because a compiled
+        # program cannot return sparse gradients.
         return tf.nest.map_structure(tf.convert_to_tensor, function(tensors))
 
     def run(tensors):
-        # This only traces the function. `jit_compile=True` traces loops in the
-        # form that XLA needs.
+        # Trace the function, but do not compile it yet. `jit_compile=True`
+        # traces loops in the form that XLA needs.
         traced = tf.function(dense, jit_compile=True, autograph=False)
         traced = traced.get_concrete_function(tensors)
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.inputs]
@@ -93,7 +95,8 @@ def _numbered(traced):
     for node in graph.node:
         node.name = numbered(node.name)
         node.input[:] = map(numbered, node.input)
-        node.attr.pop("_class", None)  # It names nodes on the same device.
+        # Remove `_class`, which refers to other nodes by their old names.
+        node.attr.pop("_class", None)
     return (
         graph.SerializeToString(deterministic=True),
         tuple(numbered(t.op.name) for t in traced.inputs),
@@ -101,13 +104,14 @@ def _numbered(traced):
     )
 
 
-# Many layers of a model are equal, and a diagnosis runs each of them often.
-# Without the cache, TensorFlow would compile each function again, in 0.15 s.
+# Many layers of a model are equal, and a diagnosis runs each layer many times.
+# Without the cache, each run would compile the layer's function in 0.15 s.
 @functools.lru_cache(maxsize=256)
 def compiled_program(text, inputs, outputs, specs):
     """Returns the function of a graph, compiled by XLA."""
     graph = tf.compat.v1.GraphDef.FromString(text)
-    # The graph also has nodes for its inputs, which XLA does not know.
+    # Remove the nodes that stand for the graph's inputs, because XLA does not
+    # support such nodes.
     own = [node for node in graph.node if node.name not in inputs]
     used = {name.partition(":")[0] for node in own for name in node.input}
     del graph.node[:]
@@ -119,7 +123,8 @@ def compiled_program(text, inputs, outputs, specs):
         given = {f"{n}:0": t for n, t in given.items() if n in used}
         return tf.graph_util.import_graph_def(graph, given, outputs, name="")
 
-    # If `evaluate` were called directly, TensorFlow would warn about retracing.
+    # Return a concrete function. If callers called `evaluate` directly,
+    # TensorFlow would warn about retracing.
     return evaluate.get_concrete_function(list(specs))
 
 
@@ -128,8 +133,8 @@ def each_operation(function, tensors, visit):
 
     def on_operation(op_type, inputs, attrs, outputs, op_name=None, graph=None):
         nonlocal visiting
-        # Operations that are only traced into a graph have no values, so leave
-        # them out.
+        # Do not visit operations that are only traced into a graph, because
+        # their tensors have no values.
         if graph is None and not visiting:
             visiting = True
             _VISITED.set(op_type)
@@ -149,8 +154,8 @@ def visited():
 
 
 def train_step(model, data):
-    # A function that is traced here would stay in the cache, and training would
-    # use it.
+    # Run functions eagerly. A function that is traced during a diagnosis would
+    # stay in TensorFlow's cache, and training would use it.
     with step_by_step():
         return model.train_step(data)
 
@@ -183,7 +188,7 @@ def loses_assignment(variable):
 
 def assigned(variable, value):
     # TensorFlow computes the gradient of a variable through its handle. A value
-    # in a Keras scope has no handle, so write the variable itself.
+    # in a `StatelessScope` has no handle, so assign to the variable itself.
     if not (variable.trainable and tf.executing_eagerly()):
         return None
     held = stored_value(variable)

@@ -1,8 +1,9 @@
-"""TensorFlow's versions, functions run as `fit` does; see `interface.py`."""
+"""TensorFlow's versions, and functions run as in `fit`; see `interface.py`."""
 
 import tensorflow as tf
 
-# Like Keras' `jit_compile="auto"`, which does not use XLA on CPUs.
+# Put XLA first only if there is a device other than a CPU. Keras'
+# `jit_compile="auto"` does not use XLA on CPUs.
 _OTHERS = {d.device_type for d in tf.config.list_physical_devices()} - {"CPU"}
 MODES = ("XLA", "graph") if _OTHERS else ("graph", "XLA")
 
@@ -21,8 +22,8 @@ def versions():
 
 
 def compiled(function, mode):
-    # AutoGraph is not needed, and it would convert all Keras code that it
-    # meets.
+    # Turn off AutoGraph, because it would convert all Keras code that the
+    # function calls.
     return tf.function(function, jit_compile=mode == "XLA", autograph=False)
 
 

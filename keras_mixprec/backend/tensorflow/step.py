@@ -25,8 +25,9 @@ from keras_mixprec.backend.tensorflow.gated_assign import (
 )
 from keras_mixprec.keras_internals import updated_variables
 
-# Above this average size of a variable, a lowered cond is faster. It saves 2%
-# of a step of six Dense(1024), but costs 1% with variables of 256 x 256.
+# The average number of elements per variable above which a lowered `tf.cond` is
+# faster. Lowering saves 2% of a step of six Dense(1024) layers, but costs 1%
+# with variables of 256 x 256 elements.
 _LARGE = 2**17
 
 
@@ -60,7 +61,8 @@ def replica():
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return None
-    # On TPUs all replicas are one program, so the id is not a constant.
+    # On TPUs, all replicas are one program, so a replica's id is not a
+    # constant.
     own = tf.get_static_value(context.replica_id_in_sync_group)
     return None if own is None else int(own)
 
@@ -85,7 +87,7 @@ def sum_over_replicas(tensor):
     if context is None:
         raise ValueError(
             "`apply` must be called in a replica context: inside a function "
-            "that `strategy.run` runs."
+            "that is passed to `strategy.run`."
         )
     if context.num_replicas_in_sync == 1:
         return tensor
@@ -97,7 +99,7 @@ def to_host_bool(finite):
 
 
 def choose(condition, if_true, if_false):
-    # The functions have no side effects, so a cond that stays one operation is
+    # For branches without side effects, a `tf.cond` that stays one operation is
     # cheaper.
     if under_xla():
         return tf.cond(condition, if_true, if_false)
@@ -114,8 +116,8 @@ def unscale(gradients, inverse, keep, variables=()):
         i for i, g in enumerate(gradients) if g is not None and not keep[i]
     ]
     rows = [_rows(gradients[i]) for i in chosen]
-    # Under XLA each product fuses with the update that reads it, so grouping
-    # would not help.
+    # Under XLA, each product of a gradient and the inverse scale fuses with the
+    # update that reads the product. Grouping gradients would not help.
     scaled = map(scale, rows) if under_xla() else grouped_map(scale, rows)
     result = list(gradients)
     for index, values in zip(chosen, scaled, strict=True):
@@ -155,7 +157,8 @@ def read(variable):
 
 
 def read_sum(variable):
-    # Reading the variable itself would wait for all workers.
+    # Read the replicas of this process one by one, because reading the variable
+    # itself would wait for all workers.
     replicas = getattr(variable.value, "values", [variable.value])
     return sum(replica.numpy() for replica in replicas)
 
@@ -169,13 +172,15 @@ def value(variable):
 def _maximum(gradient):
     magnitudes = tf.abs(tf.cast(_rows(gradient), tf.float32))
     if is_sparse(gradient):
-        # An upper bound: the sum if all rows had the same index.
+        # Sum the magnitudes of all rows, as if all rows had the same index. The
+        # sum is an upper bound for the true maximum.
         magnitudes = tf.reduce_sum(magnitudes, axis=0)
     return tf.reduce_max(magnitudes)
 
 
 def _rows(gradient):
-    # Rows with the same index stay separate, so that each row is checked.
+    # Keep rows of a sparse gradient separate even if they have the same index,
+    # so that each row is checked.
     return gradient.values if is_sparse(gradient) else gradient
 
 
@@ -192,11 +197,12 @@ def _sums_of_squares(tensor, axes):
 
 
 def _wide_sums_of_squares(tensor, axes):
-    # Float64 squares cannot overflow. A cond for overflow would cost 5% of a
-    # step of six Dense(1024). XLA must not reorder floating-point sums, so it
-    # adds 2**20 numbers one by one, in 1.2 ms. Adding halves elementwise
-    # vectorizes and takes 0.3 ms. The longest axis comes first, so the order of
-    # the axes does not matter.
+    # Squares of float32 numbers cannot overflow in float64. In float32, a
+    # `tf.cond` that handles overflow would take 5% of a step of six Dense(1024)
+    # layers. XLA must not reorder floating-point sums, so XLA adds 2**20
+    # numbers one by one, in 1.2 ms. Adding the two halves of a tensor
+    # elementwise vectorizes, and takes 0.3 ms. Halve the longest even axis
+    # first, so that the order of the axes does not matter.
     squares = tf.square(tf.cast(tensor, tf.float64))
     while axes and squares.shape.is_fully_defined():
         lengths = {axis: squares.shape[axis] for axis in axes}
@@ -220,7 +226,8 @@ def _merges():
 
 def _update_across_replicas(finite, gradients, update):
     def decide(strategy, finite, gradients):
-        # The flag is equal on all replicas, because it was summed over them.
+        # Take `finite` from the first replica. The flag is equal on all
+        # replicas, because it was computed from sums over the replicas.
         finite = strategy.experimental_local_results(finite)[0]
 
         def update_all():
@@ -251,8 +258,9 @@ def _cond(condition, if_true, if_false, lowered):
 
     TensorFlow lowers a cond to one Switch for each tensor that its branches
     read. The Adam update of 200 variables reads about 1,000 tensors, and the
-    Switches take 30% of the step. Calling the branch as a function takes 15%,
-    but such a call cannot reuse the memory of its gradients.
+    Switches take 30% of the step. A cond that stays one operation calls its
+    branch as a function. The call takes 15% of the step, but cannot reuse the
+    memory of the gradients.
     """
     if lowered or tf.executing_eagerly() or not _on_cpu():
         return tf.cond(condition, if_true, if_false)

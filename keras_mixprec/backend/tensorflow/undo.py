@@ -1,4 +1,4 @@
-"""Undoing what a step writes on TensorFlow; see `interface.py`."""
+"""Undoes everything that a step writes on TensorFlow; see `interface.py`."""
 
 import contextlib
 import random
@@ -10,8 +10,9 @@ from tensorflow.python.ops import gen_resource_variable_ops as variable_ops
 
 from keras_mixprec._patched import function_here, patched_here
 
-# These operations only read a variable. Any other operation with its handle,
-# such as a call of a traced function, may write to it.
+# Operations that only read a variable. Any other operation that takes the
+# variable's handle, such as a call to a traced function, may write to the
+# variable.
 _READ = {
     "DestroyResourceOp",
     "ReadVariableOp",
@@ -50,7 +51,8 @@ def undone(model, generators):
     }
     own = random.Random(_SEEDS.random())
     seeds = {"_internal_operation_seed": lambda _: own.randint(0, 2**31 - 1)}
-    # Without a global seed, random numbers are not reproducible anyway.
+    # Replace operation seeds only if there is a global seed. Without a global
+    # seed, random numbers are not reproducible anyway.
     seeded = context.global_seed() is not None
     try:
         with (
@@ -63,15 +65,17 @@ def undone(model, generators):
             variable_ops.assign_variable_op(handle, value)
 
 
-# Seeds for random operations. An operation that reuses a seed continues its
-# random numbers, so training must never get one of these seeds.
+# Generates the seeds of random operations whose effects are undone. An
+# operation that reuses a seed continues the random numbers of the seed, so
+# training must never get a seed from this generator.
 _SEEDS = random.Random(0)
 
 
 def _keep(kept, handle):
     data = getattr(handle, "_handle_data", None)
     if id(handle) in kept or not data or not data.is_set:
-        # The value is already stored, or the handle belongs to no variable.
+        # Store nothing if the value is already stored, or the handle does not
+        # belong to a variable.
         return
     if variable_ops.var_is_initialized_op(handle):
         dtype = tf.as_dtype(data.shape_and_type[0].dtype)

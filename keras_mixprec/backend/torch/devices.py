@@ -22,6 +22,6 @@ def _cuda(index):
     if not torch.version.hip:
         capability = found.major, found.minor
         return Device(found.name, capability, "", found.total_memory)
-    # For AMD GPUs this is a name such as "gfx90a:sramecc+:xnack-".
+    # For AMD GPUs, `gcnArchName` is a name such as "gfx90a:sramecc+:xnack-".
     architecture = getattr(found, "gcnArchName", "").partition(":")[0]
     return Device(found.name, None, architecture, found.total_memory)

@@ -19,10 +19,11 @@ def peak_bytes():
 
 
 def program_bytes(model, batch):
-    # Operations run one by one, and `torch.compile` reports nothing.
+    # torch runs operations one by one, and `torch.compile` does not report the
+    # memory of a program.
     return None
 
 
 def _kinds():
-    # Only initialized devices have statistics.
+    # Only initialized devices have memory statistics.
     return [k for k in (torch.cuda, torch.xpu) if k.is_initialized()]

@@ -4,7 +4,8 @@ import functools
 
 import torch
 
-# Operations write to these arguments, although no schema marks them.
+# Arguments that operations write to, although the schemas of the operations do
+# not mark them as written.
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -12,8 +13,8 @@ class _Kind:
     """The effects of an operation.
 
     Attributes:
-        makes: Boolean. True if its results have memory of their own.
-        draws: Boolean. True if it draws random numbers.
+        makes: Boolean. True if the operation's results have their own memory.
+        draws: Boolean. True if the operation draws random numbers.
     """
 
     def __init__(self, func):
@@ -44,7 +45,8 @@ kind_of = functools.cache(_Kind)
 
 def tensors_in(structure) -> list:
     """Returns the tensors of a structure."""
-    if isinstance(structure, torch.Tensor):  # The most common case.
+    # First test for a single tensor, the most common structure.
+    if isinstance(structure, torch.Tensor):
         return [structure]
     leaves = torch.utils._pytree.tree_leaves(structure)
     return [x for x in leaves if isinstance(x, torch.Tensor)]

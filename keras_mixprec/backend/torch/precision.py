@@ -1,8 +1,9 @@
 """torch's settings for float32 products: one switch for each library.
 
 This module sets the older `torch.set_float32_matmul_precision` and
-`torch.backends.cudnn.allow_tf32`. torch raises an error on reading them if only
-the newer switches were set. Convolutions on a CPU have only a newer switch.
+`torch.backends.cudnn.allow_tf32`. If only the newer switches were set, torch
+raises an error when code reads the older ones. Convolutions on a CPU have only
+a newer switch.
 """
 
 import contextlib
@@ -58,9 +59,10 @@ def read(kind):
 
 @functools.cache
 def names_of_cpu():
-    # The switch only allows oneDNN to use bfloat16, and oneDNN does so on some
-    # CPUs only. So compute a product that bfloat16 would round. With torch
-    # 2.13, a CPU with AVX512-BF16 but without AMX still computed it in float32.
+    # torch's switch allows oneDNN to use bfloat16, but oneDNN does so on some
+    # CPUs only. To find out, compute a product that bfloat16 would round. With
+    # torch 2.13, a CPU with AVX512-BF16 but without AMX computed the product in
+    # float32.
     size = 256
     with scope("bfloat16", "cpu"), torch.no_grad():
         odd = torch.eye(size, device="cpu") * (1 + 2**-12)
@@ -82,7 +84,8 @@ def _switches():
 
 
 def _state():
-    # These getters raise an error if only the newer switches were set.
+    # The getters of torch's older switches raise an error if only the newer
+    # switches were set.
     older = [None, None]
     with contextlib.suppress(RuntimeError):
         older[0] = torch.get_float32_matmul_precision()

@@ -31,7 +31,8 @@ def single_process(model):
         return
     parallel = torch.nn.parallel.DistributedDataParallel
     forward = parallel.forward
-    # The wrapper would wait for a backward pass of all workers.
+    # `DistributedDataParallel.forward` would wait for a backward pass of all
+    # workers, so call the wrapped module directly.
     parallel.forward = lambda self, *args, **kwargs: self.module(
         *args, **kwargs
     )

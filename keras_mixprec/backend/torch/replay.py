@@ -14,7 +14,8 @@ from keras_mixprec.backend.torch.operations import kind_of, tensors_in
 from keras_mixprec.backend.user_code import line_of, stack
 from keras_mixprec.keras_internals import casts_value, stored_value
 
-# 16 bits may round a token id up, which raises IndexError.
+# `IndexError` is a refusal, because a 16-bit dtype may round a token id up to a
+# number that an embedding does not have.
 REFUSALS = (IndexError, RuntimeError, TypeError, ValueError)
 
 
@@ -27,8 +28,8 @@ def observe(tensor, on_value, on_cotangent):
     _CopiesOnWrite.keep(value)
     on_value(value)
     if tensor.requires_grad:
-        # The hook is set on a new view, so that it does not affect other hooks
-        # of the tensor.
+        # Set the hook on a new view of the tensor, so that the hook does not
+        # affect other hooks of the tensor.
         tensor = tensor.view_as(tensor)
         tensor.register_hook(on_cotangent)
     return tensor
@@ -88,8 +89,8 @@ def visited():
 
 def train_step(model, data):
     # A user's `train_step` may accumulate gradients over several steps. Clear
-    # them here, and let `undone` restore them. `model.zero_grad()` would fail
-    # on integer variables of the model.
+    # the gradients, which `undone` restores later. `model.zero_grad()` would
+    # fail on integer variables of the model.
     for variable in model.trainable_variables:
         stored_value(variable).grad = None
     with torch.enable_grad(), _CopiesOnWrite():
@@ -108,19 +109,21 @@ def predict_step(model, data):
 
 
 def step_by_step():
-    if hasattr(torch.compiler, "set_stance"):  # torch 2.6 and later.
+    # Versions of torch before 2.6 do not have `set_stance`.
+    if hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
     return contextlib.nullcontext()
 
 
 def loses_assignment(variable):
-    # In a layer that casts the variable to float16, Keras 3.15 assigns to the
-    # cast copy.
+    # In a layer that casts a variable to float16, Keras 3.15 assigns to the
+    # cast copy, so the variable itself does not change.
     return casts_value(variable)
 
 
 def assigned(variable, value):
-    # A value in a Keras scope gets no gradient, so write the variable itself.
+    # A value in a `StatelessScope` gets no gradient, so assign to the variable
+    # itself.
     if not variable.trainable:
         return None
     held = stored_value(variable)
@@ -142,7 +145,7 @@ class _CopiesOnWrite(TorchDispatchMode):
     """Copies observed values before code overwrites their memory.
 
     An observed value shares memory with its tensor. An operation such as `x -=
-    mean` would change it.
+    mean` would change the observed value too.
     """
 
     _kept: dict | None = None

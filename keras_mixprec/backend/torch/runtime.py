@@ -1,4 +1,4 @@
-"""torch's versions, and functions run as `fit` does; see `interface.py`."""
+"""torch's versions, and functions run as in `fit`; see `interface.py`."""
 
 import torch
 
@@ -14,7 +14,8 @@ def versions():
         found["rocm"] = torch.version.hip
     elif torch.backends.cudnn.is_available():
         number = torch.backends.cudnn.version()
-        # The number has the form 90100 since cuDNN 9, and 8902 before.
+        # cuDNN's version number has a form such as 90100 since cuDNN 9, and
+        # such as 8902 before cuDNN 9.
         major, rest = divmod(number, 10000 if number >= 90000 else 1000)
         found["cudnn"] = f"{major}.{rest // 100}.{rest % 100}"
     return found

@@ -6,8 +6,8 @@ import torch
 
 from keras_mixprec.backend.grouped_norms import grouped_kinds
 
-# The squares of float32 numbers above 2**64 overflow. After scaling by this
-# factor, none does.
+# The squares of float32 numbers above 2**64 overflow. After scaling by 2**-80,
+# no square overflows.
 _DOWN = 2.0**-80
 
 
@@ -46,7 +46,8 @@ def are_of_one_trace(one, other):
 
 
 def sum_over_replicas(tensor):
-    # DistributedDataParallel sums gradients before the optimizer sees them.
+    # Return the tensor unchanged, because `DistributedDataParallel` sums
+    # gradients before the optimizer sees them.
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""Undoing what a step writes on torch; see `interface.py`."""
+"""Undoes everything that a step writes on torch; see `interface.py`."""
 
 import contextlib
 import contextvars
@@ -57,8 +57,9 @@ class _Writes(TorchDispatchMode):
 
     def __init__(self, values, generators):
         super().__init__()
-        # The key is the storage, which views share. Storages that are created
-        # inside the context need no copy.
+        # Store copies by storage and not by tensor, because views of a tensor
+        # share its storage. Storages that are created inside the context need
+        # no copy.
         self._before = {}
         self._born = set()
         self._gradients = {id(value): (value, value.grad) for value in values}
@@ -101,8 +102,8 @@ class _Writes(TorchDispatchMode):
 
     @contextlib.contextmanager
     def _own_state(self, args, kwargs):
-        # Leave explicit generators alone. If contexts are nested, only the
-        # innermost one replaces the state.
+        # Leave alone any generator that the caller passes to the operation. If
+        # contexts are nested, only the innermost one replaces the random state.
         if kwargs.get("generator") is not None or _DRAWING.get():
             yield
             return
