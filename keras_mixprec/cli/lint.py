@@ -49,7 +49,7 @@ _OPTIONS = {
 
 
 def _run(arguments):
-    # Imported late, because Keras chooses its backend on import.
+    # Import Keras late, because it chooses its backend on import.
     from keras_mixprec.analysis.lint.lint import lint
 
     x, y = files.data(arguments.data)

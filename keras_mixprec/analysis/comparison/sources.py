@@ -59,7 +59,8 @@ def import_from(name: str, value: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # Name only files that exist: the files of importlib are frozen.
+        # Name the file of the error only if the file exists. The files of
+        # `importlib` do not, because they are frozen.
         own = os.path.exists(last.filename)
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
@@ -168,9 +169,9 @@ class Batches:
         """Returns arguments for a `fit` with `steps` batches per epoch.
 
         If an epoch is one pass over arrays, `fit` gets the arrays, so that the
-        losses equal those of the caller's own `fit`. On torch they depend on
-        the kind of data, because reading data draws from the random generator
-        that dropout uses.
+        losses equal those of the caller's own `fit`. On torch, the losses
+        depend on the kind of data, because reading data draws from the random
+        generator that dropout uses.
         """
         if self._arrays is not None and steps == len(self.batches):
             names = "x", "y", "sample_weight"
@@ -205,7 +206,8 @@ def read_batches(
         data: Arrays, an iterable of batches, a function that returns either,
             or `"module:name"` of one of these.
         batch_size: Int. Samples per batch of arrays.
-        most: Int. How many batches to read. Defaults to `None`: all.
+        most: Int. The maximum number of batches to read. Defaults to `None`:
+            all.
 
     Raises:
         TypeError: If the data have another type.
@@ -252,7 +254,7 @@ def _sliced(name, data, size) -> Iterator[tuple]:
         raise ValueError(
             f"`{name}` must be `(x, y)` or `(x, y, sample_weight)`, with the "
             "same number of samples in each. "
-            f"Received: {len(data)} part(s) of {sorted(counts)} samples"
+            f"Received: {len(data)} part(s) with sample counts {sorted(counts)}"
         )
     for first in range(0, counts.pop(), size):
         part = slice(first, first + size)
