@@ -145,7 +145,7 @@ def largest_batch(
     The function doubles the batch until a train step runs out of memory. Then
     it searches between the last two sizes. Trials run in a new process, which
     trains on one size after another. If a size does not fit, a fresh process
-    tries it once more.
+    tries this size once more.
 
     Trials cannot use GPU memory that other processes hold, so call this before
     the backend uses the GPU. On a CPU, the libraries and the batch itself take
@@ -187,7 +187,7 @@ def largest_batch(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument has a wrong value, a new process cannot
-            import `build` or `data`, `resume` belongs to another search, or
+            import `build` or `data`, `resume` belongs to a different search, or
             `memory_limit` is less than the libraries need.
         TimeoutError: If a trial takes too long.
         Exception: Any error of a trial other than out of memory.

@@ -83,8 +83,8 @@ def minimize_float32(
     stay within a tolerance of their float32 values. The search moves the least
     accurate layers to float32, and doubles their number until the errors are
     small enough. Then the search tries to move layers back to 16 bits, until
-    every layer left in float32 is needed. If one of two layers is enough, the
-    layer with more multiply-adds stays in 16 bits.
+    every layer left in float32 is needed. If moving one of two layers is
+    enough, the layer with more multiply-adds stays in 16 bits.
 
     The model's own `train_step` runs many times without updates, and the model
     does not change. Each batch takes dozens of steps, and a step takes some
@@ -134,7 +134,7 @@ def minimize_float32(
         ValueError: If the model is not compiled, the data do not fit the model,
             the step in float32 is not finite, or no set reaches the tolerance.
             If `monitor` or `mode` is given without `validate_fn`. If `resume`
-            is damaged or belongs to another model or other data.
+            is damaged or belongs to a different model or different data.
         OSError: If `log_dir` cannot be written. This is checked first.
 
     Warns:
@@ -144,7 +144,7 @@ def minimize_float32(
     The search uses the optimizer's loss scale if it is fixed, and 1 if the
     model computes in float16 without loss scaling. Otherwise it uses the scale
     that suits the gradients of most layers. Steps run operation by operation,
-    so the result under XLA or on another backend may differ.
+    so the result under XLA or on a different backend may differ.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -370,8 +370,8 @@ class _Search:
         verbose: `0` or `1`. `1` shows a progress bar that counts the trials.
 
     Raises:
-        ValueError: If float32 is not finite, or the file belongs to another
-            search.
+        ValueError: If float32 is not finite, or the file belongs to a
+            different search.
     """
 
     def __init__(
@@ -604,7 +604,7 @@ def _examine(model, batches, start):
         exact = exact_step(model, batch)
         if not is_finite(exact):
             raise ValueError(
-                "In float32 the loss or a gradient is not finite on these "
+                "In float32, the loss or a gradient is not finite on these "
                 "data, so precision is not the cause. Call "
                 "`keras_mixprec.diagnose`."
             )

@@ -57,7 +57,7 @@ class ResumeFile:
 
     Raises:
         TypeError: If `path` is not a path.
-        ValueError: If the file is damaged, or belongs to another call.
+        ValueError: If the file is damaged, or belongs to a different call.
         OSError: If the file cannot be read.
     """
 
@@ -89,8 +89,8 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "The file is damaged, or another tool wrote it. Delete it to "
-                f"start over. Received: resume={str(path)!r}"
+                "The file is damaged, or a different tool wrote it. Delete it "
+                f"to start over. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 
@@ -98,12 +98,12 @@ class ResumeFile:
 def check_same(
     path: str | os.PathLike, asked: Mapping, before: Mapping
 ) -> None:
-    """Raises if a file belongs to another call.
+    """Raises if a file belongs to a different call.
 
     Args:
         path: String or path-like. The file.
-        asked: Dict of everything that the results depend on. The message
-            quotes its keys.
+        asked: Dict of everything that the results depend on. The error
+            message quotes the keys.
         before: The same dict, from the call that wrote the file.
 
     Raises:
@@ -113,8 +113,8 @@ def check_same(
     differing = sorted(n for n in names if asked.get(n) != before.get(n))
     if differing:
         raise ValueError(
-            "The file belongs to another call, which differs in "
-            f"{', '.join(differing)}. Delete it, or name another file. "
+            "The file belongs to a different call, which differs in "
+            f"{', '.join(differing)}. Delete it, or name a different file. "
             f"Received: resume={os.fspath(path)!r}"
         )
 
@@ -274,7 +274,7 @@ class _Walk:
             try:
                 self.add(unnamed(value.get_config()))
                 return
-            except Exception as error:  # User code may raise anything.
+            except Exception as error:  # User code may raise any error.
                 self._take(one_line(error))
         if not _is_of_library(type(value)):
             self.add(getattr(value, "__dict__", None))

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             f"Install it with: pip install {package}"
         )
         if module in ("jax", "tensorflow", "torch"):
-            message += ". Or choose another --backend"
+            message += ". Or choose a different --backend"
     except (OSError, TypeError, ValueError) as error:
         # The messages of argument checks contain "Received: ". Any other error
         # is a bug, so its traceback is shown.

@@ -55,7 +55,7 @@ class ComparisonResult(HtmlReport):
     Print it for text. A notebook shows a table.
 
     Args:
-        record: Dict of measurements: `result.record` of another result.
+        record: Dict of measurements, such as the `record` of a result.
 
     Attributes:
         record: As given. docs/files.md has its keys.
@@ -102,8 +102,8 @@ class ComparisonResult(HtmlReport):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, has another version, or is not a
-                comparison.
+            ValueError: If the file is damaged, has a different version, or is
+                not a comparison.
         """
         check_regular(path)
         try:

@@ -80,7 +80,7 @@ def compare_precisions(
             repeated in the same order.
         policies: List, or dict by name, of policy names and `PrecisionPlan`s.
             The first one is the reference. Settings are added with `+`, or
-            follow a plan in a tuple: `"float32+tf32"` or another name for
+            follow a plan in a tuple: `"float32+tf32"` or any other name for
             `set_matmul_precision`, `"float32+graph_rewrite_bfloat16"` for
             `graph_rewrite`, `"mixed_float16+monitor+tuner"` for our callbacks.
         metric: String, a key of the result of

@@ -79,7 +79,8 @@ def check_function(name: str, value: Any, optional: bool = False) -> None:
         optional: Boolean. If `True`, the value may be `None`.
     """
     found = resolve(name, value)
-    made = isinstance(found, keras.Model)  # A model is callable too.
+    # Models are callable, but a model is not a function that builds one.
+    made = isinstance(found, keras.Model)
     if (made or not callable(found)) and not (optional and value is None):
         raise TypeError(
             f"`{name}` must be a function without arguments, or 'module:name' "
@@ -91,7 +92,7 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
     """Returns the compiled model that a function builds under a policy.
 
     The policy becomes Keras' global policy. For a plan, or if the function sets
-    another policy, `apply_policy` sets the model's policies afterwards.
+    a different policy, `apply_policy` sets the model's policies afterwards.
 
     Args:
         build: Function without arguments, or `"module:name"` of one.
@@ -210,7 +211,7 @@ def read_batches(
             all.
 
     Raises:
-        TypeError: If the data have another type.
+        TypeError: If `data` has the wrong type.
         ValueError: If there is no sample, or the arrays differ in length.
     """
     data = resolve(name, data)

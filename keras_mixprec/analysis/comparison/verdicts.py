@@ -34,7 +34,8 @@ class Interval(NamedTuple):
         estimate: Float.
         low: Float.
         high: Float.
-        confidence: Float. How often such an interval contains the true value.
+        confidence: Float. The probability that such an interval contains the
+            true value.
     """
 
     estimate: float

@@ -72,7 +72,7 @@ def bound(format: str, operation: str) -> float:
 
 
 def judge(format: str, operation: str, found, exact) -> Result:
-    """Compares a result with the exact one.
+    """Compares a result with the exact result.
 
     Args:
         format: String.

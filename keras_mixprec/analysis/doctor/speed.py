@@ -122,7 +122,8 @@ def _step(format, workload, mode):
 def _plan(kind, quick):
     """Yields operation, size, mode and workload."""
     sizes = _ON_CPU if kind == "cpu" else _ELSEWHERE
-    mode = active.runtime().MODES[0]  # The mode that `fit` uses by default.
+    # Measure speed in the mode that `fit` uses by default.
+    mode = active.runtime().MODES[0]
     some = slice(1, 2) if quick else slice(None)
     for n in sizes["matmul"][some]:
         yield "matmul", f"{n} x {n}", mode, matmul(n)

@@ -9,8 +9,8 @@ from keras_mixprec.numerics.arrays import largest_magnitude
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS
 
-# Kinds of verdicts that KMP101 leaves out. They are about the data, the weights
-# or a dynamic loss scale, which no change of dtypes repairs.
+# Kinds of verdicts that KMP101 leaves out, because no change of dtypes repairs
+# the data, the weights or a dynamic loss scale.
 _NOT_OF_ITS_PRECISION = {
     "bad_data",
     "divergence",
