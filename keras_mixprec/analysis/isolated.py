@@ -19,8 +19,8 @@ from typing import Any
 # The maximum number of characters of output that `EndedError.printed` keeps.
 _LAST = 2000
 
-# The time that a process has to exit before it is killed. A process that has
-# imported a backend takes several seconds to exit.
+# The number of seconds that a process has to exit before it is killed. A
+# process that has imported a backend takes several seconds to exit.
 SECONDS_TO_END = 30
 
 
@@ -158,7 +158,7 @@ def _run(output, connection, job):
 
 @contextlib.contextmanager
 def _started_with(environment, imports_main):
-    """Context in which new processes get some environment variables."""
+    """Context in which new processes get more environment variables."""
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

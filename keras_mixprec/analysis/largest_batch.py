@@ -1,12 +1,12 @@
 """`largest_batch`: finds the largest batch that fits into memory, by training.
 
 Trials run in a separate process, because running out of memory may kill the
-process. A process that survives may be unable to train: JAX raises the same
-error for every later step.
+process. A process that survives may be unable to train afterwards: JAX raises
+the same error for every later step.
 
-One process tries one size after another until a size does not fit. The
-reason may be memory that earlier sizes left behind, so a new process tries this
-size once more.
+One process tries one size after another until a size does not fit. The reason
+may be memory that earlier sizes left behind, so a new process tries this size
+once more.
 
 Two places decide whether memory ran out: `backend/common.py` for an error that
 the process reports, and `_after_end` for a process that died.

@@ -19,9 +19,8 @@ from keras_mixprec.policies.summary import precision_summary
 TRAINING_IMAGES = 1437
 _BATCH = 32
 
-# The maximum drop in accuracy from float32 to the repaired run.
-# Float32 runs with different seeds differ by up to 3 points on the 360 test
-# images.
+# The maximum drop in accuracy from float32 to the repaired run. Runs in float32
+# with different seeds differ by up to 3 points on the 360 test images.
 _TOLERANCE = 0.05
 
 

@@ -44,7 +44,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
         raise ValueError(
             f"The file is damaged, or it is no .keras file. Received: {path}"
         )
-    # These imports register our optimizer and policies with Keras.
+    # Import the modules that register our optimizer and policies with Keras.
     importlib.import_module("keras_mixprec.loss_scaling.optimizer")
     importlib.import_module("keras_mixprec.policies.rescaled")
     refused: Exception | None = None

@@ -118,9 +118,9 @@ class ComparisonResult(HtmlReport):
     def best(self) -> Best:
         """Returns the fastest policy within tolerance, and why.
 
-        A policy qualifies if its whole confidence intervals are faster than the
-        reference and within tolerance. If no policy qualifies, the reference is
-        the best.
+        A policy qualifies if its whole confidence intervals show that the
+        policy is faster than the reference and within tolerance. If no policy
+        qualifies, the reference is the best.
 
         Returns:
             A named tuple of `policy`, as `policies=` takes it, and `reason`, a

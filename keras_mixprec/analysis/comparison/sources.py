@@ -59,8 +59,8 @@ def import_from(name: str, value: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # Name the file of the error only if the file exists. The files of
-        # `importlib` do not, because they are frozen.
+        # Name the file of the error only if the file exists. Python's
+        # frozen modules, such as `importlib`, have no files.
         own = os.path.exists(last.filename)
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(

@@ -23,7 +23,8 @@ NOT_MEASURED = "not measured"
 
 CONFIDENCE = 0.95
 
-# The usual statistical power: the chance to find a difference that exists.
+# The usual statistical power: the probability of finding a difference that
+# exists.
 _POWER = 0.8
 
 

@@ -11,8 +11,8 @@ from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.analysis.doctor.speed import products_in
 from keras_mixprec.backend import active
 
-# The number of terms in each sum. This many show whether a device sums in
-# bfloat16: a bfloat16 sum stops growing halfway.
+# The number of terms in each sum. With this number, errors show whether a
+# device sums in bfloat16, because a bfloat16 sum stops growing halfway.
 _TERMS = 512
 
 # Bits after the binary point in the numbers of each format.
@@ -139,7 +139,7 @@ def _matmul(dtype):
 
 
 def _gradient(dtype):
-    """Returns the gradient for a product's second factor, found and exact."""
+    """Returns the gradient for a product's second factor, computed and exact."""
     left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
 
     def gradient(left, right):
