@@ -139,7 +139,7 @@ def _matmul(dtype):
 
 
 def _gradient(dtype):
-    """Returns the gradient for a product's second factor, computed and exact."""
+    """Returns computed and exact gradients for a product's second factor."""
     left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
 
     def gradient(left, right):
