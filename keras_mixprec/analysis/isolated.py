@@ -16,10 +16,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-# `EndedError.printed` keeps this many characters of the output.
+# The maximum number of characters of output that `EndedError.printed` keeps.
 _LAST = 2000
 
-# A process with a backend takes seconds to exit. After this time it is killed.
+# The number of seconds that a process has to exit before it is killed. A
+# process that has imported a backend takes several seconds to exit.
 SECONDS_TO_END = 30
 
 
@@ -45,7 +46,7 @@ class EndedError(Exception):
 
 
 class Threaded:
-    """A function in a new thread, and a connection to it.
+    """Runs a function in a new thread, and exchanges messages with it.
 
     Args:
         target: Function `(connection, *args)`.
@@ -87,7 +88,7 @@ class Threaded:
         return self.receive(timeout)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Waits up to `seconds` for the end, and closes the connection."""
+        """Waits up to `seconds` for the thread, and closes the connection."""
         self._running.join(seconds)
         self._connection.close()
 
@@ -96,7 +97,7 @@ class Threaded:
 
 
 class Isolated(Threaded):
-    """A function in a new process, and a connection to it.
+    """Runs a function in a new process, and exchanges messages with it.
 
     Args:
         target: Function `(connection, *args)` at the top of a module.
@@ -118,10 +119,12 @@ class Isolated(Threaded):
         os.close(file)
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
-        # The process redirects its output before it unpickles the job, so that
-        # errors of unpickling are recorded.
+        # Pickle the job separately, so that the new process can redirect its
+        # output before it unpickles the job. Otherwise, errors of unpickling
+        # would be lost.
         job = pickle.dumps((target, args))
-        # Not a daemon, because a daemon may not start data-loading workers.
+        # The process is not a daemon, because daemons may not start processes
+        # that load data.
         self._running = context.Process(
             target=_run, args=(self._output, other, job)
         )
@@ -155,7 +158,7 @@ def _run(output, connection, job):
 
 @contextlib.contextmanager
 def _started_with(environment, imports_main):
-    """Context in which new processes get these environment variables."""
+    """Context in which new processes get more environment variables."""
     main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)

@@ -1,11 +1,11 @@
 """`largest_batch`: finds the largest batch that fits into memory, by training.
 
-Trials run in a process of their own, because running out of memory may kill the
-process. It may also be unable to train afterwards: JAX raises the same error
-for every later step.
+Trials run in a separate process, because running out of memory may kill the
+process. A process that survives may be unable to train afterwards: JAX raises
+the same error for every later step.
 
-One process tries one size after another until a size does not fit. Memory that
-earlier sizes left behind may be the reason, so a new process tries that size
+One process tries one size after another until a size does not fit. The reason
+may be memory that earlier sizes left behind, so a new process tries this size
 once more.
 
 Two places decide whether memory ran out: `backend/common.py` for an error that
@@ -39,11 +39,11 @@ from keras_mixprec.policies.plan import PrecisionPlan
 
 try:
     import resource
-except ImportError:  # Windows
+except ImportError:  # Windows has no `resource` module.
     resource = None  # type: ignore[assignment]
 
-# A trial on a CPU may take this share of the available memory. If it took more,
-# the machine would slow down, or the system would kill other processes.
+# The maximum share of the available memory for a trial on a CPU. With a larger
+# share, the machine would slow down, or the system would kill other processes.
 _SHARE = 0.9
 
 # The search ends within 1/32 of the exact answer, to save trials.
@@ -75,7 +75,7 @@ class Found:
             return f"{self.policy}: not even {_samples(self.fails_at)} fit"
         text = f"{self.policy}: {_samples(self.batch_size)} fit"
         if self.fails_at is None:
-            return f"{text}, larger batches were not tried"
+            return f"{text}; larger batches were not tried"
         return f"{text}, {self.fails_at:,} do not"
 
 
@@ -145,7 +145,7 @@ def largest_batch(
     The function doubles the batch until a train step runs out of memory. Then
     it searches between the last two sizes. Trials run in a new process, which
     trains on one size after another. If a size does not fit, a fresh process
-    tries it once more.
+    tries this size once more.
 
     Trials cannot use GPU memory that other processes hold, so call this before
     the backend uses the GPU. On a CPU, the libraries and the batch itself take
@@ -161,12 +161,13 @@ def largest_batch(
             rows of the first batch.
         policy: Policy name, `keras.DTypePolicy` or `PrecisionPlan`. Defaults
             to `"mixed_float16"`.
-        baseline: The policy that `ratio` compares with. `None` saves its
-            search, about half of the time. Defaults to `"float32"`.
+        baseline: The policy that `ratio` compares with. `None` skips its
+            search, which takes about half of the time. Defaults to `"float32"`.
         min_size: Int. Samples in the first trial. Defaults to `1`.
         max_size: Int. Samples in the largest trial. Defaults to `65536`.
         step: Int. All sizes but the first are multiples of `step`. Defaults to
-            `None`: the answer is exact up to 63 samples, and within 3% above.
+            `None`: the answer is exact up to 63 samples, and accurate to
+            within 3% beyond that.
         steps: Int. Train steps per trial. Defaults to `2`, because optimizers
             create their variables in the first step.
         timeout: Float. Seconds that a trial may take, including imports and
@@ -186,7 +187,7 @@ def largest_batch(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument has a wrong value, a new process cannot
-            import `build` or `data`, `resume` belongs to another search, or
+            import `build` or `data`, `resume` belongs to a different search, or
             `memory_limit` is less than the libraries need.
         TimeoutError: If a trial takes too long.
         Exception: Any error of a trial other than out of memory.
@@ -239,8 +240,9 @@ def largest_batch(
         trials = Trials(job, timeout)
         with contextlib.closing(trials):
             if file is None:
-                # Ask the trial's process, because the backend in this process
-                # would take device memory from the trials.
+                # Ask the trials' process about the device. A backend that
+                # starts in the caller's process would take device memory from
+                # the trials.
                 of_device = {} if resume is None else trials.asked()
                 asked |= of_device
                 file = ResumeFile(resume, "largest_batch", asked)
@@ -251,7 +253,7 @@ def largest_batch(
 
 
 class _Tried:
-    """The trials of one policy, those in the resume file included."""
+    """The trials of one policy, including trials from the resume file."""
 
     def __init__(self, label, trials, file, verbose):
         self.rows = file.found.setdefault(label, [])
@@ -323,7 +325,7 @@ def search(
     while fit < high and (fail is None or fail - fit > unit_at(fit)):
         unit = unit_at(fit)
         size = 2 * fit if fail is None else (fit + fail) // 2
-        # Round to a multiple of the unit that was not tried yet.
+        # Round to a multiple of the unit that has not been tried yet.
         size = min(max(size // unit, fit // unit + 1) * unit, high)
         if fits(size):
             fit = size
@@ -358,7 +360,7 @@ def _available():
     return available and int(_SHARE * available)
 
 
-# Libraries print one of these before the process dies for lack of memory. A
+# Phrases that libraries print before a process dies for lack of memory. A
 # thread that cannot start counts too, because its stack needs memory.
 _SCARCE = (
     "cannot allocate memory",
@@ -374,8 +376,9 @@ _SCARCE = (
     "pthread_create",
 )
 
-# The system sends SIGKILL if memory runs out. Under a memory limit, a library
-# that does not check its allocations may crash, as oneDNN does in TensorFlow.
+# Signals that show that memory ran out. The system sends SIGKILL. Under a
+# memory limit, a library that does not check its allocations may crash with one
+# of the other signals, as oneDNN does in TensorFlow.
 _KILLED = ("SIGKILL",)
 _KILLED_IF_LIMITED = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT")
 
@@ -392,12 +395,12 @@ class Trials:
         self._job = job
         self._timeout = timeout
         self._process: Isolated | None = None
-        # `True` if trials have a memory limit: from the caller, or from the
-        # system, as the first trial that fits reports.
+        # `True` if trials have a memory limit from the caller or the system.
+        # The first trial that fits reports a limit from the system.
         self._limited = job.memory_limit is not None
 
     def run(self, size: int) -> dict:
-        """Returns the result of `Trainer.run`, or why memory ran out.
+        """Returns the result of `Trainer.run`, or says why memory ran out.
 
         Args:
             size: Int. Samples in the batch.
@@ -470,7 +473,8 @@ class Trials:
         return {"error": error, "traceback": last}
 
 
-# Trials repeat this many rows, because memory does not depend on their values.
+# The maximum number of rows that trials read. Trials repeat these rows, because
+# memory use does not depend on the values in a batch.
 _ROWS = 256
 
 
@@ -485,8 +489,8 @@ class Job:
         policy: String, the name of a policy, or a `PrecisionPlan`.
         steps: Int. Train steps per trial.
         memory_limit: Int. Bytes that the process may allocate, or `None`.
-        available: Int, used without another limit. Bytes that the process may
-            allocate on a CPU beyond its libraries, or `None`.
+        available: Int. Bytes that the process may allocate on a CPU beyond its
+            libraries, if there is no other limit; or `None`.
     """
 
     build: Callable | str
@@ -502,8 +506,8 @@ def serve(connection: Any, job: Job) -> None:
 
     Args:
         connection: Connection of a pipe. A request is `"run"` and a size, or
-            `"asked"`. The answer is the result of this method of `Trainer`, or
-            a dict with `"error"`.
+            `"asked"`. The answer is the result of the `Trainer` method with
+            this name, or a dict with `"error"`.
         job: The `Job`.
     """
     trainer: Any = None
@@ -566,11 +570,11 @@ class Trainer:
         self._batch = first_batch(job.data)
 
     def asked(self) -> dict[str, str]:
-        """Returns the entries of `asked` that only this process knows."""
+        """Returns the entries of `asked` that only a trial's process knows."""
         return {**surroundings(), "data": fingerprint(self._batch)}
 
     def run(self, size: int) -> dict:
-        """Trains on a batch of this size.
+        """Trains on a batch of `size` samples.
 
         Returns:
             Dict of `fits` (`True`), `peak_bytes`, `measured_by`, and `limited`
@@ -582,7 +586,8 @@ class Trainer:
         memory.reset_peak()
         for _ in range(self._steps):
             logs = self._model.train_on_batch(*batch)
-            # JAX raises a step's error only when a result is read.
+            # Read the logs, because JAX raises the error of a step only when a
+            # result is read.
             tree.map_structure(keras.ops.convert_to_numpy, logs)
         peak, measured_by = memory.peak_bytes()
         return {
@@ -606,8 +611,9 @@ def _limit_memory(job):
             )
         return False
     if limit is not None and limit < used:
-        # Linux would accept this limit. A small model could then train in the
-        # memory that the libraries have freed, and the answer would be wrong.
+        # Linux would accept a limit below the memory in use. A small model
+        # could then train in memory that the libraries have freed, and the
+        # answer would be wrong.
         raise ValueError(
             f"`memory_limit` must be above {format_bytes(used)}, which the "
             f"libraries need without a model. Received: memory_limit={limit}"

@@ -79,12 +79,12 @@ def minimize_float32(
 ) -> PrecisionPlan:
     """Finds the smallest set of layers that must compute in float32.
 
-    All other layers compute in 16 bits, and the loss and the gradients stay
-    within a tolerance of float32's on every batch. The search moves the least
-    exact layers to float32, twice as many each time, until the errors are small
-    enough. Then it tries to move them back to 16 bits, until each one that is
-    left is needed. If either of two layers would do, the one with more
-    multiply-adds stays in 16 bits.
+    With all other layers in 16 bits, the loss and the gradients of every batch
+    stay within a tolerance of their float32 values. The search moves the least
+    accurate layers to float32, and doubles their number until the errors are
+    small enough. Then the search tries to move layers back to 16 bits, until
+    every layer left in float32 is needed. If moving one of two layers is
+    enough, the layer with more multiply-adds stays in 16 bits.
 
     The model's own `train_step` runs many times without updates, and the model
     does not change. Each batch takes dozens of steps, and a step takes some
@@ -134,7 +134,7 @@ def minimize_float32(
         ValueError: If the model is not compiled, the data do not fit the model,
             the step in float32 is not finite, or no set reaches the tolerance.
             If `monitor` or `mode` is given without `validate_fn`. If `resume`
-            is damaged or belongs to another model or other data.
+            is damaged or belongs to a different model or different data.
         OSError: If `log_dir` cannot be written. This is checked first.
 
     Warns:
@@ -144,7 +144,7 @@ def minimize_float32(
     The search uses the optimizer's loss scale if it is fixed, and 1 if the
     model computes in float16 without loss scaling. Otherwise it uses the scale
     that suits the gradients of most layers. Steps run operation by operation,
-    so the result under XLA or on another backend may differ.
+    so the result under XLA or on a different backend may differ.
 
     Example:
     >>> inputs = keras.Input((4,))
@@ -181,7 +181,7 @@ def minimize_float32(
             "The loss of this model needs targets. Call "
             "`minimize_float32(model, x, y)`. Received: y=None"
         )
-    # Trials overflow on purpose, so NumPy need not warn about it.
+    # Trials overflow on purpose, so suppress NumPy's warnings.
     with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
         log = None if log_dir is None else stack.enter_context(RunLog(log_dir))
         build_for(model, data)
@@ -246,13 +246,14 @@ class TradeOff(list):
     | `metric` | the metric on held-back data, `None` if not evaluated |
 
     With held-back data, the error says how much worse the metric is than in
-    float32, in the metric's own unit. It is 0 if the metric is better. Without
-    held-back data, the error is that of the loss or of the gradients, whichever
-    is larger. It is infinite if the step is finite in float32 only, or if a
-    layer cannot mix the dtypes of its inputs.
+    float32, in the metric's own unit. The error is 0 if the metric is better.
+    Without held-back data, the error is the larger of `loss_error` and
+    `gradient_error`. The error is infinite if only the step in float32 is
+    finite, or if a layer cannot mix the dtypes of its inputs.
 
     Args:
-        points: Iterable of dicts with all these keys but `pareto_optimal`.
+        points: Iterable of dicts with all keys of the table but
+            `pareto_optimal`.
         metric: String. The name of the metric, `""` without one.
     """
 
@@ -341,8 +342,8 @@ def _starting_point(
     return start
 
 
-# The float32 metric may differ by this share between two processes. A larger
-# difference means that the model or the data have changed.
+# The maximum relative difference of the float32 metric between two processes. A
+# larger difference means that the model or the data have changed.
 _SAME = 1e-4
 
 _ALL_WIDE = "Even with all layers in float32 that the rules allow, "
@@ -369,8 +370,8 @@ class _Search:
         verbose: `0` or `1`. `1` shows a progress bar that counts the trials.
 
     Raises:
-        ValueError: If float32 is not finite, or the file belongs to another
-            search.
+        ValueError: If float32 is not finite, or the file belongs to a
+            different search.
     """
 
     def __init__(
@@ -386,7 +387,8 @@ class _Search:
         self._model = model
         self._start = start
         self._evaluation = evaluation
-        # Rejects the file of another search before any trial runs.
+        # `ResumeFile` rejects the file of a different search, so create it
+        # before any trial runs.
         self._file = ResumeFile(resume, "trials", asked)
         self._trials = {
             frozenset(paths): _Trial(frozenset(paths), *numbers)
@@ -401,8 +403,10 @@ class _Search:
             )
             for batch in batches
         ]
+        # Reading the property `noise` computes the noise, which must be known
+        # before dtypes change.
         for _, criterion in self._criteria:
-            criterion.noise  # noqa: B018  Computed before dtypes change.
+            criterion.noise  # noqa: B018
         paths = [entry.path for entry in start.candidates]
         self._ranked = sorted(paths, key=lambda p: -instabilities.get(p, 0.0))
         self._reference = evaluation.reference() if evaluation else None
@@ -447,7 +451,8 @@ class _Search:
         if not self._evaluation:
             return causes
         others = [path for path in self._ranked if path not in found]
-        self._metric(())  # The trade-off needs the metric without float32.
+        # The trade-off needs the metric with no layer in float32.
+        self._metric(())
 
         def fits(paths):
             return self._worse_by(self._metric(found | paths)) <= limits.metric
@@ -481,8 +486,8 @@ class _Search:
         if trial.metric is None:
             wide = {"float32": self._layers(paths)}
             metric = math.nan
-            # The metric stays NaN if the backend cannot mix these dtypes within
-            # a layer, so the search passes over this trial.
+            # If the backend cannot mix the dtypes within a layer, the metric
+            # stays NaN, so the search rejects the trial.
             with contextlib.suppress(*active.replay().REFUSALS):
                 metric = self._evaluation.with_policies(wide)
             self._done(trial._replace(metric=metric))
@@ -599,7 +604,7 @@ def _examine(model, batches, start):
         exact = exact_step(model, batch)
         if not is_finite(exact):
             raise ValueError(
-                "In float32 the loss or a gradient is not finite on these "
+                "In float32, the loss or a gradient is not finite on these "
                 "data, so precision is not the cause. Call "
                 "`keras_mixprec.diagnose`."
             )

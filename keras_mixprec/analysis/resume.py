@@ -1,8 +1,8 @@
 """Stores the results of a call in a file, so that the same call can continue.
 
-Fingerprints tell if a call is the same. They cover the code of functions and of
-all functions that these call, the bytes of arrays, configs and settings.
-Libraries count by their versions.
+Fingerprints tell whether two calls are the same. A fingerprint covers the code
+of functions and of all functions that they call, the bytes of arrays, configs
+and settings. For libraries, a fingerprint covers only the versions.
 """
 
 import contextlib
@@ -52,12 +52,12 @@ class ResumeFile:
         asked: Dict of everything that the results depend on, in JSON types.
 
     Attributes:
-        found: Dict of results, to which the caller adds. It holds JSON types
-            and non-finite numbers.
+        found: Dict of results, to which the caller adds. The values are JSON
+            types and non-finite numbers.
 
     Raises:
         TypeError: If `path` is not a path.
-        ValueError: If the file is damaged, or belongs to another call.
+        ValueError: If the file is damaged, or belongs to a different call.
         OSError: If the file cannot be read.
     """
 
@@ -75,7 +75,7 @@ class ResumeFile:
             self._load(self._path)
 
     def save(self) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file, or keeps the old file if writing fails."""
         if self._path is not None:
             content = {"asked": self._asked, "found": self.found}
             write_json(self._path, {**self._head, **content})
@@ -89,8 +89,8 @@ class ResumeFile:
             known = False
         if not known:
             raise ValueError(
-                "The file is damaged, or another tool wrote it. Delete it to "
-                f"start over. Received: resume={str(path)!r}"
+                "The file is damaged, or a different tool wrote it. Delete it "
+                f"to start over. Received: resume={str(path)!r}"
             )
         check_same(path, self._asked, before)
 
@@ -98,12 +98,12 @@ class ResumeFile:
 def check_same(
     path: str | os.PathLike, asked: Mapping, before: Mapping
 ) -> None:
-    """Raises if a file belongs to another call.
+    """Raises if a file belongs to a different call.
 
     Args:
         path: String or path-like. The file.
-        asked: Dict of everything that the results depend on. The message
-            quotes its keys.
+        asked: Dict of everything that the results depend on. The error
+            message quotes the keys.
         before: The same dict, from the call that wrote the file.
 
     Raises:
@@ -113,8 +113,8 @@ def check_same(
     differing = sorted(n for n in names if asked.get(n) != before.get(n))
     if differing:
         raise ValueError(
-            "The file belongs to another call, which differs in "
-            f"{', '.join(differing)}. Delete it, or name another file. "
+            "The file belongs to a different call, which differs in "
+            f"{', '.join(differing)}. Delete it, or name a different file. "
             f"Received: resume={os.fspath(path)!r}"
         )
 
@@ -147,7 +147,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def unnamed(config: Any) -> Any:
-    """Returns a config without names, which depend on earlier objects."""
+    """Returns a config without names, which depend on objects made earlier."""
     if isinstance(config, Mapping):
         return {k: unnamed(v) for k, v in config.items() if k != "name"}
     if isinstance(config, list | tuple):
@@ -160,7 +160,8 @@ class _Walk:
 
     def __init__(self):
         self.found = hashlib.blake2b(digest_size=16)
-        # Keeps the objects alive, so that Python does not reuse their ids.
+        # The objects seen so far, by id. References in this dict keep the
+        # objects alive, so that Python does not reuse their ids.
         self._seen = {}
 
     def add(self, value):
@@ -209,7 +210,7 @@ class _Walk:
         if _is_library(module):
             self._take("function", module, function.__qualname__)
             # Decorators such as `functools.cache` keep the user's function
-            # in this attribute.
+            # in `__wrapped__`.
             self.add(getattr(function, "__wrapped__", None))
             return
         self._take("function")
@@ -231,7 +232,8 @@ class _Walk:
             elif name in _LOADS and value in known:
                 self.add(known[value])
             elif name == "IMPORT_NAME":
-                # An import that fails here would also fail in the function.
+                # An import that fails during hashing would also fail in the
+                # function, so ignore the error.
                 with contextlib.suppress(Exception):
                     self.add(importlib.import_module(value))
             else:
@@ -252,11 +254,12 @@ class _Walk:
     def _add_array(self, value):
         try:
             array = np.asarray(keras.ops.convert_to_numpy(value))
-        except Exception:  # It cannot be read, so only its type counts.
+        except Exception:  # The value cannot be read, so only its type counts.
             self._take(type(value).__name__)
             return
         self._take("array", array.dtype, array.shape)
-        # The bytes of an object array are addresses, which change every run.
+        # The bytes of an object array are addresses, which change with every
+        # run, so hash the items instead.
         if array.dtype == object:
             self.add(array.tolist())
         else:
@@ -271,7 +274,7 @@ class _Walk:
             try:
                 self.add(unnamed(value.get_config()))
                 return
-            except Exception as error:  # User code may raise anything.
+            except Exception as error:  # User code may raise any error.
                 self._take(one_line(error))
         if not _is_of_library(type(value)):
             self.add(getattr(value, "__dict__", None))
@@ -305,6 +308,6 @@ def _is_library(name):
     if name.partition(".")[0] in ("keras_mixprec", "builtins"):
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
-    if file is None:  # A built-in module or a notebook.
+    if file is None:  # Built-in modules and notebooks have no file.
         return name in sys.builtin_module_names
     return os.path.realpath(file).startswith(_LIBRARIES)

@@ -24,8 +24,8 @@ from keras_mixprec.cli import (
 )
 from keras_mixprec.cli.options import Command, add_command
 
-# If one of these is missing, the message says how to install it. Any other
-# missing module is a bug.
+# Modules that users install themselves. If one of them is missing, the message
+# says how to install it. Any other missing module is a bug.
 _EXTRAS = ("jax", "matplotlib", "sklearn", "tensorflow", "torch")
 
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         2: usage error, with a message on stderr. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
-    # Set before Keras is imported, because Keras then chooses its backend.
+    # Set the backend first, because Keras chooses its backend on import.
     if backend := getattr(arguments, "backend", None):
         os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -50,8 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # For example `keras-mixprec report logs | head`.
-        # Python flushes stdout at exit, which would raise the same error.
+    except BrokenPipeError:  # The reader, such as `head`, closed the pipe.
+        # Redirect stdout, because Python flushes it at exit, which would raise
+        # the same error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
             f"Install it with: pip install {package}"
         )
         if module in ("jax", "tensorflow", "torch"):
-            message += ". Or choose another --backend"
+            message += ". Or choose a different --backend"
     except (OSError, TypeError, ValueError) as error:
         # The messages of argument checks contain "Received: ". Any other error
         # is a bug, so its traceback is shown.
@@ -77,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _demo(arguments):
-    # Imported late, because Keras chooses its backend on import.
+    # Import Keras late, because it chooses its backend on import.
     from keras_mixprec.cli.demo import run_demo, shortfall
 
     runs = run_demo(arguments.epochs, arguments.log_dir, arguments.open)

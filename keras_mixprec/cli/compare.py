@@ -27,7 +27,7 @@ _OPTIONS: dict[str, Any] = {
     "--mode": {
         "choices": ["auto", "min", "max"],
         "help": "whether a lower (min) or a higher (max) metric is better; "
-        "auto decides by its name (default: auto)",
+        "auto decides by the metric's name (default: auto)",
     },
     "--tolerance": {
         "type": float,
@@ -36,7 +36,7 @@ _OPTIONS: dict[str, Any] = {
     },
     "--seeds": {
         "type": int,
-        "help": "how many times each policy trains (default: 3)",
+        "help": "how many times to train with each policy (default: 3)",
     },
     "--steps": {"type": int, "help": "steps per training (default: 100)"},
     "--blocks": {
@@ -66,7 +66,7 @@ def _run(arguments):
         asked["policies"] = dict(map(_policy, texts))
         if len(asked["policies"]) < len(texts):
             raise ValueError(f"Name each policy once. Received: {texts}")
-    # Imported late, because Keras chooses its backend on import.
+    # Import Keras late, because it chooses its backend on import.
     from keras_mixprec.analysis.comparison.run import compare_precisions
     from keras_mixprec.reporting.text_formats import to_json
 

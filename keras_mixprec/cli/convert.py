@@ -33,7 +33,7 @@ _OPTIONS: dict[str, Any] = {
 def _run(arguments):
     _check(arguments)
     files.say("Loading Keras")
-    # Imported late, because Keras chooses its backend on import.
+    # Import Keras late, because it chooses its backend on import.
     from keras_mixprec.inference.convert import convert_for_inference
     from keras_mixprec.policies.plan import PrecisionPlan
 

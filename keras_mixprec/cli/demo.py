@@ -19,7 +19,7 @@ from keras_mixprec.policies.summary import precision_summary
 TRAINING_IMAGES = 1437
 _BATCH = 32
 
-# The repaired run may be this much less accurate than float32. Float32 runs
+# The maximum drop in accuracy from float32 to the repaired run. Runs in float32
 # with different seeds differ by up to 3 points on the 360 test images.
 _TOLERANCE = 0.05
 
@@ -30,7 +30,7 @@ class DemoRun(NamedTuple):
     Attributes:
         accuracy: Float. Share of the test images that are classified correctly.
         loss: Float. The loss of the last epoch.
-        steps: Int. Number of steps, skipped ones included.
+        steps: Int. Number of steps, including skipped steps.
         skipped: Int. Number of skipped steps.
         wide: List of strings, the layers that compute in float32.
         share: Float. Share of the FLOPs in 16 bits.
@@ -49,8 +49,8 @@ class ResponseNorm(layers.Layer):
     """Scales each channel by its strength relative to the other channels.
 
     A hand-written global response normalization of ConvNeXt V2 (arXiv
-    2301.00808). It sums squares over images of 8 x 8 pixels. For numbers above
-    32, the sum exceeds 65504, the largest number in float16.
+    2301.00808). The layer sums squares over images of 8 x 8 pixels. For numbers
+    above 32, the sum exceeds 65504, the largest number in float16.
     """
 
     def __init__(self, **kwargs):
@@ -161,7 +161,8 @@ def build_model(policy: str = "float32") -> keras.Model:
                 keras.Input((8, 8, 1)),
                 layers.Conv2D(16, 3, padding="same", activation="relu"),
                 ResponseNorm(name="response_norm"),
-                # 270 steps are too few for the default momentum of 0.99.
+                # The demo trains for 270 steps, which are too few for the
+                # default momentum of 0.99.
                 layers.BatchNormalization(momentum=0.9),
                 layers.MaxPooling2D(),
                 layers.Conv2D(32, 3, activation="relu"),
@@ -196,8 +197,8 @@ def _train(policy, epochs, callbacks=()):
         *train, _BATCH, epochs, verbose=0, callbacks=[*callbacks]
     ).history
     optimizer, steps = model.optimizer, epochs * -(-TRAINING_IMAGES // _BATCH)
-    # Keras' own wrapper does not count skipped steps, so the number of applied
-    # steps is subtracted from all.
+    # Keras' own `LossScaleOptimizer` does not count skipped steps, so subtract
+    # the number of applied steps from the number of all steps.
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rows = precision_summary(model).to_list()
     return DemoRun(

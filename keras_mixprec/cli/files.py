@@ -12,8 +12,8 @@ from typing import Any
 from keras_mixprec._files import check_regular
 from keras_mixprec.formats import printable
 
-# Keras' messages are cut to this length. The longest useful one, about a
-# `Lambda` layer in a file, has 368 characters.
+# The maximum length of a message from Keras. The longest useful message, about
+# a `Lambda` layer in a file, has 368 characters.
 _LETTERS = 400
 
 
@@ -34,7 +34,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
 
     from keras_mixprec.analysis.comparison.sources import import_from
 
-    # `python -m` finds modules in the current folder, so this does too.
+    # Like `python -m`, import modules from the current folder.
     sys.path.insert(0, os.getcwd())
     for name in modules:
         import_from("--import", name)
@@ -44,7 +44,7 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
         raise ValueError(
             f"The file is damaged, or it is no .keras file. Received: {path}"
         )
-    # These imports register our optimizer and policies with Keras.
+    # Import the modules that register our optimizer and policies with Keras.
     importlib.import_module("keras_mixprec.loss_scaling.optimizer")
     importlib.import_module("keras_mixprec.policies.rescaled")
     refused: Exception | None = None
@@ -68,13 +68,13 @@ def model(path: str, modules: list[str], compiled: bool = False) -> Any:
 
 
 def say(message: str) -> None:
-    """Prints on stderr, so that stdout has only the result."""
+    """Prints a message on stderr, so that stdout has only the result."""
     print(printable(message), file=sys.stderr, flush=True)
 
 
 def _why(error):
-    # Keras wraps the message once for each enclosing object. The innermost one
-    # names the cause.
+    # Keras wraps the message once for each enclosing object. The innermost
+    # message names the cause.
     message = str(error).rpartition("Exception encountered: ")[2]
     if missing := re.search(r"ould not locate (\w+ '[^']+')", message):
         return (
@@ -98,7 +98,8 @@ def data(path: str | None) -> tuple[Any, Any]:
     if path is None:
         return None, None
     try:
-        # NumPy would leave a file open that it cannot read, so open it here.
+        # Open the file here, because NumPy does not close files that it cannot
+        # read.
         with open(path, "rb") as file:
             found = np.load(file, allow_pickle=False)
             if isinstance(found, np.ndarray):
@@ -116,7 +117,7 @@ def data(path: str | None) -> tuple[Any, Any]:
 
 
 def first_line(error: Exception | str) -> str:
-    """Returns the first line, shortened, because Keras may add a config."""
+    """Returns a message's first line, shortened, as Keras may add a config."""
     line = str(error).strip().partition("\n")[0]
     return textwrap.shorten(line.rstrip("."), _LETTERS, placeholder=" ...")
 

@@ -49,7 +49,7 @@ _OPTIONS = {
 
 
 def _run(arguments):
-    # Imported late, because Keras chooses its backend on import.
+    # Import Keras late, because it chooses its backend on import.
     from keras_mixprec.analysis.lint.lint import lint
 
     x, y = files.data(arguments.data)
@@ -67,7 +67,7 @@ def _check_call(model, x, path):
 
     try:
         model(tree.map_structure(lambda array: array[:1], x), training=False)
-    except Exception as error:  # User code may raise anything.
+    except Exception as error:  # User code may raise any error.
         raise ValueError(
             f"The model cannot be called on the data: "
             f"{files.first_line(error)}. Received: {path}"
@@ -82,5 +82,5 @@ COMMAND = Command(
     "Finds the parts of a model that fail or gain nothing in 16 bits. Pass "
     "--data, because most faults depend on the numbers that layers get.",
     "keras-mixprec lint model.keras --policy mixed_float16 --data batch.npz",
-    "a finding is as severe as --fail-on",
+    "a finding is at least as severe as --fail-on",
 )

@@ -2,7 +2,7 @@
 
 Each policy trains in its own thread or process, and the policies take turns.
 The measurements form a record of JSON types, and all conclusions are functions
-of this record. docs/files.md lists the keys of both.
+of this record. docs/files.md lists the keys.
 
 Files that measure:
 

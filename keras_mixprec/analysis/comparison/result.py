@@ -17,7 +17,8 @@ from keras_mixprec.reporting.text_formats import plain
 KIND, VERSION = "comparison", 1
 FORMAT = f"keras_mixprec.{KIND}"
 
-# JSON has no such numbers, so files hold these strings, as run logs do.
+# JSON has no NaN and no infinity, so files hold strings in their place, as run
+# logs do.
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 # Figures that are shown below the table: key in a row, title, unit.
@@ -39,7 +40,8 @@ class Best(NamedTuple):
 
     Attributes:
         policy: String, as `policies` of `compare_precisions` takes it, or a
-            `PrecisionPlan` without its settings, which the reason names.
+            `PrecisionPlan`. A plan comes without its settings, which `reason`
+            names.
         reason: String. Why this policy is the best.
     """
 
@@ -53,11 +55,11 @@ class ComparisonResult(HtmlReport):
     Print it for text. A notebook shows a table.
 
     Args:
-        record: Dict of measurements: `result.record` of another result.
+        record: Dict of measurements, such as the `record` of a result.
 
     Attributes:
         record: As given. docs/files.md has its keys.
-        rows: List of a dict for each policy, computed from the record.
+        rows: List of dicts, one for each policy, computed from the record.
 
     Example:
     >>> def build():
@@ -76,7 +78,7 @@ class ComparisonResult(HtmlReport):
         self.rows = rows(self.record)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns `record` and `rows` as a dict of these two."""
+        """Returns a dict with the keys `record` and `rows`."""
         return {"record": self.record, "rows": self.rows}
 
     def save(self, path: str | os.PathLike) -> None:
@@ -100,8 +102,8 @@ class ComparisonResult(HtmlReport):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, has another version, or is not a
-                comparison.
+            ValueError: If the file is damaged, has a different version, or is
+                not a comparison.
         """
         check_regular(path)
         try:
@@ -116,8 +118,9 @@ class ComparisonResult(HtmlReport):
     def best(self) -> Best:
         """Returns the fastest policy within tolerance, and why.
 
-        The best policy is the first one, unless another one is faster and
-        within tolerance over its whole confidence intervals.
+        A policy qualifies if its whole confidence intervals show that the
+        policy is faster than the reference and within tolerance. If no policy
+        qualifies, the reference is the best.
 
         Returns:
             A named tuple of `policy`, as `policies=` takes it, and `reason`, a
@@ -286,13 +289,15 @@ def _row(arm, record):
         "name": arm["name"],
         "status": arm["status"],
         **verdicts.judge_metric(arm, record),
-        # `fmean` would raise if both inf and -inf are among the metrics.
+        # Do not use `fmean`, which raises an error if both inf and -inf are
+        # among the metrics.
         "metric": sum(metrics) / len(metrics) if metrics else None,
         "metric_spread": statistics.stdev(metrics) if finite else None,
         "step_seconds": step,
         "speed": _speed(arm, reference),
         "samples_per_second": step and record["samples_per_step"] / step,
-        # Later seeds may reuse compiled functions, so only the first counts.
+        # Later seeds may reuse compiled functions, so only the compile time of
+        # the first seed counts.
         "compile_seconds": seeds[0]["compile_seconds"] if seeds else None,
         "memory_bytes": arm["memory"] and arm["memory"]["peak_bytes"],
         "memory_ratio": _memory_ratio(arm, reference),
@@ -332,7 +337,7 @@ def _memory_ratio(arm, reference):
 def is_known(row: dict) -> bool:
     """Returns `True` if there are enough pairs of blocks to compare speeds.
 
-    Six pairs are enough. The range of five has a confidence of only 94%.
+    Six pairs are enough. The range of five pairs has a confidence of only 94%.
     """
     return (
         row["speed"] is not None
@@ -346,7 +351,7 @@ def is_slower(row: dict) -> bool:
 
 
 def shown_speed(row: dict) -> str:
-    """Returns the speed and its interval, `"-"` without one."""
+    """Returns the speed and its interval, or `"-"` without a speed."""
     if row["speed"] is None:
         return "-"
     values = [row["speed"][name] for name in ("estimate", "low", "high")]
@@ -395,7 +400,7 @@ def _no_gain(record, rows, row):
     if not rows[1:]:
         return f"{row['name']} is the only policy."
     return (
-        f"{row['name']}. No other policy is faster and within "
+        f"{row['name']}. No other policy is both faster and within "
         f"{shown_tolerance(record)} of its {record['metric']}."
     )
 
@@ -404,7 +409,7 @@ def _policy(arm):
     policy = arm["policy"]
     if isinstance(policy, str):
         return "+".join([policy, *arm["settings"]])
-    # Imported late, because a table can be shown without Keras.
+    # Import plans late, because showing a table does not need Keras.
     from keras_mixprec.policies.plan import PrecisionPlan
 
     return PrecisionPlan(policy["layers"], default=policy["default"])

@@ -26,7 +26,8 @@ from keras_mixprec.analysis.resume import ResumeFile, fingerprint, surroundings
 from keras_mixprec.backend import active
 from keras_mixprec.devices.found import find_devices
 
-# With `mode="auto"`, the ending of the metric's name tells if higher is better.
+# With `mode="auto"`, the ending of the metric's name tells whether higher is
+# better.
 _HIGHER = ("acc", "accuracy", "auc", "precision", "recall", "iou", "score")
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "crossentropy")
 
@@ -75,11 +76,11 @@ def compare_precisions(
         data: Arrays `(x, y)` or `(x, y, sample_weight)`; batches, such as a
             `tf.data.Dataset`, a `DataLoader` or a `PyDataset`; a function that
             returns one of these; or `"module:name"`. At most `steps` batches
-            are read, and kept in memory. Fewer batches are repeated in the same
-            order.
+            are read, and kept in memory. If there are fewer batches, they are
+            repeated in the same order.
         policies: List, or dict by name, of policy names and `PrecisionPlan`s.
             The first one is the reference. Settings are added with `+`, or
-            follow a plan in a tuple: `"float32+tf32"` or another name for
+            follow a plan in a tuple: `"float32+tf32"` or any other name for
             `set_matmul_precision`, `"float32+graph_rewrite_bfloat16"` for
             `graph_rewrite`, `"mixed_float16+monitor+tuner"` for our callbacks.
         metric: String, a key of the result of
@@ -89,12 +90,12 @@ def compare_precisions(
             one is. Defaults to `"auto"`: the name of the metric decides.
         tolerance: Float. How much worse the metric may be, as a share of the
             first policy's metric. Defaults to `0.002`.
-        seeds: Int, how many times each policy trains, with new initial weights
-            each time; or a list of seeds. Defaults to `3`.
+        seeds: Int, how many times to train with each policy, with new initial
+            weights each time; or a list of seeds. Defaults to `3`.
         steps: Int. Training steps of each policy with each seed. Defaults to
             `100`.
-        blocks: Int. Number of blocks that the steps form, at least 2. It must
-            divide `steps`. Defaults to `10`.
+        blocks: Int. Number of blocks into which the steps are divided, at least
+            2. `steps` must be a multiple of `blocks`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.
         validation_data: Data for the metric, in the form of `data`. The metric
             uses all of it. Defaults to `None`: the training data.
@@ -115,8 +116,8 @@ def compare_precisions(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument has a wrong value, there are no data, or an
-            import fails. Also if `resume` belongs to another comparison, or if
-            all policies fail with the same error.
+            import fails. Also if `resume` belongs to a different comparison, or
+            if all policies fail with the same error.
 
     Example:
     >>> def build():
@@ -140,7 +141,7 @@ def compare_precisions(
     _code("metric", metric)
     code = {"build": build, "metric": metric, "callbacks": callbacks}
     if isolate:
-        what = "With `isolate=True` each policy is trained"
+        what = "With `isolate=True`, each policy is trained"
         for name, value in code.items():
             sources.check_sendable(name, value, what)
     higher = _higher_is_better(metric, mode)
@@ -250,7 +251,7 @@ def _started(arm, seed, job):
     """Starts the training of one arm with one seed.
 
     Keras keeps the global policy, names and seeds for each thread, so an arm
-    trains in its thread as if it were alone.
+    trains in its thread as if no other arm trained.
     """
     if job.isolated:
         return isolated.Isolated(
@@ -357,7 +358,7 @@ class Store:
         }
         for arm, other in zip(arms, before.get("arms", ()), strict=False):
             done = [s for s in other["seeds"] if s["seed"] in facts["seeds"]]
-            # On resuming, an arm that failed is tried once more.
+            # When a comparison resumes, an arm that failed is tried once more.
             if done:
                 again = {"status": "done", "error": None}
                 self.arm(arm.name).update({**other, **again, "seeds": done})
@@ -387,7 +388,8 @@ class Store:
         """
         arm, seed = self.arm(name), {**found}
         arm |= seed.pop("arm")
-        # Sorted, because a resumed call may add seeds in another order.
+        # Sort the seeds, because a resumed call may add them in a different
+        # order.
         arm["seeds"] = sorted(
             [*arm["seeds"], seed],
             key=lambda s: self.record["seeds"].index(s["seed"]),

@@ -59,7 +59,8 @@ def import_from(name: str, value: str) -> Any:
             found = getattr(found, part)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        # Name only files that exist: the files of importlib are frozen.
+        # Name the file of the error only if the file exists. Python's
+        # frozen modules, such as `importlib`, have no files.
         own = os.path.exists(last.filename)
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
@@ -78,7 +79,8 @@ def check_function(name: str, value: Any, optional: bool = False) -> None:
         optional: Boolean. If `True`, the value may be `None`.
     """
     found = resolve(name, value)
-    made = isinstance(found, keras.Model)  # A model is callable too.
+    # Models are callable, but a model is not a function that builds one.
+    made = isinstance(found, keras.Model)
     if (made or not callable(found)) and not (optional and value is None):
         raise TypeError(
             f"`{name}` must be a function without arguments, or 'module:name' "
@@ -90,7 +92,7 @@ def build_model(build: Any, policy: str | PrecisionPlan) -> tuple:
     """Returns the compiled model that a function builds under a policy.
 
     The policy becomes Keras' global policy. For a plan, or if the function sets
-    another policy, `apply_policy` sets the model's policies afterwards.
+    a different policy, `apply_policy` sets the model's policies afterwards.
 
     Args:
         build: Function without arguments, or `"module:name"` of one.
@@ -168,9 +170,9 @@ class Batches:
         """Returns arguments for a `fit` with `steps` batches per epoch.
 
         If an epoch is one pass over arrays, `fit` gets the arrays, so that the
-        losses equal those of the caller's own `fit`. On torch they depend on
-        the kind of data, because reading data draws from the random generator
-        that dropout uses.
+        losses equal those of the caller's own `fit`. On torch, the losses
+        depend on the kind of data, because reading data draws from the random
+        generator that dropout uses.
         """
         if self._arrays is not None and steps == len(self.batches):
             names = "x", "y", "sample_weight"
@@ -205,10 +207,11 @@ def read_batches(
         data: Arrays, an iterable of batches, a function that returns either,
             or `"module:name"` of one of these.
         batch_size: Int. Samples per batch of arrays.
-        most: Int. How many batches to read. Defaults to `None`: all.
+        most: Int. The maximum number of batches to read. Defaults to `None`:
+            all.
 
     Raises:
-        TypeError: If the data have another type.
+        TypeError: If `data` has the wrong type.
         ValueError: If there is no sample, or the arrays differ in length.
     """
     data = resolve(name, data)
@@ -252,7 +255,7 @@ def _sliced(name, data, size) -> Iterator[tuple]:
         raise ValueError(
             f"`{name}` must be `(x, y)` or `(x, y, sample_weight)`, with the "
             "same number of samples in each. "
-            f"Received: {len(data)} part(s) of {sorted(counts)} samples"
+            f"Received: {len(data)} part(s) with sample counts {sorted(counts)}"
         )
     for first in range(0, counts.pop(), size):
         part = slice(first, first + size)

@@ -50,7 +50,7 @@ from keras_mixprec.policies.matmul_precision import (
 from keras_mixprec.policies.plan import PrecisionPlan
 from keras_mixprec.policies.summary import model_share_in_16_bits
 
-# Error messages are cut to this length to fit into the row of a table.
+# The maximum length of an error message, which must fit into a row of a table.
 _LONGEST = 400
 
 
@@ -62,7 +62,7 @@ class Job:
         build: Function without arguments that returns a compiled model, or
             `"module:name"` of one.
         steps: Int. Training steps.
-        blocks: Int. Number of blocks that the steps form.
+        blocks: Int. Number of blocks into which the steps are divided.
         metric: String, a key of the result of `evaluate`, or a function of the
             trained model, or `"module:name"` of one.
         callbacks: Function that returns a list of callbacks, or `"module:name"`
@@ -83,13 +83,13 @@ class Job:
 
 
 class StoppedError(Exception):
-    """Raised in a training if the comparison ends early."""
+    """Raised during training if the comparison ends early."""
 
 
 def run(
     connection: Any, arm: ArmRequest, seed: int, job: Job, distribution: Any
 ) -> None:
-    """Trains in turns. This is the target of a thread or process.
+    """Trains in turns, as the target of a thread or process.
 
     Args:
         connection: The training's end of the connection. It receives `"go"` or
@@ -121,7 +121,8 @@ def run(
 
 
 def _matmul(name):
-    scope = matmul_precision(name)  # Raises if the device lacks this precision.
+    # `matmul_precision` raises an error if the device lacks the precision.
+    scope = matmul_precision(name)
     if name in ("float32", "tf32"):
         # Entering `matmul_precision` on TensorFlow discards the compiled
         # functions of all policies. Doing so at every turn would be slow.
@@ -158,7 +159,7 @@ class _Turns:
             self._inside.callback(self.rewrite.off)
 
     def give_back(self, seconds):
-        """Ends this turn, sends the block's time, and waits for the next."""
+        """Ends a turn, sends the block's time, and waits for the next turn."""
         with random_state_kept():
             self.end("block", seconds)
             self.await_turn()
@@ -185,7 +186,7 @@ def random_state_kept():
 class _BlockTimer(keras.callbacks.Callback):
     """Times each epoch, which is a block of steps, and pauses between epochs.
 
-    This is the last callback, so the times include the other callbacks.
+    `fit` calls this callback last, so the times include the other callbacks.
 
     Attributes:
         seconds: List of floats, one for each block so far.
@@ -197,9 +198,9 @@ class _BlockTimer(keras.callbacks.Callback):
     def __init__(self, turns, callbacks):
         super().__init__()
         self._turns = turns
-        # All our callbacks share one session, so the first one is enough. The
-        # session must not count pauses as training time, because its budget is
-        # a share of that time.
+        # Tell only one of our callbacks about pauses, because our callbacks
+        # share one session. The session must not count pauses as training time,
+        # because its time budget is a share of the training time.
         ours = [c for c in callbacks if isinstance(c, CopiedCallback)]
         self._monitors = ours[:1]
         self.seconds: list[float] = []
@@ -234,8 +235,8 @@ def _train(arm, seed, job, turns):
     The key `"arm"` holds facts that the record stores once for the arm.
     """
     batches, held_back = job.data
-    # The peak includes the memory that other models hold on the device, so this
-    # memory is measured first and subtracted later.
+    # The peak includes the memory that other models hold on the device, so
+    # measure their memory first, and subtract it from the peak later.
     before = None
     if (
         memory.peak_bytes()[1] == "device"
@@ -263,7 +264,8 @@ def _train(arm, seed, job, turns):
         if isinstance(optimizer, LossScaleOptimizer)
     )
     of_arm = _facts(model, turns.rewrite, notes)
-    if job.asks_for_memory:  # Only once, because it may compile the step again.
+    # Measure memory only once, because measuring may compile the step again.
+    if job.asks_for_memory:
         batch = batches.batches[0]
         if job.isolated:
             of_arm["memory"] = _known(memory.memory_record(model, batch))
@@ -293,8 +295,8 @@ def _model(arm, seed, job):
             f"{arm.policy!r} with its rules"
         )
     if keras.dtype_policies.get(left).variable_dtype in SIXTEEN_BITS:
-        # Initializers draw other numbers for variables in 16 bits, so copy the
-        # weights of a float32 model.
+        # Initializers draw different numbers for variables in 16 bits, so copy
+        # the weights of a float32 model.
         with random_state_kept():
             keras.utils.set_random_seed(seed)
             exact, _ = build_model(job.build, "float32")
@@ -379,7 +381,8 @@ def _metric(model, metric, held_back):
 def _timings(timer, job, samples):
     steps = job.steps // job.blocks
     first, *timed = [seconds / steps for seconds in timer.seconds]
-    timed = timed or [first]  # A callback stopped training in the first block.
+    # If a callback stops training in the first block, no other block is timed.
+    timed = timed or [first]
     joules = timer.joules[1:]
     return {
         "step_seconds": timed,
@@ -394,7 +397,8 @@ def _facts(model, rewrite, notes):
     """Returns facts about an arm after training, for the record."""
     share = model_share_in_16_bits(model)
     if rewrite is not None:
-        # Layers do not know which operations the rewrite put in 16 bits.
+        # The share of FLOPs in 16 bits is unknown, because layers do not know
+        # which operations the graph rewrite put in 16 bits.
         notes = [*notes, f"graph rewrite: {rewrite}"]
         share = None
     precision = in_force()
@@ -404,7 +408,7 @@ def _facts(model, rewrite, notes):
 
 
 def _own(found, before):
-    """Returns the peak of one turn, without the memory of other models."""
+    """Returns the peak memory of one turn, without other models' memory."""
     if found is None or before is None:
         return None
     return {

@@ -2,8 +2,8 @@
 
 An arm is one of the compared policies. The reference is the first arm, float32
 by default. With the same seed, an arm and the reference start from the same
-weights and see the same batches. The spread is the standard deviation of the
-differences by seed.
+weights and see the same batches. The spread is the standard deviation of their
+differences over all seeds.
 
 The intervals are computed here because SciPy is not a dependency.
 """
@@ -23,7 +23,8 @@ NOT_MEASURED = "not measured"
 
 CONFIDENCE = 0.95
 
-# The usual statistical power: the chance to find a difference that exists.
+# The usual statistical power: the probability of finding a difference that
+# exists.
 _POWER = 0.8
 
 
@@ -34,7 +35,8 @@ class Interval(NamedTuple):
         estimate: Float.
         low: Float.
         high: Float.
-        confidence: Float. How often such an interval contains the true value.
+        confidence: Float. The probability that such an interval contains the
+            true value.
     """
 
     estimate: float
@@ -49,7 +51,8 @@ def median_interval(values: Sequence[float]) -> Interval:
     Step times are skewed, so a normal distribution cannot be assumed. The
     number of values below the true median is binomial with p = 1/2, so two of
     the sorted values bound the interval. Fewer than 6 values cannot give 95%
-    confidence. The interval is then their range, with its own confidence.
+    confidence. The interval is then the range of the values, and `confidence`
+    is lower.
 
     Args:
         values: List of at least one float.
@@ -90,8 +93,9 @@ def seeds_needed(distance: float, spread: float) -> int | None:
         spread: Float. Standard deviation over seeds.
 
     Returns:
-        Int. With this number of seeds, four of five comparisons decide, if the
-        distance and the spread are true. `None` if the distance is 0.
+        Int. With this number of seeds, four of five comparisons reach a
+        verdict, provided that `distance` and `spread` are the true values.
+        `None` if the distance is 0.
 
     References:
         - Guenther, Sample Size Formulas for Normal Theory T Tests, The
@@ -103,7 +107,8 @@ def seeds_needed(distance: float, spread: float) -> int | None:
     return math.ceil(((tail + power) * spread / distance) ** 2 + tail**2 / 2)
 
 
-# The `t` with `P(|T| <= t) = 0.95` for 1 to 9 degrees of freedom.
+# Quantiles of Student's t, with `P(|T| <= t) = 0.95`, for 1 to 9 degrees of
+# freedom.
 _T = (
     *(12.706205, 4.3026527, 3.1824463, 2.7764451, 2.5705818),
     *(2.4469119, 2.3646243, 2.3060041, 2.2621572),
@@ -111,11 +116,12 @@ _T = (
 
 
 def _student_t(degrees):
-    """Returns the `t` with `P(|T| <= t) = 0.95`, to four digits."""
+    """Returns Student's t with `P(|T| <= t) = 0.95`, to four digits."""
     if degrees <= len(_T):
         return _T[degrees - 1]
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    # From Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
+    # The quantile of Student's t: Abramowitz and Stegun, Handbook of
+    # Mathematical Functions, 26.7.5.
     first = (z**3 + z) / (4 * degrees)
     return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
@@ -123,11 +129,11 @@ def _student_t(degrees):
 def judge_metric(arm: dict, record: dict) -> dict:
     """Returns the verdict on an arm's metric.
 
-    The limit is the tolerance times the reference's mean. The arm is within
-    tolerance if the whole interval of the difference is on the good side of the
-    limit. The arm is worse if the interval is on the bad side. It is undecided
-    if the limit is inside the interval. A non-finite metric is worse than a
-    finite one.
+    The limit is the tolerance times the mean of the reference's metric. The arm
+    is within tolerance if the whole interval of the difference is on the good
+    side of the limit. The arm is worse if the interval is on the bad side. It
+    is undecided if the limit is inside the interval. A non-finite metric is
+    worse than a finite one.
 
     Args:
         arm: One of the record's arms.
@@ -152,7 +158,7 @@ def judge_metric(arm: dict, record: dict) -> dict:
 
 
 def pairs(arm: dict, reference: dict) -> list[tuple[dict, dict]]:
-    """Returns pairs of results with equal seeds: the arm's, the reference's."""
+    """Returns pairs of results with equal seeds, the arm's result first."""
     by_seed = {s["seed"]: s for s in reference["seeds"]}
     return [
         (s, by_seed[s["seed"]]) for s in arm["seeds"] if s["seed"] in by_seed
@@ -219,7 +225,7 @@ def _tested(both, record):
 def _grid(both, record):
     """Returns the resolution of a metric that counts samples, else 0.
 
-    An accuracy is a multiple of `1 / samples`. Above 100,000 samples the
+    An accuracy is a multiple of `1 / samples`. Above 100,000 samples, the
     resolution does not matter. A caller's function may count any number of
     samples, so its resolution is the smallest difference between two of its
     values, or `None` if all are equal.

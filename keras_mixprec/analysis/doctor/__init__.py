@@ -1,8 +1,8 @@
 """Checks a machine, and measures its speed in 16 bits, before training.
 
-One file finds facts and another judges them, so that tests can judge recorded
-machines. The package `devices` lists the devices and their native formats, and
-stores the measurements, because `recommend_policy` reads both.
+Facts are found in one file and judged in a different file, so that tests can
+judge recorded facts. The package `devices` lists the devices and their native
+formats, and stores the measurements, because `recommend_policy` reads both.
 
 Files:
 

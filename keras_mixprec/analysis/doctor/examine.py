@@ -21,8 +21,8 @@ from keras_mixprec.devices.native_formats import formats_of
 from keras_mixprec.policies.hardware import recommend_policy
 from keras_mixprec.policies.matmul_precision import in_force
 
-# The report lists these variables, because they change the speed or the results
-# of 16 bits.
+# Environment variables that the report lists, because they change the speed or
+# the results of computing in 16 bits.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
@@ -123,7 +123,7 @@ def _supports(kind, device, instructions):
 
 
 def _formats(supports, quick):
-    """Returns the formats to try. A quick report omits emulated ones."""
+    """Returns the formats to try. A quick report omits emulated formats."""
     tf32 = ["tf32"] if supports["tf32"]["status"] == "native" else []
     return ["float32", *tf32] + [
         format

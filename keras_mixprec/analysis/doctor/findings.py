@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 
 
 def judge(facts: dict, gpus: Gpus) -> list[Finding]:
-    """Returns the problems that facts show, errors first.
+    """Returns the problems that the facts show, errors first.
 
     Args:
         facts: Dict. `backend` is the backend's name. `status` is `"ok"`,
@@ -128,8 +128,8 @@ def _kernels(facts):
     if capability is None or not numbers:
         return
     wanted = tuple(capability)
-    # Kernels run on later GPUs of the same major version. The driver compiles
-    # PTX (compute_80) for any later GPU.
+    # Kernels run on later GPUs with the same major compute capability. The
+    # driver compiles PTX code, such as compute_80, for any later GPU.
     later = [_arch(n) for n in built if n.startswith("compute_")]
     runs = any(n[0] == wanted[0] and n <= wanted for n in numbers)
     if not runs and not any(n <= wanted for n in later):

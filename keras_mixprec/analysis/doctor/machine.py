@@ -13,7 +13,7 @@ from keras_mixprec._version import __version__
 _QUERY = "name,driver_version,memory.total,compute_cap"
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 
-# nvidia-smi prints one of these if no driver answers.
+# Matches the line that nvidia-smi prints if no driver answers.
 _FAILED = re.compile(r"^(NVIDIA-SMI has failed|Failed to|No devices).*", re.M)
 
 
@@ -22,11 +22,11 @@ class Gpus(NamedTuple):
 
     Attributes:
         names: Tuple of strings, as `nvidia-smi` prints them.
-        driver: String, the driver's version, `""` if none answers.
+        driver: String, the driver's version, `""` if no driver answers.
         error: String, the error of `nvidia-smi`.
         on_bus: Int. The number of GPUs on the PCI bus, with or without a
             driver. `None` if the number is not known.
-        memory: Tuple of bytes.
+        memory: Tuple of ints, the bytes of memory of each GPU.
     """
 
     names: tuple = ()
@@ -99,7 +99,7 @@ def _on_bus():
 
 _PACKAGES = ("keras", "numpy", "ml_dtypes", "tensorboard", "setuptools")
 
-# CUDA's libraries: the name in a pip package, and the name in the report.
+# Maps the name of a CUDA library in a pip package to its name in the report.
 _LIBRARIES = {"cudnn": "cudnn", "cuda-runtime": "cuda"}
 
 

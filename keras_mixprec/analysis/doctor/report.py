@@ -40,7 +40,7 @@ class DoctorReport:
             as `"8.0"`, `architecture`, `instructions`, and `formats`, a dict
             from format to `status`, `note` and `source`.
         settings: Dict of strings. The settings that change the results or the
-            speed of 16 bits.
+            speed of computing in 16 bits.
         speed: List of dicts: `operation`, `size`, `mode`, `seconds` in
             float32, `ratios` (format -> speed as a multiple of float32's) and
             `left_out` (format -> reason).

@@ -22,7 +22,7 @@ from keras_mixprec.analysis.isolated import EndedError, Isolated
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
-# Errors, and the last output of a crashed process, are cut to this length.
+# The maximum length of an error, or of a crashed process' last output.
 _LONGEST = 400
 
 
@@ -65,7 +65,7 @@ def doctor(backend: str | None = None, quick: bool = False) -> DoctorReport:
     check_type("quick", quick, bool, "a boolean")
     try:
         keras = importlib.import_module("keras")
-    except Exception:  # The backend may raise anything.
+    except Exception:  # Importing a backend may raise any error.
         return run_in_process(backend, quick)
     interactive = keras.config.is_interactive_logging_enabled()
     say = show if interactive else lambda line: None
@@ -114,7 +114,7 @@ def _examine(connection: Any, quick: bool) -> None:
     name = _configured_backend()
     connection.send(f"importing {name}")
     try:
-        # This imports Keras and the backend, which may raise any error.
+        # `examine` imports Keras and the backend, which may raise any error.
         from keras_mixprec.analysis.doctor.examine import examine
 
         report = examine(quick, connection.send)

@@ -11,14 +11,15 @@ from keras_mixprec.analysis.doctor.findings import Finding
 from keras_mixprec.analysis.doctor.speed import products_in
 from keras_mixprec.backend import active
 
-# Terms of each sum. This many show if a device sums in bfloat16: such a sum
-# stops growing halfway.
+# The number of terms in each sum. With this number, errors show whether a
+# device sums in bfloat16, because a bfloat16 sum stops growing halfway.
 _TERMS = 512
 
 # Bits after the binary point in the numbers of each format.
 _DIGITS = {"float32": 23, "tf32": 10, "bfloat16": 7, "float16": 10}
 
-# Results with a larger error are "wrong", because training cannot use them.
+# The maximum relative error of a usable result. A result with a larger error is
+# "wrong", because training cannot use it.
 _GROSS = 1 / 8
 
 
@@ -58,9 +59,9 @@ def bound(format: str, operation: str) -> float:
 
     A float32 sum of `_TERMS` terms of one sign is off by at most `_TERMS`
     roundings, in any order. Each rounding to the format adds half of
-    `2**-digits`. The bound allows 8 of them: cuBLAS may split a sum into up to
-    8 parts, and TF32 rounds both inputs. Winograd convolutions in float32 lose
-    up to three more bits. A cast is one rounding.
+    `2**-digits`. The bound allows 8 roundings: cuBLAS may split a sum into up
+    to 8 parts, and TF32 rounds both inputs. Winograd convolutions in float32
+    lose up to three more bits. A cast is one rounding.
     """
     unit = 2.0 ** -(_DIGITS[format] + 1)
     if operation == "cast":
@@ -71,7 +72,7 @@ def bound(format: str, operation: str) -> float:
 
 
 def judge(format: str, operation: str, found, exact) -> Result:
-    """Compares a result with the exact one.
+    """Compares a result with the exact result.
 
     Args:
         format: String.
@@ -86,7 +87,8 @@ def judge(format: str, operation: str, found, exact) -> Result:
     error = float(np.max(np.abs(found - exact) / np.abs(exact)))
     gross = "wrong" if error > max(_GROSS, limit) else "inaccurate"
     status = "right" if error <= limit else gross
-    # Float32 is the reference for all formats, so it must be right.
+    # Float32 is the reference for all formats, so inaccurate float32 results
+    # count as wrong.
     if status == "inaccurate" and format == "float32":
         status = "wrong"
     return Result(format, operation, error, limit, status)
@@ -101,7 +103,7 @@ _SAID = {
 
 
 def judge_results(results: list[Result], device: str) -> list[Finding]:
-    """Returns a finding for each format with wrong results."""
+    """Returns a finding for each format and status other than `"right"`."""
     found = []
     for format, status in dict.fromkeys((r.format, r.status) for r in results):
         if status == "right":
@@ -111,7 +113,8 @@ def judge_results(results: list[Result], device: str) -> list[Finding]:
         operations = ", ".join(f"{r.operation} ({_off(r)})" for r in bad)
         finding = Finding(
             f"{status}-{format}",
-            # A machine whose float32 fails cannot train.
+            # A machine cannot train if its float32 fails, so the finding is an
+            # error.
             "error" if format == "float32" else level,
             f"{device} {said} in {format}: {operations}",
             f"do not train in {format} here; update the driver and libraries",
@@ -136,7 +139,7 @@ def _matmul(dtype):
 
 
 def _gradient(dtype):
-    """Returns the gradient for a product's second factor, and the exact one."""
+    """Returns computed and exact gradients for a product's second factor."""
     left, right = _numbers(dtype, _TERMS, 64), _numbers(dtype, 64, 32)
 
     def gradient(left, right):
@@ -150,7 +153,8 @@ def _gradient(dtype):
 
 
 def _convolution(dtype):
-    # Each result sums 3 x 3 x 57 = 513 terms, which is close to `_TERMS`.
+    # Each output of the convolution sums 3 x 3 x 57 = 513 terms, which is close
+    # to `_TERMS`.
     images, kernel = (
         _numbers(dtype, 2, 10, 10, 57),
         _numbers(dtype, 3, 3, 57, 32),

@@ -13,11 +13,13 @@ from keras_mixprec.backend import active
 from keras_mixprec.devices.timing import compare, seconds_of
 from keras_mixprec.policies.matmul_precision import computed_in
 
-# A format below this share of float32's speed is left out of sizes where a call
-# would take over a second. On many CPUs, float16 is 100 times slower.
+# Formats with less than this share of float32's speed are not measured at sizes
+# where an operation would take over a second. On many CPUs, float16 is 100
+# times slower than float32.
 _SLOW = 0.5
 
-# With these sizes, a call takes tens of milliseconds on two CPU cores or a GPU.
+# The sizes of operations. An operation of one of these sizes takes tens of
+# milliseconds on two CPU cores (`_ON_CPU`) or on a GPU (`_ELSEWHERE`).
 _ON_CPU = {
     "matmul": (256, 512, 1024, 1536),
     "convolution": (8, 16, (32, 64, 128, 256)),
@@ -32,12 +34,12 @@ _TRAINING = ("block", "feed-forward")
 
 
 class Row(NamedTuple):
-    """One row of the table.
+    """One row of the table of speeds.
 
     Attributes:
         operation: String: `"matmul"`, `"convolution"`, `"feed-forward"` or
-            `"block"`. All run forward and backward. The last two also update
-            their weights.
+            `"block"`. All operations run forward and backward.
+            `"feed-forward"` and `"block"` also update their weights.
         size: String.
         mode: String. How the operation ran: `"XLA"`, `"graph"` or `"eager"`.
         seconds: Float. The time in float32, `None` if it failed.
@@ -78,7 +80,7 @@ def measure_speed(
             # The first call compiles, so it is not timed.
             steps["float32"]()
             seconds = seconds_of(steps["float32"])
-        except Exception as error:  # For example, out of memory.
+        except Exception as error:  # Memory may run out, for example.
             why = {"float32": one_line(error)}
             rows.append(Row(operation, size, mode, None, {}, why))
             continue
@@ -100,13 +102,13 @@ def measure_speed(
 
 
 def training_speed(rows: list[Row]) -> dict[str, float]:
-    """Returns the ratios of the row that is a whole training step."""
+    """Returns the ratios of the row that measures a whole training step."""
     trained = (row.ratios for row in rows if row.operation in _TRAINING)
     return next(trained, {})
 
 
 def _step(format, workload, mode):
-    """Returns a training step in a format, which the first call builds."""
+    """Returns a training step in a format, built on the first call."""
     dtype = "float32" if format == "tf32" else format
     made = functools.cache(lambda: training_step(*workload, dtype, mode))
 
@@ -120,7 +122,8 @@ def _step(format, workload, mode):
 def _plan(kind, quick):
     """Yields operation, size, mode and workload."""
     sizes = _ON_CPU if kind == "cpu" else _ELSEWHERE
-    mode = active.runtime().MODES[0]  # The mode that `fit` uses by default.
+    # Measure speed in the mode that `fit` uses by default.
+    mode = active.runtime().MODES[0]
     some = slice(1, 2) if quick else slice(None)
     for n in sizes["matmul"][some]:
         yield "matmul", f"{n} x {n}", mode, matmul(n)
@@ -171,8 +174,9 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         mode: String, one of the backend's `MODES`.
     """
     runtime, replay = active.runtime(), active.replay()
-    # A product in a model gets inputs that have the dtype already, so casts are
-    # not timed. Only a block has float32 variables, which each step casts.
+    # A product in a model gets inputs that already have the compute dtype, so
+    # casts are not timed. Only a block has float32 variables, which each step
+    # casts.
     own = "float32" if function is _block else dtype
     tensors = [ops.convert_to_tensor(array, own) for array in arrays]
 
@@ -180,7 +184,8 @@ def training_step(function, arrays: list, dtype: str, mode: str):
         outputs, gradients = replay.vjp(
             lambda tensors: [function(tensors, dtype)],
             tensors,
-            # Any cotangents of this shape will do, because only time counts.
+            # Use the outputs as cotangents. Their values do not matter, because
+            # only time counts.
             lambda outputs: outputs,
         )
         if function is not _block:
@@ -240,6 +245,6 @@ def _normed(x):
 
 
 def _normal(*shape):
-    # Small enough that products stay within float16's range.
+    # The numbers are small, so that products stay within float16's range.
     random = np.random.default_rng(len(shape))
     return random.standard_normal(shape, "float32") * 0.05

@@ -9,8 +9,8 @@ from keras_mixprec.numerics.arrays import largest_magnitude
 from keras_mixprec.policies.layers import MODEL_PATH
 from keras_mixprec.verdict_kinds import KINDS
 
-# These verdicts are about the data, the weights or a dynamic loss scale, which
-# no change of dtypes repairs. So KMP101 leaves them out.
+# Kinds of verdicts that KMP101 leaves out, because no change of dtypes repairs
+# the data, the weights or a dynamic loss scale.
 _NOT_OF_ITS_PRECISION = {
     "bad_data",
     "divergence",
@@ -25,7 +25,7 @@ def wrong_on_the_data(view):
     """On your samples, a step in 16 bits differs from the step in float32.
 
     Why: A layer that works on everyday numbers may overflow on yours. Only a
-    step on samples shows it.
+    step on samples shows the overflow.
     Example: a sum of squares of pixels from 0 to 255 overflows float16.
     Fix: let the named layer compute in float32, or scale its input.
     """
@@ -34,8 +34,10 @@ def wrong_on_the_data(view):
     for verdict in diagnose(view.model, *view.batch()):
         if verdict.kind in _NOT_OF_ITS_PRECISION:
             continue
+        # Compiling under the checked policy will add loss scaling, so faults in
+        # the backward pass do not count.
         if view.supposed and verdict.direction == "backward":
-            continue  # Compiling under the checked policy adds loss scaling.
+            continue
         kind = KINDS[verdict.kind]
         in_layer = verdict.layer not in (None, MODEL_PATH)
         by_scale = "advised_bits" in verdict.numbers

@@ -42,10 +42,10 @@ class Finding:
         call: Function that takes the model and repairs the fault, such as
             `ensure_loss_scaling`, or `None`.
         numbers: Dict. The evidence, which JSON can hold.
-        severity: `"high"` (training fails or learns something else),
+        severity: `"high"` (training fails or learns a wrong result),
             `"medium"` (training fails on some data, or gains nothing) or
             `"low"` (training is slower or less exact than it could be).
-        code, rule: Strings. The code and the name of the rule that found it.
+        code, rule: Strings. The code and name of the rule that found the fault.
     """
 
     reason: str
@@ -102,9 +102,9 @@ class Rule:
     """A lint rule.
 
     Attributes:
-        code: String, such as `"KMP101"`. A code is never used again for another
-            rule.
-        severity: The default severity of its findings.
+        code: String, such as `"KMP101"`. A code is never used again for a
+            different rule.
+        severity: The default severity of the rule's findings.
         check: Function of a `ModelView` that yields `Finding`s. The first line
             of the docstring is the rule's `reason`. The whole docstring is the
             rule's `page`.
@@ -150,7 +150,7 @@ def rule(code: str, severity: str) -> Callable:
     """Decorator that turns a function into a `Rule` with the function's name.
 
     Args:
-        code: String, one that no rule had before.
+        code: String. A code that no rule has had before.
         severity: `"high"`, `"medium"` or `"low"`, the highest severity of the
             rule's findings.
     """

@@ -29,18 +29,20 @@ from keras_mixprec.policies.names import is_fixed
 from keras_mixprec.policies.rules import OUTPUT, Matcher, PrecisionRules
 from keras_mixprec.policies.set_policies import reasons_of
 
-# The largest rounding error of a feature that is not reported, as a share of
-# the feature's standard deviation.
+# The maximum rounding error of a feature, as a share of the feature's standard
+# deviation. KMP203 reports features with a larger error.
 _OFF = 0.1
 
-# KMP301 leaves out these default rules, because other lint rules report the
-# same layers with numbers.
+# Default rules that KMP301 leaves out, because other lint rules report the same
+# layers with numbers.
 _HAVE_THEIR_OWN = (OUTPUT, reads_raw_features)
 
-# A slow layer with a smaller share of the multiply-adds costs little time.
+# The minimum share of the model's multiply-adds for a finding of medium
+# severity. A slow layer with a smaller share costs little time.
 _SHARE_THAT_MATTERS = 0.1
 
-# Tensor Cores read 16 bytes at once, which is 8 numbers of 16 bits.
+# Matrix dimensions should be multiples of 8, because Tensor Cores read 16 bytes
+# at once, which is 8 numbers of 16 bits.
 _MULTIPLE = 8
 
 _WITH_KERNELS = (
@@ -231,8 +233,8 @@ def wrapper_dtype_ignored(view):
     """
     for entry in view.in_float32:
         holder, inside = entry.layer, list(sublayers(entry.layer))
-        # A `Sequential` computes nothing itself, so its dtype is no request for
-        # float32.
+        # A `Sequential` computes nothing itself, so its dtype is not a request
+        # for float32.
         means = not isinstance(holder, keras.Sequential)
         if not inside or only_runs_graph(holder) or entry.path == MODEL_PATH:
             continue
@@ -280,7 +282,7 @@ def products_below_float32(view):
 
 
 def _kept_for_digits(view):
-    """Returns the layers with products that are in float32 for their digits."""
+    """Returns the layers with products that precision_loss put in float32."""
     reasons = reasons_of(view.model)
     return [
         entry

@@ -40,9 +40,9 @@ def lint(
     faults show up only in this step. The model does not change.
 
     Args:
-        model: A `keras.Model`, compiled or not. With `x` it may be unbuilt.
+        model: A `keras.Model`, compiled or not. With `x`, it may be unbuilt.
         x: Arrays of samples, as `fit` takes them. Defaults to `None`.
-        y: Arrays of targets. With them, the step includes the loss of a
+        y: Arrays of targets. With `y`, the step includes the loss of a
             compiled model. Defaults to `None`.
         policy: Policy to check the model under, as `apply_policy(model,
             policy)` would set it. Defaults to `None`: the model's own policies.
@@ -57,8 +57,8 @@ def lint(
         `.apply()` makes all automatic repairs.
 
     Raises:
-        TypeError: If `model` is not a model, or `callbacks` is not a list of
-            callbacks.
+        TypeError: If `model` is not a `keras.Model`, or `callbacks` is not a
+            list of callbacks.
         ValueError: If there is no such policy or code, or `x` or `y` are not
             arrays.
 
@@ -83,7 +83,7 @@ def lint(
 
 
 def _as_if(model, policy):
-    """Context in which layers have the policies of `apply_policy`."""
+    """Context in which layers have the policies that `apply_policy` sets."""
     if policy is None:
         return contextlib.nullcontext()
     matcher = matcher_of(model, policy, None)
@@ -98,7 +98,8 @@ def _as_if(model, policy):
 
 _FILES = (data_rules, layer_rules, optimizer_rules)
 
-# Findings with the same severity are listed in this order.
+# The rules are sorted by code, because findings with the same severity are
+# listed in the order of the rules.
 RULES = sorted(
     (x for file in _FILES for x in vars(file).values() if isinstance(x, Rule)),
     key=lambda rule: rule.code,

@@ -13,9 +13,10 @@ from keras_mixprec.policies.graph import output_layers
 from keras_mixprec.policies.layers import LayerEntry, walk_with_model
 from keras_mixprec.policies.multiply_adds import multiply_adds
 
-# A `train_step` may need a whole batch, so data of up to 128 samples or 2**20
-# numbers run whole. From more data, lint takes the first 32 rows, and the rows
-# with the largest and the smallest numbers, which overflow first.
+# A `train_step` may need a whole batch, so lint runs on all the data if there
+# are at most 128 samples or at most 2**20 numbers. From more data, lint takes
+# the first 32 rows, and the rows with the largest and the smallest numbers,
+# which overflow first.
 _BATCH, _NUMBERS, _ROWS = 128, 2**20, 32
 
 
@@ -29,7 +30,7 @@ class ModelView:
         inputs, targets: Dicts of the NumPy arrays in `x` and `y` by name, such
             as `"x"` or `"x['ids']"`; empty without data.
         callbacks: List of `keras.callbacks.Callback` for `fit`.
-        supposed: Boolean. `True` if the model was compiled under other policies
+        supposed: Boolean. `True` if the model was compiled under policies other
             than the ones to check.
         entries: List of `LayerEntry`: every layer, the model itself last.
         low: The `entries` that compute in float16 or bfloat16.

@@ -53,7 +53,7 @@ def constant_of_the_optimizer(view):
             becomes, fix = becomes_instead(name)
             yield Finding(
                 f"{_name(optimizer)}'s {name}={value:g} rounds to {becomes} in "
-                "16-bit variables, so weights do not move or become NaN.",
+                "16-bit variables, so weights stop moving or become NaN.",
                 f"Set {name}={fix}, or build the model under a mixed policy, "
                 "which keeps variables in float32.",
                 numbers={name: value},
