@@ -10,7 +10,7 @@ from keras_mixprec.reporting.schema import (
     OVERFLOWS_BY_VARIABLE,
 )
 
-# One curve per variable is too much for loggers that draw every curve.
+# Curves of single variables are too many for loggers that draw every curve.
 _LEFT_OUT = (f"{NORMS_BY_VARIABLE}/", f"{OVERFLOWS_BY_VARIABLE}/")
 
 

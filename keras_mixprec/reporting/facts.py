@@ -8,19 +8,19 @@ from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS, Kind, what_is_said
 
-# Tuner events that change the loss scale, with a verb for each.
+# Tuner events that change the loss scale, with a verb for each kind of event.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 
 # The kinds of events that the headline uses.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
-# Numbers beyond the float16 range are harmless in these dtypes.
+# Dtypes in which numbers beyond the float16 range are harmless.
 WIDE = ("float32", "float64")
 
 # The name for float16 with inputs that are multiplied by a power of two.
 _RESCALED = "rescaled float16"
 
-# The most severe first.
+# The levels of findings, the most severe first.
 LEVELS = ("bad", "warning", "info")
 
 
@@ -71,7 +71,7 @@ def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
 
 
 def changes_of(events: Iterable, *kinds: str) -> dict:
-    """Returns the last change of each layer, as in `all_changes`."""
+    """Returns the last change of each layer, as a pair as in `all_changes`."""
     return {p: own[-1] for p, own in all_changes(events, *kinds).items()}
 
 
@@ -283,7 +283,8 @@ def _in_a_row(events, last_step):
     ends = [e for e in events if e["kind"] == "train_end"]
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
-    # The run is still going or was killed, so count its skipped steps.
+    # The run has no final summary, because it is still going or was killed.
+    # Count the skipped steps at its end.
     skips = (e for e in events if e["kind"] == "skipped_step")
     skipped, count = {e.get("at_step") for e in skips}, 0
     while last_step - count in skipped:
