@@ -48,9 +48,9 @@ class TrainingSummary(NamedTuple):
             their places, `""` if there were none.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
             of batches whose loss had that value. Each replica counts its own
-            part of a batch. `None` if the model has no 16-bit layers or no loss scaling.
-            A custom `train_step` reports its losses through metrics called
-            `"..loss"`. Without such metrics, its returned losses count.
+            part of a batch. `None` if the model has no 16-bit layers or no loss
+            scaling. A custom `train_step` reports its losses through metrics
+            called `"..loss"`. Without such metrics, its returned losses count.
         graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
             if it was off.
         left_in_float16: String. Layers that compute in float16 although
