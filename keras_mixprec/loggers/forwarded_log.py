@@ -85,8 +85,8 @@ class ForwardedLog(RunLog):
             return
         try:
             report = load_report()
-        # Another run in the folder may be damaged, or a newer version may have
-        # written it. Training must not fail for that reason.
+        # Training must not fail because another run in the folder is damaged or
+        # was written by a newer version.
         except Exception as error:
             self._loggers.clear()
             self._warn("pass the report to the loggers", error)

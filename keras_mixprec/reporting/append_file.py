@@ -15,7 +15,7 @@ from keras_mixprec.reporting import schema
 class AppendFile:
     """An append-only file in which each write is all or nothing.
 
-    Writes are unbuffered, so a killed process loses none. If a write fails
+    Writes are unbuffered, so a killed process loses no write. If a write fails
     half-way, for example on a full disk, the file is truncated to its earlier
     size. The class is not thread-safe.
 
@@ -54,8 +54,8 @@ class AppendFile:
         """True in the process that opened the file.
 
         A forked child would write its parent's records a second time. Callers
-        check this before they take a lock, because another thread may have held
-        the lock during the fork.
+        check `ours` before they take a lock, because another thread may have
+        held the lock during the fork.
         """
         return os.getpid() == self._pid
 

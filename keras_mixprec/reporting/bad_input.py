@@ -59,7 +59,8 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     numbers = verdict.get("numbers", {})
     named = []
     for part, rows in _rows(numbers, "samples_of_").items():
-        # The verdict lists only the first bad samples.
+        # A verdict lists only the first bad samples, so end the list with "…"
+        # if there are more.
         is_cut = numbers.get(f"bad_samples_of_{part}", 0) > len(rows)
         listed = ", ".join(map(str, [*rows, *["…"] * is_cut]))
         named.append(f"row{'s' * (len(rows) > 1)} {listed} of {part}")

@@ -214,7 +214,7 @@ def _is_readable(event, key, needed):
     kind = _TYPES.get(key)
     if kind and not isinstance(value, kind):
         return False
-    # Larger integers cannot be steps, and `float` may fail on them.
+    # Integers from 2**63 on cannot be steps, and `float` may fail on them.
     if kind and isinstance(value, int) and abs(value) >= 2**63:
         return False
     if key == "layers":

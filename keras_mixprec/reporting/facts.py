@@ -30,7 +30,7 @@ def kind_of(name: str) -> Kind:
 
 
 def moment(event: Mapping) -> int:
-    """Returns the step at which an event happened, not when it was noticed.
+    """Returns the step at which an event happened, which may be noticed later.
 
     For a low loss scale, this is the step of the reading that found it.
     """
@@ -162,7 +162,7 @@ def still_said(events: Iterable, said: str, over: str) -> dict:
     Args:
         events: Dicts, by rising step.
         said: String. A kind of event.
-        over: String. The kind of event that ends such an event.
+        over: String. The kind of event after which `said` no longer holds.
     """
     found: dict = {}
     for event in events:

@@ -11,7 +11,8 @@ from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
-# A loss with fewer readings or steps may be flat by chance.
+# The least number of readings and of steps to judge a loss. A loss with fewer
+# may be flat by chance.
 _LEAST_READINGS = 6
 _LEAST_STEPS = 50
 
@@ -23,7 +24,7 @@ _PARTS = 8
 # loss may come from trained weights.
 _CHANCE = 0.97 * math.log(2)
 
-# If the loss varies by more than this share of its mean, the model learns.
+# If the loss varies by more than this share of its median, the model learns.
 _MOST_SPREAD = 0.05
 
 # The smallest relative fall of the loss that shows in three digits.
@@ -38,7 +39,7 @@ def flat_loss(
     layers: list,
     compared: bool = False,
 ) -> str:
-    """Returns a sentence if the loss did not fall, else an empty string.
+    """Returns a sentence if the loss did not fall, or an empty string.
 
     All steps after the last change of precision count, even over several calls
     of `fit`. The result is empty if a finding explains the loss, if the run is

@@ -328,7 +328,7 @@ class _Story:
             or (is_open and (is_stuck or "give_up" in last))
         ):
             return "failing"
-        # The worst finding that is not repaired decides.
+        # The worst finding that is not repaired decides the state of the run.
         if any(kind_of(v["verdict"]).level == "bad" for v in is_open):
             return "severe"
         if (
@@ -357,7 +357,7 @@ class _Story:
         )
 
     def _is_collapsed(self):
-        # A collapse is over once good steps follow it.
+        # A collapse of the loss scale is over once a step is applied.
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):

@@ -288,13 +288,13 @@ MAX_COLUMNS = 2000
 # bits of headroom.
 HEADROOM_DTYPE = "float16"
 
-# Marks a reading on a non-finite batch.
+# The mark of a cell whose reading is on a non-finite batch.
 LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
     """Rounds headroom as for the page, so that all outputs agree."""
-    with np.errstate(over="ignore"):  # Damaged logs may have any numbers.
+    with np.errstate(over="ignore"):  # Damaged headroom may overflow.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
 
@@ -348,7 +348,7 @@ class Grid(NamedTuple):
         with np.errstate(over="ignore"):
             body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
-        # The lower half of each float32 is 0, so a report compresses it well.
+        # The lower half of each float32 is 0, so the values compress well.
         sent = size + text + body.astype("<f4").tobytes()
         marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
         return sent + marks.tobytes() * is_marked
@@ -379,7 +379,8 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     if any(table.spoiled.any() for table in tables):
         rows = np.concatenate([t.lost(metric, layers) for t in tables])
         lost = np.logical_or.reduceat(rows, first).T
-    # Counts and magnitudes can exceed the range of float16.
+    # Only headroom is rounded to float16, because counts and magnitudes can
+    # exceed the range of float16.
     is_headroom = metric.endswith("headroom_bits")
     dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
     return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)

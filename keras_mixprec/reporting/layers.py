@@ -182,7 +182,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # A demotion that was undone later does not count.
+    # Name the reason only for a demotion that still holds.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])
@@ -268,7 +268,7 @@ def _largest_inside(verdict):
     """Returns the largest number inside the layer, or 0 if not known."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
-    try:  # The log spells infinity as a string.
+    try:  # `float` reads infinity, which is a string in the log.
         return float(verdict.get("numbers", {}).get(_INSIDE, 0))
     except (TypeError, ValueError):
         return 0.0

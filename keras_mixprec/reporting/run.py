@@ -187,7 +187,7 @@ class Run:
     @property
     def histogram_layers(self) -> dict[str, list]:
         """The names of layer calls with histograms, by part."""
-        # Skip the numbers, which account for most of the reading time.
+        # Skip exponents and counts, which account for most of the reading time.
         rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
         found: dict = {part: set() for part in schema.EXPONENTS}
         for row in rows:

@@ -268,7 +268,7 @@ class RunLog:
                 self._events.close()
                 for file in self._files.values():
                     file.close()
-            except OSError as error:  # Some network disks report errors late.
+            except OSError as error:  # Network disks may report errors now.
                 self._miss(self.next_step, error)
 
     def __enter__(self):

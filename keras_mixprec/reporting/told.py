@@ -139,7 +139,8 @@ def _row(group, places, run):
     try:
         said = _said(group, run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        # Damaged events and users' own events may have any values.
+        # Show damaged events and users' own events as JSON if they have no
+        # sentence.
         said = _in_json(event)
     about = event.get("verdict") or event.get("finding") or moment(event)
     date = event.get("wall_time")
@@ -293,7 +294,8 @@ def _verdict(group, _):
     )
     at = ", ".join(filter(None, about))
     at = at if event["layer"] else at[:1].upper() + at[1:]
-    # Two calls to `fit` may both report a layer at the step between them.
+    # Name each layer once, because two calls to `fit` may both report a layer
+    # at the step between them.
     _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
     named = format_names(others, _MOST_LAYERS)

@@ -115,7 +115,7 @@ class Endpoints:
         }
         found = []
         for run in self._runs:
-            with contextlib.suppress(OSError):  # The log may be removed.
+            with contextlib.suppress(OSError):  # Skip a log that was removed.
                 found.append(RunFiles(self._runs[run]).listed(run))
         return found
 
@@ -173,7 +173,7 @@ class Endpoints:
                 try:
                     log = self._open(run)
                     row = json.loads(to_json(row_of(Run(run, log))))
-                except (RefusedError, OSError):  # The log was removed.
+                except (RefusedError, OSError):  # Skip a removed log.
                     continue
                 known = written
                 self._rows[run] = log.written, row
