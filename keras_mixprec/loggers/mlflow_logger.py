@@ -21,7 +21,8 @@ class MLflowLogger:
 
     Metrics have the tags of TensorBoard. Settings and the summary become tags
     of the run. Its artifacts are `mixprec/events.jsonl` and
-    `mixprec/report.html`. Install it with `pip install keras-mixprec[mlflow]`.
+    `mixprec/report.html`. Install MLflow with
+    `pip install keras-mixprec[mlflow]`.
 
     Args:
         run_id: String. Defaults to `None`, the active run.

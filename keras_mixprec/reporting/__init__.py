@@ -1,6 +1,6 @@
 """Writes and reads the log of a training run, and reports on the run.
 
-This package imports neither a backend nor Keras. It avoids
+This package imports neither a backend nor Keras. The package avoids
 `tensorboard.summary` and its `EventFileWriter`, because both import all of
 TensorFlow if it is installed.
 

@@ -50,7 +50,7 @@ _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
 class Card(NamedTuple):
-    """A part of a report, about one subject.
+    """A part of a report about one subject.
 
     Attributes:
         name: String.

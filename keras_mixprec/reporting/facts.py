@@ -32,7 +32,7 @@ def kind_of(name: str) -> Kind:
 def moment(event: Mapping) -> int:
     """Returns the step at which an event happened, which may be noticed later.
 
-    For a low loss scale, this is the step of the reading that found it.
+    For a low loss scale, returns the step of the reading that found the fall.
     """
     if event["kind"] == "loss_scale_low":
         return event["step"]
@@ -254,7 +254,7 @@ def _still_true(events, run):
 
 
 def growth(counts: list) -> int:
-    """Returns the total rise of a count. New optimizers restart it at 0."""
+    """Returns the total rise of a count, which a new optimizer restarts at 0."""
     pairs = zip(counts, counts[1:], strict=False)
     return sum(now - old if now >= old else now for old, now in pairs)
 

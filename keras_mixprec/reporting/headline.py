@@ -1,6 +1,7 @@
 """The headline of a run: one sentence about the cause, the repair and the cost.
 
-The console builds it from facts in memory, the report and the tab from the log.
+The console builds the headline from facts in memory. The report and the tab
+build the headline from the log.
 All use this module, so that they agree.
 """
 

@@ -174,7 +174,7 @@ class Table:
         return steps
 
     def column(self, metric: str, layers: list) -> np.ndarray:
-        """Returns a metric for these layers.
+        """Returns a metric of layers by step.
 
         Args:
             metric: String.
@@ -293,7 +293,7 @@ LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
-    """Rounds headroom as for the page, so that all outputs agree."""
+    """Rounds headroom as the page does, so that all outputs agree."""
     with np.errstate(over="ignore"):  # Damaged headroom may overflow.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 

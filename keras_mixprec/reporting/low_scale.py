@@ -1,8 +1,9 @@
 """Reports a loss scale that fell far below the values at which steps succeeded.
 
 A loss scale also falls while its rule searches for the best value, which is
-normal. After a burst of overflows or bad data, it may be lower than gradients
-need. It then grows back by only one factor per growth interval.
+normal. After a burst of overflows or bad data, the scale may be lower than
+gradients need. The scale then grows back by only one factor per growth
+interval.
 """
 
 import itertools
@@ -89,7 +90,7 @@ class LowScales:
         """Logs when a loss scale becomes low, and when it recovers.
 
         Args:
-            name: String. The name of the optimizer, `""` for a single one.
+            name: String. The optimizer's name, `""` for a single optimizer.
             points: List of `ScalePoint`s since the last reading.
             bad: Set of steps since the last reading with non-finite inputs.
             factor: Float. The growth factor of the scale.

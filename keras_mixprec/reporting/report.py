@@ -69,7 +69,7 @@ class MixPrecReport(HtmlReport):
     """The report on one run, or on several runs side by side.
 
     `str()` returns a screen of text for each run, the most severe first. With
-    several runs, it begins with a table. A notebook shows the page of the
+    several runs, the text begins with a table. A notebook shows the page of the
     "Mixed Precision" tab.
 
     Args:

@@ -42,7 +42,7 @@ class RunLog:
 
     Once the log is open, disk errors do not raise. If the disk is full, up to
     16 MiB of writes wait. If files were removed, the log creates new files. In
-    both cases it warns once, and a `log_gap` event counts the lost records.
+    both cases the log warns once, and a `log_gap` event counts lost records.
 
     Args:
         log_dir: String or path-like. A local folder; created if missing.
@@ -321,7 +321,7 @@ class RunLog:
         self._send(step, size, lambda: self._events.write(step, values))
 
     def _send(self, step, size, work):
-        """Performs all waiting writes and this one, or queues this one."""
+        """Performs all waiting writes and `work`, or queues `work`."""
         if not self._events.ours:
             return
         with self._lock:

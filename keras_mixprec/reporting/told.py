@@ -313,8 +313,8 @@ def harm(event: dict, run) -> str:
     """Returns a clause about the harm of a low loss scale.
 
     The clause counts the layers that have more zero gradients than in any
-    earlier reading, and names the worst layer. It is empty if no earlier
-    reading exists.
+    earlier reading, and names the worst layer. The clause is empty if no
+    earlier reading exists.
 
     Args:
         event: Dict, an event of the run of kind `"loss_scale_low"`.
@@ -348,7 +348,7 @@ def harm(event: dict, run) -> str:
 
 
 def _most(grid, columns):
-    """Returns the largest share of each layer in these columns."""
+    """Returns the largest share of each layer in some columns."""
     return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
 
 

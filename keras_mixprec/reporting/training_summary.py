@@ -50,7 +50,7 @@ class TrainingSummary(NamedTuple):
             of batches whose loss had that value. Each replica counts its own
             part of a batch. `None` if the model has no 16-bit layers or no loss
             scaling. A custom `train_step` reports its losses through metrics
-            called `"..loss"`. Without such metrics, its returned losses count.
+            called `"..loss"`. Without such metrics, the returned losses count.
         graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
             if it was off.
         left_in_float16: String. Layers that compute in float16 although
@@ -130,7 +130,7 @@ class OptimizerSummary(NamedTuple):
         overflow_counts: Dict from the path of a variable to the number of steps
             in which its gradient overflowed.
         nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of steps in which any gradient had such an element.
+            of steps in which any gradient had such a value.
     """
 
     steps: int

@@ -384,7 +384,7 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
         - `"overflowing_scale"`: the least loss scale at which a step was
           skipped since dtypes last changed, as a power of two, or `None`;
         - `"needed_scale"`: the loss scale in the last verdict that names one;
-        - `"layers"`: a dict by path. It has a range for each measured part,
+        - `"layers"`: a dict by path. Each entry has a range by measured part,
           `"refused"`, the kinds of verdicts that each format does not repair,
           and `"in_float32"`, the logarithm of the largest float32 output in
           its last verdict.
