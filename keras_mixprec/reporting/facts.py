@@ -254,7 +254,7 @@ def _still_true(events, run):
 
 
 def growth(counts: list) -> int:
-    """Returns the total rise of a count, which a new optimizer restarts at 0."""
+    """Returns the total rise of a count that new optimizers restart at 0."""
     pairs = zip(counts, counts[1:], strict=False)
     return sum(now - old if now >= old else now for old, now in pairs)
 

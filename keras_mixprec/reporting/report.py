@@ -43,7 +43,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
     ... )
     >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
-    mixprec (healthy): 1 step, none skipped, no findings; no layer computes ...
+    mixprec (healthy): 1 step, none skipped, no findings; all layers ...
     Loss: ... step 1.
     Loss scale: 2**15.
     Layers: 1 in float32.
