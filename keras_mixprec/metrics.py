@@ -15,9 +15,9 @@ class Metric:
         name: String.
         unit: String. `"headroom"` (powers of two up to the format's maximum),
             `"count"`, `"share"` (of elements), `"error"` (relative) or
-            `"magnitude"` (of a number). The page has a colour scale for each of
-            these. Metrics of a run may also have `"seconds"`, `"rate"` (per
-            second) and `"bytes"`.
+            `"magnitude"` (of a number). The page has a color scale for each of
+            these units. Metrics of a run may also have `"seconds"`, `"rate"`
+            (per second) and `"bytes"`.
         group: String. The part of a layer, as the page names it.
         title: String. The name of the metric on the page.
         explanation: String. One sentence, or empty if the title is enough.
@@ -35,7 +35,7 @@ class Metric:
         return "min" if self.unit == "headroom" else "max"
 
 
-# Name: group, and a description of the measured tensors.
+# The parts of a layer, each with its group and a description of its tensors.
 _PARTS = {
     "activation": ("Activations", "the layer's outputs"),
     "gradient": (
@@ -51,7 +51,7 @@ _PARTS = {
     "weight": ("Weights", "the layer's variables"),
 }
 
-# Name: unit, title and explanation.
+# The quantities of each part, with unit, title and explanation.
 _QUANTITIES = {
     "headroom_bits": (
         "headroom",
@@ -72,7 +72,7 @@ def _of(part, quantity):
     return Metric(f"{part}_{quantity}", unit, group, title, text)
 
 
-# The metrics of range measurements, in the order of the log's columns.
+# The metrics of range measurements, in the order of the columns in the log.
 _PROBED = (
     *(
         _of(part, quantity)
@@ -96,7 +96,7 @@ _PROBED = (
     ),
 )
 
-# The metrics of a diagnosis, in the order of the log's columns.
+# The metrics of a diagnosis, in the order of the columns in the log.
 _AUDITED = tuple(
     Metric(
         f"{direction}_error_against_float32",
@@ -110,12 +110,13 @@ _AUDITED = tuple(
 
 METRICS = {metric.name: metric for metric in (*_PROBED, *_AUDITED)}
 
-# The columns of each table in the log. `"min"` or `"max"` tells which is worse.
+# The columns of the tables in the log, each with `"min"` or `"max"`, whichever
+# is worse.
 PROBED = {metric.name: metric.worst for metric in _PROBED}
 AUDITED = {metric.name: metric.worst for metric in _AUDITED}
 
-# The metrics of a run, in the order of the console, the report and the page.
-# Name: unit, title and explanation.
+# The metrics of a run with unit, title and explanation, in the order of the
+# console, the report and the page.
 _FIGURES = {
     "step_time": (
         "seconds",

@@ -10,7 +10,7 @@ from keras_mixprec.reporting.schema import (
     OVERFLOWS_BY_VARIABLE,
 )
 
-# One curve per variable is too much for loggers that draw every curve.
+# Curves of single variables are too many for loggers that draw every curve.
 _LEFT_OUT = (f"{NORMS_BY_VARIABLE}/", f"{OVERFLOWS_BY_VARIABLE}/")
 
 
@@ -85,8 +85,8 @@ class ForwardedLog(RunLog):
             return
         try:
             report = load_report()
-        # Another run in the folder may be damaged, or a newer version may have
-        # written it. Training must not fail for that reason.
+        # Training must not fail because another run in the folder is damaged or
+        # was written by a newer version.
         except Exception as error:
             self._loggers.clear()
             self._warn("pass the report to the loggers", error)

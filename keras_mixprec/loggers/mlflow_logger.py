@@ -7,8 +7,8 @@ from typing import Any
 from keras_mixprec import _clock
 from keras_mixprec.reporting.text_formats import to_json
 
-# MLflow forbids these characters in names, and more than `_MOST` metrics in one
-# call.
+# The characters that MLflow forbids in names, and the maximum number of metrics
+# in one call to MLflow.
 _FORBIDDEN = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MOST = 1000
 
@@ -21,7 +21,8 @@ class MLflowLogger:
 
     Metrics have the tags of TensorBoard. Settings and the summary become tags
     of the run. Its artifacts are `mixprec/events.jsonl` and
-    `mixprec/report.html`. Install it with `pip install keras-mixprec[mlflow]`.
+    `mixprec/report.html`. Install MLflow with
+    `pip install keras-mixprec[mlflow]`.
 
     Args:
         run_id: String. Defaults to `None`, the active run.
@@ -58,7 +59,8 @@ class MLflowLogger:
 
     def begin(self, settings: Mapping[str, str | float]) -> None:
         """Logs the settings."""
-        # Tags, because a second `fit` could not change MLflow's parameters.
+        # Log the settings as tags, because a second `fit` could not change
+        # MLflow's parameters.
         for name, value in settings.items():
             self._client.set_tag(self._run_id, f"mixprec.{name}", value)
 

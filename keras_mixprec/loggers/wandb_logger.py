@@ -12,7 +12,7 @@ class WandbLogger:
     Curves have the tags of TensorBoard. Their x axis is `mixprec/step`, so they
     do not disturb the steps of other callbacks. Events become the table
     `mixprec/events`. The run also gets the summary and the report as a page.
-    Install it with `pip install keras-mixprec[wandb]`.
+    Install wandb with `pip install keras-mixprec[wandb]`.
 
     Args:
         run: A `wandb.Run`. Defaults to `None`, the active run.

@@ -1,10 +1,10 @@
 """Writes and reads the log of a training run, and reports on the run.
 
-This package imports neither a backend nor Keras. It avoids
+This package imports neither a backend nor Keras. The package avoids
 `tensorboard.summary` and its `EventFileWriter`, because both import all of
 TensorFlow if it is installed.
 
-Files that write:
+Files that write the log:
 
 - `run_log.py`: `RunLog`, which the monitor writes to; `NoLog` discards
   everything.
@@ -16,8 +16,8 @@ Files that write:
 - `layer_tables.py`: measurements of each layer by step.
 - `text_formats.py`: strict JSON, and tables in Markdown.
 
-Files that read. Findings are computed from facts, and cards show both. No
-function changes another function's results.
+Files that read the log. Findings are computed from facts, and cards show facts
+and findings. No function changes another function's results.
 
 - `run_files.py`: the tables of a run, and the list of runs; `event_kinds.py`:
   every kind of event, with its fields and its sentence, and the checks of

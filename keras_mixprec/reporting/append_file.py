@@ -15,7 +15,7 @@ from keras_mixprec.reporting import schema
 class AppendFile:
     """An append-only file in which each write is all or nothing.
 
-    Writes are unbuffered, so a killed process loses none. If a write fails
+    Writes are unbuffered, so a killed process loses no write. If a write fails
     half-way, for example on a full disk, the file is truncated to its earlier
     size. The class is not thread-safe.
 
@@ -31,7 +31,7 @@ class AppendFile:
 
     def __init__(self, path, exclusive: bool = False):
         check_regular(path)
-        # The finalizer below closes the file, at the latest when Python exits.
+        # A finalizer closes the file, at the latest when Python exits.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
         release = None
         if exclusive:
@@ -54,8 +54,8 @@ class AppendFile:
         """True in the process that opened the file.
 
         A forked child would write its parent's records a second time. Callers
-        check this before they take a lock, because another thread may have held
-        the lock during the fork.
+        check `ours` before they take a lock, because another thread may have
+        held the lock during the fork.
         """
         return os.getpid() == self._pid
 
@@ -102,7 +102,8 @@ def _close(file, pid, release):
     file.close()
 
 
-# The most bytes that may wait, enough for hours of training.
+# The maximum number of bytes that may wait for a full disk. Hours of training
+# write less.
 LIMIT = 16 * 2**20
 
 
@@ -121,10 +122,10 @@ class Backlog:
         self._size = 0
 
     def write(self, size: int, work: Callable) -> None:
-        """Performs all waiting writes, then this one.
+        """Performs all waiting writes, then `work`.
 
         Args:
-            size: Int, bytes.
+            size: Int. The number of bytes that `work` writes.
             work: Function that writes everything or raises `OSError`.
 
         Raises:
@@ -145,7 +146,7 @@ class Backlog:
         """Performs all waiting writes.
 
         Raises:
-            OSError: If a write fails. This and all later writes keep waiting.
+            OSError: If a write fails. The failed and all later writes wait.
         """
         while self._waiting:
             size, work = self._waiting.popleft()

@@ -4,7 +4,7 @@ import itertools
 
 from keras_mixprec.formats import BATCHES
 
-# The most ranges of batches that a text lists.
+# The maximum number of ranges of batches that a sentence lists.
 LISTED = 8
 
 

@@ -1,4 +1,4 @@
-"""Batches with non-finite inputs, which no number format repairs.
+"""Finds batches with non-finite inputs, which no number format repairs.
 
 A NaN in the inputs makes all later activations and gradients NaN, which looks
 like an overflow. The log names the steps of such batches, so that reports can
@@ -59,7 +59,8 @@ def bad_data_clause(verdict: Mapping, events: list) -> str:
     numbers = verdict.get("numbers", {})
     named = []
     for part, rows in _rows(numbers, "samples_of_").items():
-        # The verdict lists only the first bad samples.
+        # A verdict lists only the first bad samples, so end the list with "…"
+        # if there are more.
         is_cut = numbers.get(f"bad_samples_of_{part}", 0) > len(rows)
         listed = ", ".join(map(str, [*rows, *["…"] * is_cut]))
         named.append(f"row{'s' * (len(rows) > 1)} {listed} of {part}")
@@ -94,11 +95,11 @@ def left_out(steps: list) -> str:
 
 
 def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
-    """Returns which rows of tables were measured on bad batches.
+    """Returns a mask of the rows that were measured on bad batches.
 
     In a long log, a row pools several readings and has the step of the last
-    one. A bad batch among them explains the row's non-finite numbers, unless
-    another step in that range was skipped.
+    reading. A bad batch in the range of steps that a row covers explains the
+    row's non-finite numbers, unless a good batch was skipped in that range.
 
     Args:
         steps: Int array, the rising steps of the rows of a family.
@@ -107,7 +108,8 @@ def spoiled(steps: np.ndarray, events: list) -> np.ndarray:
     bad = sorted(bad_input_steps(events))
     if not bad or not len(steps):
         return np.zeros(len(steps), bool)
-    # Only skipped steps count here, and other events may have `at_step` too.
+    # Read skipped steps only, because other kinds of events may also have
+    # `at_step`.
     skips = (e for e in events if e["kind"] == "skipped_step")
     failed = {e["at_step"] for e in skips if "at_step" in e}
     gaps = np.diff(steps)

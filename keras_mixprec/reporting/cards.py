@@ -45,12 +45,12 @@ _MOST_FINDINGS = 8
 _ADVISED = ("metric_not_finite", "validation_not_finite")
 _MOST_LAYERS = 5
 
-# The main finding in states in which little is known.
+# Words to show in place of the main finding if a run was not examined.
 _UNKNOWN = {"not_measured": "not measured", "not_compared": "not compared"}
 
 
 class Card(NamedTuple):
-    """A part of a report, about one subject.
+    """A part of a report about one subject.
 
     Attributes:
         name: String.
@@ -154,9 +154,6 @@ def _ended(text):
     return f"{text}." if text else ""
 
 
-# Findings.
-
-
 def _findings(run) -> Iterator[Card]:
     """Yields cards for all findings except the main one.
 
@@ -168,7 +165,7 @@ def _findings(run) -> Iterator[Card]:
     verdicts = ranked(run.of_kind("verdict"), is_over)
     found = [(rows[id(v)], bool(is_over(v))) for v in verdicts]
     found += [(row, False) for row in run.told if _needs_advice(row)]
-    # Several calls of `fit` may report the same finding. The last one counts.
+    # Several calls to `fit` may report the same finding. The last one counts.
     known = {
         (row["title"], *row["layers"], over): row
         for row, over in found
@@ -190,12 +187,9 @@ def _findings(run) -> Iterator[Card]:
 
 
 def _needs_advice(row):
-    """Returns whether only this row has the advice of a finding."""
+    """Returns whether the advice of a finding is only in `row`."""
     is_early = row["kind"] == "before_training" and row["level"] == "bad"
     return is_early or row["kind"] in _ADVISED
-
-
-# How training went.
 
 
 def _loss(run) -> Iterator[Card]:
@@ -224,7 +218,7 @@ def _loss(run) -> Iterator[Card]:
 def _scale(run) -> Iterator[Card]:
     """Yields a card for each loss scale, with the harm if it is low."""
     low = {e.get("optimizer", ""): e for e in low_scales(run.events)}
-    # The card of the main finding already gives this advice.
+    # The card of the main finding already gives the advice for these kinds.
     told = {run.main.get("verdict"), run.main.get("cause"), ""}
     for course in run.scale:
         name, scale = course["optimizer"], course["scale"]
@@ -286,7 +280,8 @@ def _headroom(run):
 
 def _notes(run) -> Iterator[Card]:
     """Yields notes about the run as a whole."""
-    # The message starts with a dtype, which must not be capitalized.
+    # The message about the graph rewrite starts with a dtype, so do not
+    # capitalize the message.
     rewritten = _ended(_last(run, "graph_rewrite"))
     yield Card("graph_rewrite", "Graph rewrite", rewritten)
     for kind, title in (
@@ -295,9 +290,6 @@ def _notes(run) -> Iterator[Card]:
         ("ranges_withheld", "Not measured"),
     ):
         yield Card(kind, title, in_sentences(_last(run, kind)))
-
-
-# The key figures.
 
 
 def _key_figures(run) -> Iterator[dict]:
@@ -309,7 +301,7 @@ def _key_figures(run) -> Iterator[dict]:
     yield {
         "name": "steps",
         "text": f"{steps:,}" + f" in {fits} fits" * (fits > 1),
-        "title": "steps of all calls of fit in this log",
+        "title": "steps of all calls to fit in this log",
     }
     skips = (n for n, e in enumerate(run.events) if e["kind"] == "skipped_step")
     event = next(skips, None)

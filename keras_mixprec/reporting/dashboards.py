@@ -21,8 +21,8 @@ CHARTS = {
     }
 }
 
-# The settings and metrics in the HParams tab. Without a list of metrics the tab
-# would show every curve.
+# The settings and metrics in the HParams tab. Without a list of metrics, the
+# tab would show every curve.
 SETTINGS = {
     "policy": str,
     "optimizer": str,

@@ -1,4 +1,4 @@
-"""TensorBoard's event files."""
+"""Writes TensorBoard's event files."""
 
 import os
 import re
@@ -46,7 +46,8 @@ class EventFile:
     def __init__(self, folder: str, first_step: int = 0):
         self._first_step = first_step
         self._last_steps = {}
-        # Tags whose metadata is in the file. TensorBoard needs one copy only.
+        # Tags whose metadata is already in the file. TensorBoard needs the
+        # metadata of a tag only once.
         self._described = set()
         self._file = _create(folder)
 
@@ -111,7 +112,7 @@ def event_file_paths(folder: str) -> list[str]:
     """Returns the event files in a folder, oldest first."""
     names = sorted(name for name in os.listdir(folder) if "tfevents" in name)
     paths = [os.path.join(folder, name) for name in names]
-    # Leave out pipes with such a name, because opening a pipe would block.
+    # Leave out pipes, because opening a pipe would block.
     return [path for path in paths if os.path.isfile(path)]
 
 

@@ -44,7 +44,7 @@ _TUNER = "The tuner {message}."
 
 EVENTS = {
     "train_begin": Event("Call {fit} of fit starts.", ""),
-    "train_end": Event("Call of fit ends.", ""),
+    "train_end": Event("Call to fit ends.", ""),
     "skipped_step": Event("", "", "skip", "skipped"),
     "skipped_steps_not_kept": Event(
         "{count} more skipped steps{span}. The log has only their number.",
@@ -66,7 +66,6 @@ EVENTS = {
         "warning",
         "verdicts",
     ),
-    # The tuner.
     "start": Event(_TUNER, lane="changes"),
     "keep": Event(_TUNER),
     "demote": _story(_TUNER, "layers", "demote", "changes"),
@@ -85,7 +84,6 @@ EVENTS = {
     ),
     "sign_off": _story("At the end of training: {message}.", "within message"),
     "rebuild": Event("Train step rebuilt in {seconds} s."),
-    # The loss, and its scale.
     "loss_scale_low": _story("", "message", "warning", "verdicts"),
     "loss_scale_recovered": _story("Loss scale {scale}: no longer too low."),
     "loss_scale_kept": Event(
@@ -109,19 +107,16 @@ EVENTS = {
     "metric_finite": _story("The metric is finite again."),
     "validation_not_finite": _story("", "message", "warning"),
     "validation_finite": _story("The validation results are finite again."),
-    # Events about the data and the precision.
     "bad_batches": _story("{message}", "count message", "warning"),
     "no_16_bits": _story("Precision: {message}.", "message"),
     "graph_rewrite": Event("Graph rewrite: {message}."),
     "left_in_float16": Event("{message}", "message"),
-    # Measurements.
     "ranges_measured": Event(
         "The monitor measured the ranges of all layers at {steps}, in "
         "{seconds} s.",
         "",
     ),
     "ranges_withheld": Event("{message}", "message", "warning"),
-    # Ends and failures.
     "stopped": _story("Training stopped: {reason}", level="bad"),
     "step_raised": _story(
         "Step {at_step} raised {reason}{again}", "at_step reason", "bad"
@@ -149,13 +144,12 @@ EVENTS = {
 }
 
 
-# Checks.
 # The kind of event that reports an event with unreadable fields.
 UNREADABLE = "unreadable"
 
 _NUMBER = int | float
 
-# The required keys of each kind of event.
+# The keys that an event of each kind must have.
 NEEDED = {
     kind: {*event.needs.split()}
     for kind, event in EVENTS.items()
@@ -181,10 +175,10 @@ _TYPES = {
 
 
 def read_events(event: dict) -> Iterator[dict]:
-    """Yields an event without its damaged keys, and a note that names these.
+    """Yields an event without its damaged keys, and a note that names them.
 
-    If a required key is missing or damaged, yields only the note. Without a
-    kind and a step, yields nothing.
+    If a required key is missing or damaged, yields only the note. If an
+    event lacks its kind or step, yields nothing.
 
     Args:
         event: Dict from JSON.
@@ -220,7 +214,7 @@ def _is_readable(event, key, needed):
     kind = _TYPES.get(key)
     if kind and not isinstance(value, kind):
         return False
-    # Larger integers cannot be steps, and `float` may fail on them.
+    # Integers from 2**63 on cannot be steps, and `float` may fail on them.
     if kind and isinstance(value, int) and abs(value) >= 2**63:
         return False
     if key == "layers":

@@ -8,19 +8,19 @@ from keras_mixprec.reporting.event_kinds import EVENTS
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS, Kind, what_is_said
 
-# Tuner events that change the loss scale, with a verb for each.
+# Tuner events that change the loss scale, with a verb for each kind of event.
 SCALE_CHANGES = {"raise_scale": "raised", "lower_scale": "lowered"}
 
 # The kinds of events that the headline uses.
 STORY = frozenset(kind for kind, event in EVENTS.items() if event.is_story)
 
-# Numbers beyond the float16 range are harmless in these dtypes.
+# Dtypes in which numbers beyond the float16 range are harmless.
 WIDE = ("float32", "float64")
 
 # The name for float16 with inputs that are multiplied by a power of two.
 _RESCALED = "rescaled float16"
 
-# The most severe first.
+# The levels of findings, the most severe first.
 LEVELS = ("bad", "warning", "info")
 
 
@@ -30,9 +30,9 @@ def kind_of(name: str) -> Kind:
 
 
 def moment(event: Mapping) -> int:
-    """Returns the step at which an event happened, not when it was noticed.
+    """Returns the step at which an event happened, which may be noticed later.
 
-    For a low loss scale, this is the step of the reading that found it.
+    For a low loss scale, returns the step of the reading that found the fall.
     """
     if event["kind"] == "loss_scale_low":
         return event["step"]
@@ -71,7 +71,7 @@ def all_changes(events: Iterable, *kinds: str) -> dict[str, list]:
 
 
 def changes_of(events: Iterable, *kinds: str) -> dict:
-    """Returns the last change of each layer, as in `all_changes`."""
+    """Returns the last change of each layer, as a pair as in `all_changes`."""
     return {p: own[-1] for p, own in all_changes(events, *kinds).items()}
 
 
@@ -162,7 +162,7 @@ def still_said(events: Iterable, said: str, over: str) -> dict:
     Args:
         events: Dicts, by rising step.
         said: String. A kind of event.
-        over: String. The kind of event that ends such an event.
+        over: String. The kind of event after which `said` no longer holds.
     """
     found: dict = {}
     for event in events:
@@ -254,7 +254,7 @@ def _still_true(events, run):
 
 
 def growth(counts: list) -> int:
-    """Returns the total rise of a count. New optimizers restart it at 0."""
+    """Returns the total rise of a count that new optimizers restart at 0."""
     pairs = zip(counts, counts[1:], strict=False)
     return sum(now - old if now >= old else now for old, now in pairs)
 
@@ -283,7 +283,8 @@ def _in_a_row(events, last_step):
     ends = [e for e in events if e["kind"] == "train_end"]
     if ends and isinstance(ends[-1].get("in_a_row"), int):
         return ends[-1]["in_a_row"]
-    # The run is still going or was killed, so count its skipped steps.
+    # The run has no final summary, because it is still going or was killed.
+    # Count the skipped steps at its end.
     skips = (e for e in events if e["kind"] == "skipped_step")
     skipped, count = {e.get("at_step") for e in skips}, 0
     while last_step - count in skipped:

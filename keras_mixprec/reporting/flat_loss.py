@@ -11,21 +11,23 @@ from keras_mixprec.reporting.headline import is_low
 from keras_mixprec.reporting.schema import PRECISION_CHANGES
 from keras_mixprec.verdict_kinds import KINDS
 
-# With fewer readings or steps, a loss may be flat by chance.
+# The least number of readings and of steps to judge a loss. A loss with fewer
+# may be flat by chance.
 _LEAST_READINGS = 6
 _LEAST_STEPS = 50
 
-# The run is split into this many parts, because means vary less than readings.
+# The number of parts into which a run is split. The means of parts vary less
+# than single readings.
 _PARTS = 8
 
 # A classifier that guesses between two classes has the loss log(2). A lower
 # loss may come from trained weights.
 _CHANCE = 0.97 * math.log(2)
 
-# The loss of a model that learns varies by more than this share.
+# If the loss varies by more than this share of its median, the model learns.
 _MOST_SPREAD = 0.05
 
-# A smaller fall does not show in three digits.
+# The smallest relative fall of the loss that shows in three digits.
 _LEAST_FALL = 1e-3
 
 _CHANGES = {*PRECISION_CHANGES, *SCALE_CHANGES}
@@ -37,7 +39,7 @@ def flat_loss(
     layers: list,
     compared: bool = False,
 ) -> str:
-    """Returns a sentence if the loss did not fall, else an empty string.
+    """Returns a sentence if the loss did not fall, or an empty string.
 
     All steps after the last change of precision count, even over several calls
     of `fit`. The result is empty if a finding explains the loss, if the run is
@@ -114,7 +116,8 @@ def _is_flat(means):
     if level < _CHANCE or np.ptp(means) > _MOST_SPREAD * level:
         return False
     early, late = np.array_split(means, 2)
-    # Estimate the noise from neighbours, so that a slow fall is not noise.
+    # Estimate the noise from differences of neighbors, so that a slow fall
+    # does not count as noise.
     noise = math.sqrt(np.mean(np.diff(means) ** 2) / 2)
     error = noise * math.sqrt(1 / len(early) + 1 / len(late))
     fall = early.mean() - late.mean()

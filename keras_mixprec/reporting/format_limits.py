@@ -4,11 +4,11 @@ import math
 
 from keras_mixprec.formats import get_format
 
-# Bits reserved for later batches, whose numbers may be larger. `diagnose`
-# reserves the same.
+# Bits of headroom reserved for later batches, whose numbers may be larger.
+# `diagnose` reserves the same number of bits.
 SPARE_BITS = 2
 
-# The formats of `what_if`, the narrowest last.
+# The formats for which `what_if` predicts layers, the narrowest last.
 CHOICES = (
     "float32",
     "bfloat16",
@@ -40,7 +40,7 @@ def format_limits(dtype: str) -> dict:
     }
 
 
-# The dtypes with more range, as in `precision.js`.
+# The dtypes with more range than each format, as in `precision.js`.
 _WIDER = {
     "float16": ("bfloat16", "float32", "float64"),
     "bfloat16": ("float64",),

@@ -1,6 +1,7 @@
 """The headline of a run: one sentence about the cause, the repair and the cost.
 
-The console builds it from facts in memory, the report and the tab from the log.
+The console builds the headline from facts in memory. The report and the tab
+build the headline from the log.
 All use this module, so that they agree.
 """
 
@@ -48,10 +49,11 @@ STATES = (
     "healthy",
 )
 
-# A search for the loss scale skips fewer steps than this in a row.
+# The number of consecutive skipped steps at which training counts as stuck. A
+# search for the loss scale skips fewer.
 STUCK = 5
 
-# Why the loss is not scaled.
+# Clauses that say why loss scaling has no effect.
 _UNSCALED = {
     "train_step": "`train_step` does not scale the loss: small gradients "
     "vanish in float16",
@@ -59,7 +61,8 @@ _UNSCALED = {
     "has no effect",
 }
 
-# Warnings that carry their own message, and the events that end them.
+# Kinds of warnings that have a message of their own, and for each the kind of
+# event that ends the warning.
 _ODD = {
     "metric_not_finite": "metric_finite",
     "validation_not_finite": "validation_finite",
@@ -67,7 +70,7 @@ _ODD = {
 
 
 def headline(facts: Facts) -> dict:
-    """Returns a run in one sentence.
+    """Describes a run in one sentence.
 
     Args:
         facts: `Facts`.
@@ -121,7 +124,7 @@ def main_finding(facts: Facts) -> dict | None:
     if event is None:
         return None
     level = level_of(event)
-    # Only verdicts can be harmless. The user should look into other findings.
+    # Only verdicts can be harmless. Any other finding is at least a warning.
     if event["kind"] != "verdict" and level != "bad":
         level = "warning"
     is_over = event["kind"] == "verdict" and bool(story.is_over(event))
@@ -199,7 +202,7 @@ def ranked(verdicts: Iterable, is_over: Callable) -> list:
 # nothing more once the cause is known.
 _EFFECT, _SYMPTOM = 2, 3
 
-# Clauses for events. They follow the causes, in this order.
+# Clauses for events that follow from causes, in the order of the headline.
 _OUTCOMES = {
     "return": "the tuner returned to the state of step {to} {at} and {then}",
     "undo": "a demotion made training diverge and was undone {at}",
@@ -235,7 +238,8 @@ class _Story:
             if verdict["verdict"] in KINDS
             and KINDS[verdict["verdict"]].behind < _EFFECT
         ]
-        # A finding without a clause, such as a search for the loss scale.
+        # A finding that adds no clause to the headline, such as a search for
+        # the loss scale.
         self.unnamed = next(iter(verdicts), None)
         self.names_layer = any(v["layer"] for v in self._causes[:1])
         self._wide = self._last.get("no_16_bits", {})
@@ -325,7 +329,7 @@ class _Story:
             or (is_open and (is_stuck or "give_up" in last))
         ):
             return "failing"
-        # The worst finding that is not repaired decides.
+        # The worst finding that is not repaired decides the state of the run.
         if any(kind_of(v["verdict"]).level == "bad" for v in is_open):
             return "severe"
         if (
@@ -354,7 +358,7 @@ class _Story:
         )
 
     def _is_collapsed(self):
-        # A collapse is over once good steps follow it.
+        # A collapse of the loss scale is over once a step is applied.
         return "scale_collapsed" in self._first and self._facts.in_a_row > 0
 
     def _is_like(self, verdict, first):
@@ -396,7 +400,7 @@ class _Story:
         if "step" not in verdict:
             return ""
         at, since = format_moment(moment(verdict)), verdict.get("failing_since")
-        # Step numbers continue from one call of fit to the next.
+        # Step numbers continue from one call to `fit` to the next.
         is_old = moment(verdict) < self._facts.first - 1
         by = verdict.get("numbers", {}).get("found_by")
         who = f" by {by}" if by else ""
@@ -432,7 +436,7 @@ class _Story:
         return f" and {verb} still in {now}" if now else ""
 
 
-# Events that are no findings, or that other code reports.
+# Events that are not findings, or that other code reports.
 _NO_FINDING = {
     "sign_off",
     "no_16_bits",
@@ -506,7 +510,8 @@ def _share(layers, was_demoted, why):
     if not is_low(layers):
         yield why or "no layer in 16 bits"
         return
-    # Wider layers may take so few FLOPs that the share rounds to 100%.
+    # Wider layers may have less than 0.5% of the FLOPs, so that the share of
+    # the 16-bit layers rounds to 100%.
     wide = any(x["compute_dtype"] not in SIXTEEN_BITS for x in layers)
     shown = f"{format_share(share)} of"
     if wide and shown == "100% of":

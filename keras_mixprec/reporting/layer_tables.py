@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-# With this number, a run of a million steps with a reading every 100 steps
-# writes 2,156 rows instead of 10,000.
+# The number of rows with the same interval. A run of a million steps with a
+# reading every 100 steps then writes 2,156 rows instead of 10,000.
 ROWS_PER_INTERVAL = 500
 
-# Models with more layers than this write fewer rows. The log of 2,000 layers
-# then takes 90 MB instead of 290 MB.
+# The logs of models with more than 400 layers have fewer rows. The log of 2,000
+# layers then takes 90 MB instead of 290 MB.
 _LAYERS = 400
 
 _POOLS = {"min": np.fmin, "max": np.fmax}
@@ -46,7 +46,7 @@ class Thinning:
         self._waited = self._written = 0
 
     def due(self) -> bool:
-        """Returns whether to write the next row. Call it once per row."""
+        """Returns whether to write the next row. Call `due` once per row."""
         self._waited += 1
         if self._waited < self._interval:
             return False
@@ -142,7 +142,7 @@ def _worse(pools, first, second):
     return np.stack([pooled(*column) for column in columns], axis=1)
 
 
-# Parts whose ranges depend on the batch. The ranges of weights do not.
+# Parts of a layer whose ranges depend on the batch. Ranges of weights do not.
 _OF_BATCH = ("activation", "weight_gradient", "gradient")
 _LOGITS = "attention_logits_largest"
 
@@ -168,13 +168,13 @@ class Table:
 
     @functools.cached_property
     def steps(self) -> np.ndarray:
-        """The steps of its rows."""
+        """The steps of the table's rows."""
         steps = np.array(self.records["step"])
         self._free()
         return steps
 
     def column(self, metric: str, layers: list) -> np.ndarray:
-        """Returns a metric for these layers.
+        """Returns a metric of layers by step.
 
         Args:
             metric: String.
@@ -201,7 +201,7 @@ class Table:
 
     def has_values(self, metric: str) -> bool:
         """Returns whether a metric was measured in any layer at any step."""
-        # The first value ends the search, and most metrics have it in row 0.
+        # Search row by row, because most metrics have a value in row 0.
         rows = self.records["values"][:, self._place(metric)]
         found = any(not np.isnan(row).all() for row in rows)
         self._free()
@@ -248,7 +248,7 @@ class Table:
         return values
 
     def _free(self):
-        """Frees the memory of the map, which would grow to the file's size."""
+        """Frees memory of the map, which would grow to the file's size."""
         base: Any = self.records.base
         if hasattr(mmap, "MADV_DONTNEED"):  # Windows has no `madvise`.
             base.madvise(mmap.MADV_DONTNEED)
@@ -280,21 +280,21 @@ def layer_of(row: str, paths) -> str:
     return row if row in paths else _SECOND_CALL.sub("", row)
 
 
-# Grids.
-
-# The most columns of a grid. Heatmaps on usual screens have fewer pixels.
+# The maximum number of columns in a grid. A heatmap on a usual screen is
+# narrower in pixels.
 MAX_COLUMNS = 2000
 
-# This dtype keeps headroom up to 16 bits exact to 1/128 bit.
+# The dtype of headroom for the page. Its error is at most 1/128 bit up to 16
+# bits of headroom.
 HEADROOM_DTYPE = "float16"
 
-# Marks a reading on a non-finite batch.
+# The mark of a cell whose reading is on a non-finite batch.
 LEFT_OUT = 65535
 
 
 def as_sent(headroom: np.ndarray) -> np.ndarray:
-    """Rounds headroom as for the page, so that all outputs agree."""
-    with np.errstate(over="ignore"):  # Damaged logs may have any numbers.
+    """Rounds headroom as the page does, so that all outputs agree."""
+    with np.errstate(over="ignore"):  # Damaged headroom may overflow.
         return headroom.astype(HEADROOM_DTYPE).astype(headroom.dtype)
 
 
@@ -348,7 +348,7 @@ class Grid(NamedTuple):
         with np.errstate(over="ignore"):
             body = self.worst.astype(ml_dtypes.finfo(self.dtype).dtype)
         size = struct.pack("<I", len(text))
-        # The lower half of each float32 is 0, so a report compresses it well.
+        # The lower half of each float32 is 0, so the values compress well.
         sent = size + text + body.astype("<f4").tobytes()
         marks = np.where(self.lost, LEFT_OUT, cells + 1).astype("<u2")
         return sent + marks.tobytes() * is_marked
@@ -366,7 +366,7 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
         tables: List of `Table`, each with that metric.
         metric: String.
         layers: List of strings, the rows.
-        columns: Int >= 1. The most columns to return.
+        columns: Int >= 1. The maximum number of columns to return.
     """
     pool = tables[-1].metrics[metric]
     steps = np.concatenate([table.steps for table in tables])
@@ -379,7 +379,8 @@ def pooled_grid(tables: list, metric: str, layers: list, columns: int) -> Grid:
     if any(table.spoiled.any() for table in tables):
         rows = np.concatenate([t.lost(metric, layers) for t in tables])
         lost = np.logical_or.reduceat(rows, first).T
-    # Counts and magnitudes can exceed the range of float16.
+    # Only headroom is rounded to float16, because counts and magnitudes can
+    # exceed the range of float16.
     is_headroom = metric.endswith("headroom_bits")
     dtype = HEADROOM_DTYPE if is_headroom else "bfloat16"
     return Grid(layers, steps[first], steps[last], worst, pool, dtype, lost)

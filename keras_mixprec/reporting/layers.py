@@ -35,7 +35,7 @@ from keras_mixprec.reporting.schema import FED_BY
 from keras_mixprec.reporting.told import mark_of, words
 from keras_mixprec.verdict_kinds import KINDS
 
-# The keys of the least headroom and of its step, by part.
+# The keys of the least headroom of a layer and of its step, by part.
 _LEAST = {
     "activation": ("least_headroom", "worst_step"),
     "gradient": ("least_gradient_headroom", "worst_gradient_step"),
@@ -182,7 +182,7 @@ def _changed(row, changes):
     groups = itertools.groupby(dict(dtypes).items(), lambda pair: pair[1])
     own = {"dtypes": [list(next(pairs)) for _, pairs in groups]}
     own |= {"demoted_at": None, "demoted_because": None}
-    # A demotion that was undone later does not count.
+    # Name the reason only for a demotion that still holds.
     event, dtype = changes[-1] if changes else ({"kind": ""}, "")
     if event["kind"] == "demote" and dtype == dtype_now(row):
         why = event.get("because", {}).get(row["path"])
@@ -251,7 +251,8 @@ def _headroom(row, least, verdicts, limit):
             continue
         bits = min(most - math.log2(largest), 0.0)
         left, step = own["least_headroom"], moment(verdict)
-        # If the outputs have even less headroom, show the outputs.
+        # The headroom inside a layer counts only if it is below the headroom of
+        # the outputs.
         if left is None or left > bits:
             inside = {"step": step, "largest": largest, "outputs": left}
             inside |= _inside_in_words(step, row["compute_dtype"], limit)
@@ -267,7 +268,7 @@ def _largest_inside(verdict):
     """Returns the largest number inside the layer, or 0 if not known."""
     if verdict["verdict"] != "forward_overflow":
         return 0.0
-    try:  # The log spells infinity as a string.
+    try:  # `float` reads infinity, which is a string in the log.
         return float(verdict.get("numbers", {}).get(_INSIDE, 0))
     except (TypeError, ValueError):
         return 0.0
@@ -277,7 +278,7 @@ def _still_holds(verdict, row, limit):
     """Returns whether a layer still overflows, or is wider for that reason."""
     if is_repaired("forward_overflow", dtype_now(row)):
         return row["compute_dtype"] != limit
-    # A layer returns to 16 bits only if it no longer overflows there.
+    # A layer returns to 16 bits only if it no longer overflows in 16 bits.
     changed = row["dtypes"][-1][0] if row["dtypes"][1:] else -1
     return verdict["step"] > changed
 
@@ -360,7 +361,7 @@ def passes_on(table: list, events: list) -> dict[str, dict]:
     else:
         activation = _later(forward, paths)
         gradient = _later(backward, paths[::-1])
-    if forward:  # The loss is non-finite, so every gradient is non-finite.
+    if forward:  # A non-finite loss makes every gradient non-finite.
         gradient = dict.fromkeys(paths, forward[0]) | gradient
     parts = {"activation": activation, "gradient": gradient}
     return {
@@ -444,7 +445,8 @@ def _passed(grid, metric, part, table, events):
     lost = grid.worst > 0 if is_count else grid.worst == -np.inf
     zero = (grid.worst == np.inf) & (part == "activation" and not is_count)
     if fault := fault_of_the_run(events):
-        # Earlier overflows of gradients may belong to a search for the scale.
+        # Before the run begins to fail, a search for the loss scale may cause
+        # overflows of gradients.
         late = grid.last >= (fault["since"] if part == "gradient" else 0)
         to_blame = _culprits(events)
         for row, path in enumerate(paths):
@@ -458,8 +460,8 @@ def _passed(grid, metric, part, table, events):
             yield (None, origin, is_zero), row, made
 
 
-# Parts in the names of metrics. `weight` is last, because it would also match
-# `weight_gradient`.
+# Parts of a layer in the names of metrics. `weight` is last, because it would
+# also match `weight_gradient`.
 _PARTS = ("activation", "gradient", "weight")
 
 

@@ -1,8 +1,9 @@
 """Reports a loss scale that fell far below the values at which steps succeeded.
 
 A loss scale also falls while its rule searches for the best value, which is
-normal. After a burst of overflows or bad data, it may be lower than gradients
-need. It then grows back by only one factor per growth interval.
+normal. After a burst of overflows or bad data, the scale may be lower than
+gradients need. The scale then grows back by only one factor per growth
+interval.
 """
 
 import itertools
@@ -10,13 +11,15 @@ import math
 
 from keras_mixprec.formats import format_power, get_format
 
-# A search for the loss scale explains smaller falls.
+# The least fall to report, in bits. A search for the loss scale explains
+# smaller falls.
 _FAR_BITS = 8
 
-# A scale that grows back in fewer good steps is not reported.
+# The least number of good steps that a reported loss scale needs to grow back.
 _LONG = 1000
 
-# A scale counts as good after this many applied steps. One could be luck.
+# A loss scale counts as good after this many applied steps. A single step may
+# succeed by chance.
 _HELD = 5
 
 
@@ -26,9 +29,10 @@ class _Course:
     def __init__(self):
         self._start = None
         self._has_grown = False
-        # The largest good scale, and the step at which the scale fell below it.
+        # The largest good loss scale, and the step at which the scale fell
+        # below that value.
         self.held, self.since = 0.0, None
-        # True if bad data alone has lowered the scale since then.
+        # True if bad data alone has lowered the scale since that step.
         self.by_data_alone = True
 
     def add(self, points, bad: set) -> bool:
@@ -49,7 +53,9 @@ class _Course:
             if now.scale < scale:
                 if now.step in bad:
                     self.held = max(self.held, scale)
-                elif self._has_grown:  # The scale had grown too far.
+                elif (
+                    self._has_grown
+                ):  # The last growth of the scale was too much.
                     self.held = now.scale
                 if scale >= self.held:
                     self.since, self.by_data_alone = now.step, True
@@ -75,7 +81,7 @@ class LowScales:
     def __init__(self, log):
         self._log = log
         self._courses: dict = {}
-        # The last reported scale of each optimizer, until it has recovered.
+        # The last reported scale of each optimizer whose scale is still low.
         self._reported: dict = {}
 
     def read(
@@ -84,7 +90,7 @@ class LowScales:
         """Logs when a loss scale becomes low, and when it recovers.
 
         Args:
-            name: String. The name of the optimizer, `""` for a single one.
+            name: String. The optimizer's name, `""` for a single optimizer.
             points: List of `ScalePoint`s since the last reading.
             bad: Set of steps since the last reading with non-finite inputs.
             factor: Float. The growth factor of the scale.

@@ -13,11 +13,11 @@ from keras_mixprec.formats import (
 from keras_mixprec.metrics import PERFORMANCE
 from keras_mixprec.reporting.schema import Row
 
-# Fewer steps do not predict the speed of later steps.
+# The least number of timed steps that predicts the speed of later steps.
 _ENOUGH_STEPS = 20
 
-# Skipped steps take less time than applied steps. Above this share they
-# dominate the step time, which then says little about training.
+# Skipped steps take less time than applied steps. If more than this share of
+# the steps was skipped, the step time says little about training.
 _MOST_SKIPPED = 0.5
 
 
@@ -45,7 +45,8 @@ def speed_values(rows: Sequence[Row]) -> dict:
     weights = [row.steps for row in rows]
     values = {name: [rate[name] for rate in rates] for name in rates[0]}
     found = {name: _weighted(own, weights) for name, own in values.items()}
-    # TensorFlow's first batches have no known size, so leave them out.
+    # The size of TensorFlow's first batches is not known, so leave out their
+    # rows.
     counted = [row for row in rows if not math.isnan(row.samples)]
     steps, samples = (sum(row[n] for row in counted) for n in (1, 3))
     peaks = [peak for peak in values["peak_memory"] if peak is not None]

@@ -20,7 +20,7 @@ from keras_mixprec.reporting.what_if import what_if_of
 
 
 def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
-    """Reads the log of `MixPrecMonitor`.
+    """Reads logs of `MixPrecMonitor` and returns a report.
 
     Args:
         log_dir: String or path-like. The `log_dir` of the monitor, or a folder
@@ -43,7 +43,7 @@ def load_report(log_dir: str | os.PathLike) -> "MixPrecReport":
     ...     np.ones((8, 2)), np.ones((8, 1)), verbose=0, callbacks=[monitor]
     ... )
     >>> print(load_report(log_dir))  # doctest: +ELLIPSIS
-    mixprec (healthy): 1 step, none skipped, no findings; no layer computes ...
+    mixprec (healthy): 1 step, none skipped, no findings; all layers ...
     Loss: ... step 1.
     Loss scale: 2**15.
     Layers: 1 in float32.
@@ -69,7 +69,7 @@ class MixPrecReport(HtmlReport):
     """The report on one run, or on several runs side by side.
 
     `str()` returns a screen of text for each run, the most severe first. With
-    several runs, it begins with a table. A notebook shows the page of the
+    several runs, the text begins with a table. A notebook shows the page of the
     "Mixed Precision" tab.
 
     Args:
@@ -78,7 +78,7 @@ class MixPrecReport(HtmlReport):
 
     def __init__(self, runs: list[Run]):
         self._runs = {run.name: run for run in runs}
-        # Read now, because a report may outlive its log.
+        # Read the runs now, because a report may outlive its log.
         self._overviews = {run.name: overview(run) for run in runs}
         self._rows = sorted(map(row_of, runs), key=lambda row: row["gravity"])
 
@@ -103,7 +103,7 @@ class MixPrecReport(HtmlReport):
     def what_if(
         self, layers=None, format: str = "float16", run: str | None = None
     ) -> list[dict]:
-        """Predicts how layers would behave in another format.
+        """Predicts how layers would behave in a different format.
 
         The prediction uses the largest and smallest numbers that the run
         measured.
@@ -237,7 +237,7 @@ class MixPrecReport(HtmlReport):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         bundle = {"text/plain": str(self), "text/html": self._repr_html_()}
-        # Some viewers, such as code hosts, show images but no frames.
+        # Some notebook viewers, such as code hosts, show images but no frames.
         with contextlib.suppress(ModuleNotFoundError):
             bundle["image/png"] = self._png()
         return bundle

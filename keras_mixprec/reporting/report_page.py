@@ -11,11 +11,12 @@ from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
 
-# The most numbers in all heatmaps of a page: 2.4 MB before compression.
+# The maximum number of values in all heatmaps of a page, which take 2.4 MB
+# before compression.
 _MOST_CELLS = 600_000
 _COLUMNS = (50, 400)
 
-# The most steps in the histogram of a layer.
+# The maximum number of steps in the histogram of a layer.
 _MOST_HISTOGRAMS = 32
 
 _FIRST = "index.js"
@@ -73,7 +74,7 @@ def bundle() -> str:
     def add(name):
         if name not in sources:
             source = static(name)
-            sources[name] = ""  # Ends the recursion if imports are circular.
+            sources[name] = ""  # Circular imports must not recurse forever.
             for imported in _IMPORT.findall(source):
                 add(imported)
             del sources[name]
@@ -109,7 +110,8 @@ def _answers(runs, overviews):
 
 
 def _url(route, **query):
-    # The page looks answers up by URL, so encode like its `URLSearchParams`.
+    # The page looks up answers by URL, so encode the query exactly as
+    # JavaScript's `URLSearchParams` does.
     encoded = urlencode(query, safe="*").replace("~", "%7E")
     return f"./data/{route}?{encoded}"
 

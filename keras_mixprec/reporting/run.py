@@ -67,7 +67,7 @@ class Run:
 
     @functools.cached_property
     def begins(self) -> list[dict]:
-        """The events with which each call of `fit` begins."""
+        """The events with which each call to `fit` begins."""
         return self.of_kind("train_begin")
 
     @functools.cached_property
@@ -187,7 +187,7 @@ class Run:
     @property
     def histogram_layers(self) -> dict[str, list]:
         """The names of layer calls with histograms, by part."""
-        # Skip the numbers, which take most of the time to read.
+        # Skip exponents and counts, which account for most of the reading time.
         rows = self.files.rows(schema.HISTOGRAMS, until=b', "exponents"')
         found: dict = {part: set() for part in schema.EXPONENTS}
         for row in rows:
@@ -230,8 +230,9 @@ class Run:
     def skipped(self) -> int:
         """The number of batches with a skipped update.
 
-        The log does not list every skipped step. The unlisted steps are counted
-        for the optimizer that skipped most of them.
+        The log does not list every skipped step. If there are several
+        optimizers, the number of unlisted steps is that of the optimizer with
+        the most unlisted steps.
         """
         listed = {
             (event.get("optimizer", ""), event["at_step"])
@@ -286,7 +287,7 @@ class Run:
         Raises:
             KeyError: If there is no such histogram.
         """
-        # Parsing the rows of all layers would be slow.
+        # Parse only the rows of this layer, because parsing all rows is slow.
         return self.histograms(json.dumps(layer).encode())[layer, part]
 
     def _tables(self, family):

@@ -30,7 +30,7 @@ def find_runs(log_dir: str | os.PathLike) -> dict[str, str]:
         ours = schema.is_run_folder(os.path.basename(os.path.abspath(folder)))
         if ours and schema.EVENTS_FILE in names:
             runs[printable(os.path.relpath(folder, log_dir))] = folder
-            inside.clear()  # The folder of a run holds no other runs.
+            inside.clear()  # A run folder contains no other run folder.
     return dict(sorted(runs.items()))
 
 
@@ -38,7 +38,7 @@ class RunFiles:
     """A snapshot of the tables of a run.
 
     Damaged rows are left out. Two snapshots are equal if they have the same
-    folder and no data was written in between.
+    folder and no data was written between them.
 
     Args:
         folder: String. The run's folder.
@@ -56,7 +56,8 @@ class RunFiles:
             own = [x for x in entries if _OWN.fullmatch(x.name) and x.is_file()]
             found = {x.name: x.stat() for x in own}
         self._sizes = {name: x.st_size for name, x in sorted(found.items())}
-        # Sizes alone would miss a new file that is as long as the old one.
+        # A comparison of sizes alone would miss a new file that is as long as
+        # the old file.
         times = {name: x.st_mtime_ns for name, x in found.items()}
         self._version = folder, *sorted(times.items()), *self._sizes.items()
         self.written = max(times.values(), default=0) / 1e9
@@ -129,7 +130,7 @@ class RunFiles:
         return {t: int(x) for t, x in last.items() if schema.is_counter(t)}
 
     def calls_of_fit(self) -> int:
-        """Returns the number of calls of `fit` in the log."""
+        """Returns the number of calls to `fit` in the log."""
         rows = self.rows(schema.EVENTS, b'"train_begin"')
         return sum(row.get("kind") == "train_begin" for row in rows)
 

@@ -42,7 +42,7 @@ class RunLog:
 
     Once the log is open, disk errors do not raise. If the disk is full, up to
     16 MiB of writes wait. If files were removed, the log creates new files. In
-    both cases it warns once, and a `log_gap` event counts the lost records.
+    both cases the log warns once, and a `log_gap` event counts lost records.
 
     Args:
         log_dir: String or path-like. A local folder; created if missing.
@@ -97,7 +97,8 @@ class RunLog:
         self._heat = {
             name: LayerTables() for name in (schema.HEAT, schema.ERRORS)
         }
-        # The columns and the file name that each family writes to now.
+        # The columns and the name of the file to which each family of
+        # measurements is written now.
         self._measured: dict[str, tuple] = {}
         numbers = re.findall(r"_(\d+)\.bin", " ".join(os.listdir(self.folder)))
         first = 1 + max(map(int, numbers), default=-1)
@@ -105,8 +106,8 @@ class RunLog:
         self._lock = threading.RLock()
         self._backlog = Backlog()
         self._gap, self._warned = None, False
-        # Entries about the whole run, which are needed again in new files if
-        # somebody removes the old files.
+        # Entries about the whole run. If somebody removes the files, the new
+        # files need these entries again.
         self._standing: dict[str, tuple] = {}
         self._add(0, schema.RUN, [{"schema": schema.SCHEMA_VERSION}])
 
@@ -120,8 +121,8 @@ class RunLog:
             values: Dict tag -> number, which may be infinite or NaN.
         """
         counts = {t: x for t, x in values.items() if schema.is_counter(t)}
-        # Write the counts first, so that a run killed in between does not
-        # repeat the step.
+        # Write the counts before the curves. If the process is killed between
+        # the two, the next run does not repeat the step.
         self._add(step, schema.COUNTS, [{"step": step, **counts}])
         self._draw(step, [summaries.scalar(*item) for item in values.items()])
 
@@ -267,7 +268,7 @@ class RunLog:
                 self._events.close()
                 for file in self._files.values():
                     file.close()
-            except OSError as error:  # Some network disks report errors late.
+            except OSError as error:  # Network disks may report errors now.
                 self._miss(self.next_step, error)
 
     def __enter__(self):
@@ -320,7 +321,7 @@ class RunLog:
         self._send(step, size, lambda: self._events.write(step, values))
 
     def _send(self, step, size, work):
-        """Performs all waiting writes and this one, or queues this one."""
+        """Performs all waiting writes and `work`, or queues `work`."""
         if not self._events.ours:
             return
         with self._lock:
@@ -337,7 +338,7 @@ class RunLog:
             if self._gap:
                 gap, self._gap = self._gap, None
                 lost, self._backlog.lost = self._backlog.lost, 0
-                if lost:  # The description of a file may be lost: repeat it.
+                if lost:  # Repeat the descriptions of files, which may be lost.
                     self._measured.clear()
                 self.event(step, {"kind": "log_gap", **gap, "lost": lost})
 

@@ -30,12 +30,12 @@ COUNTS = "counts"
 
 LAYER_DTYPES_TAG = "mixprec/layer_dtypes"
 # The key for the layers that feed a layer. Rows of subclassed models lack the
-# key, because these models have no graph.
+# key, because subclassed models have no graph.
 FED_BY = "fed_by"
 
 _RUN_FOLDERS = re.compile(rf"{RUN_FOLDER}(_\d+)?")
 
-# The tables.
+# The names of the tables in a run folder.
 RUN = "run"
 EVENTS = "events"
 EVENTS_FILE = "events.jsonl"
@@ -45,11 +45,12 @@ LOSS = "loss"
 PERFORMANCE = "performance"
 HISTOGRAMS = "histograms"
 
-# Tables of layer measurements, and of the errors of layers.
+# The table of layer measurements, and the table of errors against float32.
 HEAT = "heat"
 ERRORS = "error_against_float32"
 
-# The trials of a search for the layers that need float32.
+# The kind of event that has the trials of a search for layers that need
+# float32.
 TRADE_OFF_EVENT = "trade_off"
 
 # Kinds of events that change the dtypes of layers.
@@ -63,7 +64,7 @@ SPEED = "mixprec_performance"
 NORMS_BY_VARIABLE = "mixprec_gradient_norm_by_variable"
 OVERFLOWS_BY_VARIABLE = "mixprec_overflow_count"
 
-# The groups of exponent histograms, by part.
+# The groups of exponent histograms, by part of a layer.
 EXPONENTS = {
     "activation": "mixprec_activation_exponent",
     "gradient": "mixprec_gradient_exponent",
@@ -112,7 +113,7 @@ def is_run_folder(name: str) -> bool:
 
 
 def curve_tag(tag: str, optimizer: str) -> str:
-    """Returns the tag of an optimizer's curve. A single one has no name."""
+    """Returns the tag of a curve. A single optimizer has the name `""`."""
     return f"{tag}/{optimizer}" if optimizer else tag
 
 

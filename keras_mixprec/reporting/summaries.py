@@ -1,8 +1,8 @@
 """Builds the protocol buffers that TensorBoard keeps in a log.
 
 No other file imports TensorBoard's protocol buffers, which have no documented
-interface. These imports do not load TensorFlow, unlike `tensorboard.summary`
-and the plugins' `summary` modules.
+interface. Importing the protocol buffers does not load TensorFlow. Importing
+`tensorboard.summary` or a plugin's `summary` module would.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,8 +49,8 @@ _KINDS = {
 
 def _describe(plugin, data_class, *arguments):
     metadata = plugin.create_summary_metadata(*arguments)
-    # TensorBoard's helpers leave this field unset. Loaders need the field to
-    # read the values of plugins that they do not know.
+    # TensorBoard's helpers leave `data_class` unset. Loaders need the field to
+    # read the values of unknown plugins.
     metadata.data_class = data_class
     return metadata
 
@@ -90,7 +90,7 @@ def histogram(tag: str, bins: np.ndarray) -> Value:
         bins: Array `[k, 3]` of left edges, right edges and counts, by rising
             edges.
     """
-    # Edges are small integers, so float32 is enough.
+    # The edges of histograms are small integers, so float32 is exact.
     bins = np.asarray(bins, "<f4")
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_FLOAT,
@@ -179,7 +179,7 @@ def encode_event(
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}
-        # Layer names may have characters that UTF-8 cannot encode.
+        # Escape characters in layer names that UTF-8 cannot encode.
         name = tag.encode(errors="backslashreplace")
         add(tag=name.decode(), tensor=tensor, **described)
     return event.SerializeToString()

@@ -22,10 +22,10 @@ from keras_mixprec.reporting.layer_tables import MAX_COLUMNS
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_next import fix_of
 
-# Shapes repeat the colours for readers who cannot distinguish colours.
+# The shapes of marks, for readers who cannot distinguish colors.
 _GLYPHS = {"bad": "▲", "warning": "◆", "info": "●"}
 
-# The most layers that a sentence names.
+# The maximum number of layers that a sentence names.
 _MOST_LAYERS = 5
 
 _FIXES = {
@@ -38,8 +38,8 @@ _FIXES = {
 def told(run) -> list[dict]:
     """Returns the rows of the event list of a `Run`.
 
-    Consecutive skipped steps share a row, and so do verdicts that say the same
-    about several layers.
+    Consecutive skipped steps share a row, and so do verdicts with the same
+    message about several layers.
 
     Returns:
         List of dicts by rising step, with
@@ -129,7 +129,7 @@ def _groups(events):
 
 
 def _follows(event, before):
-    # Steps that failed because of bad data get a row of their own.
+    # Steps with bad data do not share a row with other skipped steps.
     alike = bool(event.get("bad_input")) == bool(before.get("bad_input"))
     return alike and moment(event) == moment(before) + 1
 
@@ -139,7 +139,8 @@ def _row(group, places, run):
     try:
         said = _said(group, run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        # Damaged events and users' own events may have any values.
+        # Show damaged events and users' own events as JSON if they have no
+        # sentence.
         said = _in_json(event)
     about = event.get("verdict") or event.get("finding") or moment(event)
     date = event.get("wall_time")
@@ -223,7 +224,7 @@ def _value(name, value):
 
 
 def _number(value):
-    """Returns a value of the log as a number, or `None` if it is none.
+    """Returns a value of the log as a number, or `None` if it is not a number.
 
     Infinity and NaN are strings in the log.
     """
@@ -293,7 +294,8 @@ def _verdict(group, _):
     )
     at = ", ".join(filter(None, about))
     at = at if event["layer"] else at[:1].upper() + at[1:]
-    # Two calls of fit may both report a layer at the step between them.
+    # Name each layer once, because two calls to `fit` may both report a layer
+    # at the step between them.
     _, *others = dict.fromkeys(e["layer"] for e in group)
     count = format_count(len(others), "more layer")
     named = format_names(others, _MOST_LAYERS)
@@ -302,7 +304,8 @@ def _verdict(group, _):
     return f"{at}: {said}{same}" if at else f"{said}{same}"
 
 
-# A smaller rise in the share of zeros may come from the batch alone.
+# The least rise in the share of zeros that counts. A smaller rise may come from
+# the batch alone.
 _RISE = 0.01
 
 
@@ -310,8 +313,8 @@ def harm(event: dict, run) -> str:
     """Returns a clause about the harm of a low loss scale.
 
     The clause counts the layers that have more zero gradients than in any
-    earlier reading, and names the worst layer. It is empty if no earlier
-    reading exists.
+    earlier reading, and names the worst layer. The clause is empty if no
+    earlier reading exists.
 
     Args:
         event: Dict, an event of the run of kind `"loss_scale_low"`.
@@ -345,7 +348,7 @@ def harm(event: dict, run) -> str:
 
 
 def _most(grid, columns):
-    """Returns the largest share of each layer in these columns."""
+    """Returns the largest share of each layer in some columns."""
     return np.fmax.reduce(grid.worst[:, columns], axis=1, initial=np.nan)
 
 
@@ -388,7 +391,7 @@ _NUMBERS = {
     "loss_scale_bits": "loss scale",
     "headroom_bits": "bits of headroom",
 }
-# Numbers that the sentence or the steps of bad batches already tell.
+# The names of numbers that the sentence of an event already tells.
 _SAID = ("code", "found_by", "epoch", "batch", "batches")
 
 
@@ -422,8 +425,8 @@ def _numbers(verdict):
             text = format_power(2.0**number)
         else:
             text = _value(name, value)
-        # These numbers count in the whole array. The numbers of a skipped step
-        # count in its batch.
+        # Numbers of bad samples count from the start of the whole array. Row
+        # numbers of a skipped step count from the start of its batch.
         is_all = name.startswith("samples_of_")
         of = ", counted from 0 in the whole array" if is_all else ""
         yield f"{_NUMBERS.get(name, title)}{of}: {text}"

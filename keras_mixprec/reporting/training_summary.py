@@ -18,10 +18,10 @@ from keras_mixprec.reporting.what_next import what_next
 _WIDTH = 100
 
 
-# The most lines on the console.
+# The maximum number of lines that the console shows.
 _MOST_LINES = 8
 
-# In these states the headline is enough.
+# The states of a run for which the headline is enough.
 _WELL = ("healthy", "repaired", "not_compared", "not_measured")
 
 
@@ -36,21 +36,21 @@ class TrainingSummary(NamedTuple):
         dtypes: Dict compute dtype -> number of layers.
         optimizers: Dict name -> `OptimizerSummary`, empty without loss scaling.
             If there are several, the printed lines name the gradients of the
-            one that skipped most.
+            optimizer that skipped the most steps.
         folder: String. The folder of the log. Empty if another worker writes
             the log.
         headline: Dict with `"text"`, the run in one sentence, and `"state"`:
             `"healthy"`, `"repaired"`, `"warning"`, `"severe"`, `"failing"`,
             `"not_compared"` or `"not_measured"`. The report and the tab show
-            the same sentence. They add repairs by earlier `fit` calls in the
-            same log.
+            the same sentence. They add repairs by earlier calls to `fit` in
+            the same log.
         bad_data: String. The number of batches with non-finite inputs and
             their places, `""` if there were none.
         nonfinite_losses: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of batches with such a loss. Each replica counts its own part of a
-            batch. `None` if the model has no 16-bit layers or no loss scaling.
-            A custom `train_step` reports its losses through metrics called
-            `"..loss"`. Without such metrics, its returned losses count.
+            of batches whose loss had that value. Each replica counts its own
+            part of a batch. `None` if the model has no 16-bit layers or no loss
+            scaling. A custom `train_step` reports its losses through metrics
+            called `"..loss"`. Without such metrics, the returned losses count.
         graph_rewrite: String. The result of TensorFlow's graph rewrite, empty
             if it was off.
         left_in_float16: String. Layers that compute in float16 although
@@ -73,12 +73,12 @@ class TrainingSummary(NamedTuple):
         lines = [f"Mixed precision: {self.headline['text']}"]
         if self.graph_rewrite:
             lines.append(f"Graph rewrite: {self.graph_rewrite}.")
-        # If the user need not act, the headline is enough.
+        # If the user need not act, show only the headline.
         if self.headline["state"] not in _WELL:
             lines += self._figures()
         lines += filter(None, [self.left_in_float16])
         shown = [row for line in lines for row in _wrapped(line)]
-        # Users copy the path, so it must not be wrapped.
+        # Do not wrap the path of the log, because users copy the path.
         end = [f"Log: {self.folder}"] if self.folder else []
         if self.to_do:
             room = max(_MOST_LINES - len(shown) - len(end), 1)
@@ -127,10 +127,10 @@ class OptimizerSummary(NamedTuple):
         in_a_row: Int. Steps skipped since the last applied step.
         first_scale: Float. Loss scale at the start.
         last_scale: Float. Loss scale at the end.
-        overflow_counts: Dict variable path -> steps in which its gradient
-            overflowed.
+        overflow_counts: Dict from the path of a variable to the number of steps
+            in which its gradient overflowed.
         nonfinite_counts: Dict from `"inf"`, `"-inf"` and `"nan"` to the number
-            of steps in which any gradient held such numbers.
+            of steps in which any gradient had such a value.
     """
 
     steps: int
@@ -143,7 +143,7 @@ class OptimizerSummary(NamedTuple):
 
 
 def _most_often(counts, shown=3):
-    """Names the variables that overflowed most often."""
+    """Names the variables whose gradients overflowed in the most steps."""
     if len(counts) > shown and len({*counts.values()}) == 1:
         times = format_count(next(iter(counts.values())), "step")
         return f"all {len(counts)} variables, in {times} each"
@@ -173,7 +173,7 @@ def end_events(summary: TrainingSummary) -> list[dict]:
     Args:
         summary: `TrainingSummary`.
     """
-    # The log may not list every skipped step, so the count is logged as well.
+    # The log may not list every skipped step, so log the count as well.
     stuck = _in_a_row(summary.optimizers)
     end = {"kind": "train_end", "summary": str(summary), "in_a_row": stuck}
     if not (left := summary.left_in_float16):

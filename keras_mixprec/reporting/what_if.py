@@ -1,8 +1,8 @@
-"""Predicts how layers would behave in another format, and makes a plan.
+"""Predicts how layers would behave in a different format, and makes a plan.
 
 The prediction uses only the ranges of the numbers that layers return. The
 logged headroom gives the largest magnitude, and the exponent histograms give
-the smallest that counts. Ranges cannot show a loss of precision.
+the smallest magnitude that counts. Ranges cannot show a loss of precision.
 """
 
 import bisect
@@ -37,7 +37,7 @@ from keras_mixprec.reporting.format_limits import (
 from keras_mixprec.reporting.layer_tables import MAX_COLUMNS, as_sent, layer_of
 from keras_mixprec.reporting.told import words
 
-# Formats that a plan can set. For float8, use Keras' `quantize`.
+# The formats that a plan can set. Users can set float8 with Keras' `quantize`.
 _PLANNED = ("float16", "bfloat16")
 
 # Possible loss scales as powers of two, and the initial scale of Keras.
@@ -59,7 +59,8 @@ _STATES = {
 }
 _ORDER = [*_STATES]
 
-# Ranges of a run that also fails in float32 are useless for a plan.
+# Kinds of verdicts on runs that also fail in float32. The ranges of such runs
+# are useless for a plan.
 _NO_MATTER = ("divergence", "weights_lost")
 _NO_PLAN = (
     "No plan: the run fails in float32 too, so its ranges say nothing about a "
@@ -182,7 +183,7 @@ def _judged(layer, own, dtype):
     weight = _part(own.get("weight"), limits)
     window = _window(own.get("gradient"), limits, own.get("weight_gradient"))
     kinds = own.get("refused", {}).get(dtype, [])
-    # A layer may overflow inside although its output does not.
+    # A layer may overflow inside although its outputs do not.
     said = f"the run found {', '.join(map(words, kinds))} here" if kinds else ""
     states = {activation.state, weight.state}
     states |= {"refused"} if kinds else set()
@@ -255,7 +256,8 @@ def _plan(layers, judged, ranges, dtype, bad_input):
     """Returns the plan with the fewest layers in float32."""
     reasons, unmeasured = _reasons(layers, judged, ranges, dtype)
     costs = {x["path"]: flops(x) for x in layers}
-    # The layers that this plan moves to float32 may have caused the skips.
+    # The layers that the plan moves to float32 may have caused the skipped
+    # steps.
     is_blamed = any(
         judged[x["path"]].refused and x["path"] in reasons and not x["repaired"]
         for x in layers
@@ -327,7 +329,7 @@ def _reasons(layers, judged, ranges, dtype):
 def _is_beyond(judged, ranges, path, dtype):
     """Returns whether a layer's float32 output exceeds the format."""
     state = judged[path].activation.state if path in judged else ""
-    # For infinite outputs, a verdict may have the size in float32.
+    # If outputs are infinite, a verdict may have the largest output in float32.
     largest = ranges["layers"].get(path, {}).get("in_float32", -math.inf)
     beyond = largest > format_limits(dtype)["maximum_bits"]
     return state == "overflows" or (state in ("lost", "unknown") and beyond)
@@ -339,7 +341,7 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
     if dtype != "float16":
         return 0
     possible, skipped = _SCALES, ranges["overflowing_scale"]
-    # If no layer is to blame for skipped steps, the scale was too high.
+    # If no layer is to blame for skipped steps, the loss scale was too high.
     if skipped is not None and not is_blamed:
         below = [bits for bits in possible if bits < skipped]
         possible = below or possible[:1]
@@ -354,19 +356,18 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
 
 
 def _began_wide(layer):
-    # A layer that the tuner demoted before the first step does not count.
+    # A layer that the tuner demoted before the first step did not begin in
+    # float32.
     return layer["dtypes"][0][1] == "float32" and layer["demoted_at"] is None
 
 
-# Ranges.
-
 PARTS = ("activation", "gradient", "weight_gradient", "weight")
 
-# The exponent at which histograms count infinities and NaNs.
+# The exponent under which histograms count infinities and NaNs.
 _NONFINITE = 128
 
-# Elements may become zero if the rest keeps this share of the sum of squares.
-# The diagnosis uses the same limit for gradients.
+# Elements may become zero if the other elements keep this share of the sum of
+# squares. The diagnosis uses the same limit for gradients.
 KEPT_ENERGY = 0.99
 
 
@@ -383,7 +384,7 @@ def run_ranges(run, columns: int = MAX_COLUMNS) -> dict:
         - `"overflowing_scale"`: the least loss scale at which a step was
           skipped since dtypes last changed, as a power of two, or `None`;
         - `"needed_scale"`: the loss scale in the last verdict that names one;
-        - `"layers"`: a dict by path. It has a range for each measured part,
+        - `"layers"`: a dict by path. Each entry has a range by measured part,
           `"refused"`, the kinds of verdicts that each format does not repair,
           and `"in_float32"`, the logarithm of the largest float32 output in
           its last verdict.
@@ -467,7 +468,7 @@ def smallest_that_counts(exponents, counts) -> int | None:
     ]
     if not finite:
         return None
-    # A loop, because NumPy would take five times as long for 40 numbers.
+    # Use a loop, because NumPy takes five times as long for 40 numbers.
     top = finite[-1][0]
     energies = [count * 4.0 ** (e - top) for e, count in finite]
     wanted, kept = KEPT_ENERGY * sum(energies), 0.0
@@ -479,7 +480,7 @@ def smallest_that_counts(exponents, counts) -> int | None:
 
 
 def _limits(layers):
-    """Returns a function from a step to the maximum behind its headroom."""
+    """Returns a function from a step to the format maximum at that step."""
     changes = sorted({since for x in layers for since, _ in x["dtypes"]})
     limits = []
     for since in changes or [0]:
@@ -495,7 +496,7 @@ def _limits(layers):
 def _since_calls(layers, begins):
     """Returns the table of layers, with dtypes from the start of each `fit`.
 
-    A later call of `fit` logs its table one step too late.
+    A later call to `fit` logs its table one step too late.
     """
 
     def since(step):
@@ -510,7 +511,7 @@ def _since_calls(layers, begins):
 def _scale_bits(courses, begins):
     """Returns a function from a step to the loss scale, as a power of two.
 
-    A call of `fit` without a loss scale does not inherit the scale of an
+    A call to `fit` without a loss scale does not inherit the scale of an
     earlier call.
     """
     course = courses[0] if courses else {"steps": [], "scale": []}

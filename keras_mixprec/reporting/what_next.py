@@ -1,4 +1,4 @@
-"""Advice on a run, also as code, and a summary of the tuner's actions."""
+"""Gives advice on a run, also as code, and summarizes the tuner's actions."""
 
 import glob
 import re
@@ -52,7 +52,7 @@ def tuner_did(run) -> str:
         return ""
     kinds = [e["verdict"] for e in own if e["kind"] == "verdict"]
     idle = not any(kind_of(kind).repaired_by for kind in kinds)
-    why = ", because no layer needed another dtype" * idle
+    why = ", because no layer needed a different dtype" * idle
     kept = any(event["kind"] == "loss_scale_kept" for event in own)
     scale = ". It restored the loss scale that bad data had lowered" * kept
     return f"It watched and changed nothing{why}{scale}."
@@ -150,8 +150,6 @@ def _plan_with(layer, events: Iterable):
     return own[-1]["plan_file"]
 
 
-# The code.
-
 _IMPORT = "import keras_mixprec as kmp\n\n"
 _PLAN = (
     "kmp.PrecisionPlan.from_model(model).save('plan.json')\n"
@@ -182,7 +180,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
         Dict from the purpose of the code to the code, which may be empty:
 
         - `"training"`: for the next training;
-        - `"plan"`: the same, saved as a plan;
+        - `"plan"`: the same code, which also saves the dtypes as a plan;
         - `"data"`: drops bad rows.
     """
     if event["kind"] == "loss_scale_low" and "held" in event:
@@ -201,7 +199,7 @@ def fix_of(event: Mapping, events: Iterable, layers: list) -> dict[str, str]:
     if part is None:
         return {}
     rest = "x, y = x[keep], y[keep]"
-    if "[" in part:  # The part is one of several arrays.
+    if "[" in part:  # The bad part is one of several input arrays.
         name, _, _ = part.partition("[")
         rest = f"{name} = {{key: own[keep] for key, own in {name}.items()}}"
     return {"data": _DROP.format(part=part, rest=rest)}
@@ -230,7 +228,8 @@ def _rules(paths, dtype):
         f"    kmp.PrecisionRule({glob.escape(path)!r}, 'float32'),\n"
         for path in paths
     )
-    # The first rule that matches a layer wins, so these come first.
+    # The first rule that matches a layer wins, so the rules for single layers
+    # come before `DEFAULT_RULES`.
     training = (
         f"{_IMPORT}rules = [\n{listed}    *kmp.DEFAULT_RULES,\n]\n"
         f"kmp.apply_policy(model, 'mixed_{low}', rules=rules)\n"
@@ -247,11 +246,12 @@ def _set_scale(event):
 def _of_scale(event):
     numbers = event.get("numbers", {})
     if numbers.get("scaled", True) is False:
-        # A custom `train_step` needs another change, which the advice names.
+        # A custom `train_step` needs a further change, which the advice names.
         return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
     if "advised_bits" in numbers:
         return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
-    # If skipped steps lowered the scale, a new initial scale would fall again.
+    # If skipped steps lowered the loss scale, a new initial scale would fall
+    # again.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:
         return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")

@@ -10,5 +10,5 @@ Files:
 - `plugin.py`: serves the page in TensorBoard.
 - `page_server.py`: serves the page for `keras-mixprec serve`.
 - `static/`: the page, which starts at `index.js`. `palette.js` chooses the
-  colour of a value, and `metrics.js` chooses the words.
+  color of a value, and `metrics.js` chooses the words.
 """

@@ -3,7 +3,7 @@
 | route | answer |
 |---|---|
 | `data/runs` | the runs |
-| `data/summaries` | a row for each run, with `unread` if not read yet |
+| `data/summaries` | a row for each run, `unread` if the run is not read yet |
 | `data/run?run=` | a run without its measurements by step |
 | `data/heat?run=&metric=&columns=` | a metric of all layers by step |
 | `data/histogram?run=&layer=&part=` | exponents of a layer by step |
@@ -27,13 +27,14 @@ from keras_mixprec.reporting.runs import row_of
 from keras_mixprec.reporting.text_formats import to_json
 from keras_mixprec.reporting.what_if import what_if_of
 
-# The maximum length of a name of a run or a layer.
+# The maximum length of the name of a run or a layer, in characters.
 _LONGEST = 4096
 
-# Answers to keep, because the page repeats requests every few seconds.
+# The number of answers to keep. The page repeats requests every few seconds.
 _KEPT = 16
 
-# After this many seconds the table of runs is sent, even with unread rows.
+# After this many seconds, the server sends the table of runs, even if some rows
+# are not read yet.
 _PATIENCE = 0.5
 
 _JSON = "application/json"
@@ -82,11 +83,13 @@ class Endpoints:
 
     def __init__(self, folders: dict[str, str]):
         self._folders = folders
-        # Kept, because a walk through all folders takes time.
+        # Keep the folders of runs, because a walk through all folders takes
+        # time.
         self._runs: dict[str, str] = {}
         self._rows: dict[str, tuple] = {}
-        # Fixed types, because `mimetypes` asks the registry on Windows. It may
-        # call a script text/plain, and browsers do not load such a script.
+        # Set the content types here. On Windows, `mimetypes` reads the
+        # registry, which may call a script text/plain. Browsers do not load
+        # such a script.
         self._files = {
             "page.js": (f"{bundle()}\nexport {{ render }};", "text/javascript"),
             "style.css": (static("style.css"), "text/css"),
@@ -112,7 +115,7 @@ class Endpoints:
         }
         found = []
         for run in self._runs:
-            with contextlib.suppress(OSError):  # Removed meanwhile.
+            with contextlib.suppress(OSError):  # Skip a log that was removed.
                 found.append(RunFiles(self._runs[run]).listed(run))
         return found
 
@@ -161,15 +164,16 @@ class Endpoints:
             run, written = listed["run"], listed["written"]
             if listed["newer_schema"]:
                 continue
-            # A run without new data is not opened again.
+            # Do not read a run without new data again.
             known, row = self._rows.get(run, (None, {"run": run}))
-            # Each call reads at least one run, so that it makes progress.
+            # Each request reads at least one run, so that the page gets all
+            # rows in the end.
             if known != written and (not has_read or _clock.now() < ends):
                 has_read = True
                 try:
                     log = self._open(run)
                     row = json.loads(to_json(row_of(Run(run, log))))
-                except (RefusedError, OSError):  # Removed meanwhile.
+                except (RefusedError, OSError):  # Skip a removed log.
                     continue
                 known = written
                 self._rows[run] = log.written, row
@@ -179,7 +183,8 @@ class Endpoints:
 
 @functools.lru_cache(_KEPT)
 def _answer(name, run, log, query):
-    # Users switch between metrics, so keep the tables of the run.
+    # Keep the tables of a run between requests for heatmaps, because users
+    # switch between metrics.
     read = _kept if name == "heat" else Run
     return _ANSWERS[name](read(run, log), dict(query))
 

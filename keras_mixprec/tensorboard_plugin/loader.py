@@ -1,7 +1,7 @@
 """The loader of the plugin, for the entry point `tensorboard_plugins`.
 
-TensorBoard does not start if it cannot import this module. It guards only
-`load`, which therefore imports the plugin.
+TensorBoard does not start if it cannot import this module. TensorBoard
+guards only `load`, which therefore imports the plugin.
 """
 
 from tensorboard.plugins import base_plugin

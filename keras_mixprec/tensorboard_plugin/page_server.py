@@ -1,8 +1,9 @@
 """Serves the page and its data for `keras-mixprec serve`.
 
 The server listens on the loopback address only. A foreign page in a browser
-could still reach it under another host name, so requests must name this host.
-The headers stop other pages from reading an answer, framing it or running it.
+could still reach the server under a different host name, so requests must name
+this host. The headers stop other pages from reading, framing or running an
+answer.
 """
 
 import errno
@@ -24,7 +25,7 @@ from keras_mixprec.tensorboard_plugin.endpoints import (
 
 HOST = "127.0.0.1"
 
-# TensorBoard uses 6006 and may run at the same time.
+# The default port. TensorBoard uses 6006 and may run at the same time.
 PORT = 6007
 
 _PAGE = """<!doctype html>
@@ -52,7 +53,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-# Any port, because `ssh -L` may forward another one.
+# Host names in requests may have any port, because `ssh -L` may forward a
+# different port.
 _HOSTS = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 _ROUTE = re.compile(r"/(static|data)/([\w.]+)")
 
@@ -73,7 +75,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
     """
 
     daemon_threads = True
-    # On Windows two servers could otherwise share a port.
+    # On Windows, two servers could share a port if addresses were reused.
     allow_reuse_address = os.name != "nt"
 
     def __init__(self, log_dir: str, port: int = PORT):
@@ -134,7 +136,7 @@ class PageServer(socketserver.ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    # Seconds until an idle connection is closed.
+    # The number of seconds after which the server closes an idle connection.
     timeout = 60
 
     def log_message(self, format, *arguments):

@@ -67,7 +67,7 @@ def _folders(flags):
     if flags.logdir:
         return {"": os.path.expanduser(flags.logdir)}
     named = (x.partition(":") for x in (flags.logdir_spec or "").split(","))
-    # A folder without a name uses its path as its name, as in TensorBoard.
+    # A folder without a name gets its path as a name, as in TensorBoard.
     found = {name: path or name for name, _, path in named if name}
     return {name: os.path.expanduser(path) for name, path in found.items()}
 

@@ -21,7 +21,7 @@ export function chooseEvent(store, row, step = row.steps[0]) {
   showInZoom(store, step);
 }
 
-// Scrolls to the event, because the alarm that the user clicked may be far above it.
+// Scrolls to an event, because the alarm that the user clicked may be far above the event.
 export function bringEvent(store, row) {
   const hiddenKinds = new Set(store.state.hiddenKinds);
   hiddenKinds.delete(row.kind);

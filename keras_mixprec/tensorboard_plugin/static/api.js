@@ -28,7 +28,8 @@ async function inlineAnswer(path) {
   return Object.hasOwn(answers, path) ? answers[path] : null;
 }
 
-// The answer keeps its run and metric, because the user may have chosen others meanwhile.
+// Adds the run and the metric to the heat, because the user may choose a different run or metric
+// before the answer arrives.
 function readHeat(path, buffer) {
   const query = new URLSearchParams(path.split("?")[1]);
   return { ...decodeHeat(buffer), run: query.get("run"), metric: query.get("metric") };

@@ -8,7 +8,7 @@ export const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-ser
 export function createSurface(parent, attributes, draw) {
   const canvas = element("canvas", attributes);
   parent.append(canvas);
-  // The observer sets the width, because reading it from the page would force a layout.
+  // An observer sets the width, because reading the width from the page would force a layout.
   let width = 0;
   const paint = () => {
     const height = parseInt(canvas.style.height, 10);
@@ -19,7 +19,7 @@ export function createSurface(parent, attributes, draw) {
     if (canvas.width === size[0] && canvas.height === size[1]) {
       context.clearRect(0, 0, width, height);
     } else {
-      // Setting the size takes up to 10 ms, so an unchanged size is not set again.
+      // Do not set an unchanged size again, because setting the size takes up to 10 ms.
       canvas.style.width = `${width}px`;
       [canvas.width, canvas.height] = size;
       context.setTransform(ratio, 0, 0, ratio, 0, 0);

@@ -17,7 +17,7 @@ async function copyText(text) {
 }
 
 /**
- * A button that copies the text that `read` returns.
+ * Returns a button that copies the result of `read`.
  * @param {string} label
  * @param {() => string} read
  */

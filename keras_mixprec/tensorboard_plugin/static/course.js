@@ -12,7 +12,7 @@ function medianOf(bars) {
   return null;
 }
 
-// Returns the headroom of the shown part. The heatmap may have loaded it already.
+// Returns the headroom of the shown part, which the heatmap may have loaded already.
 export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
   const wanted = `${part}_headroom_bits`;
   const own = metric === wanted ? heat : partHeat;
@@ -20,14 +20,14 @@ export function headroomOfPart({ part, metric, heat, partHeat, runData }) {
 }
 
 /**
- * The range of a layer's numbers by step, as powers of two.
+ * Returns the range of a layer's numbers by step, as powers of two.
  * @param {any} heat Headroom of all layers by step.
  * @param {any} histogram Exponents of the layer by step.
  * @param {string} layer
  * @param {number} limit The logarithm of the format's maximum, to which headroom refers.
  * @returns {{largest: number[][], median: number[][], smallest: number[][],
  *   nonfinite: number[], readings: number}} `nonfinite` has the steps with infinite or NaN
- *   numbers. `readings` counts the readings of heatmap and histogram.
+ *   numbers. `readings` counts the readings in the heatmap and the histogram.
  */
 export function courseOf(heat, histogram, layer, limit) {
   const row = heat ? rowOfLayer(heat.layers, layer) : -1;

@@ -13,9 +13,10 @@ import { stepTicks } from "./step_axis.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 import { histogramLayer, whyShown } from "./wanted.js";
 
-// The space on the right is for the names of the limits.
+// The margins of the plot in pixels. The names of the limits are in the right margin.
 const PLACE = { left: 54, right: 100, top: 12, axis: 30 };
-// Within these limits, the plot is as high as the card next to it.
+// The minimum and maximum height of the plot. Between them, the plot fills the height of the card
+// next to it.
 const HEIGHTS = [260, 480];
 /** @type {["largest" | "median" | "smallest", string, number][]} */
 const LINES = [

@@ -2,12 +2,13 @@ import { breakable, element } from "./dom.js";
 import { plural } from "./format.js";
 
 const MOST = 300;
-// Spreadsheets read a cell that begins like this as a formula. An apostrophe in front prevents that.
+// Matches cells that spreadsheets would read as formulas. An apostrophe in front of such a cell
+// prevents that.
 const FORMULA = /^[\s\0]*[=+\-@\t\r＝＋－＠]/;
 const NUMBER = /^[+-]?(\d+\.?\d*(e[+-]?\d+)?|inf)$/i;
 
 function csvCell(value) {
-  // Infinity and NaN are spelled as in the log.
+  // Spell infinity and NaN as in the log.
   const text = String(value ?? "").replace(/^(-?)Infinity$/, "$1inf").replace(/^NaN$/, "nan");
   const cell = FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
@@ -30,7 +31,7 @@ function save(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// A table with the numbers of a chart. It is filled when the user opens it.
+// Returns a table with the numbers of a chart. The rows are made when the user opens the table.
 export function dataTable(title) {
   const table = element("table");
   const more = element("p", { class: "hint" });

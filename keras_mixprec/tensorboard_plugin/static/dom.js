@@ -16,7 +16,7 @@ export function card(id, title, controls, ...content) {
   return element("section", attributes, head, ...content);
 }
 
-/** An entry of a legend: a mark and its meaning. */
+/** Returns an entry of a legend: a mark and its meaning. */
 export function legendItem(mark, color, label) {
   const glyph = element("span", { class: "glyph", "aria-hidden": "true" }, mark);
   glyph.style.color = `var(${color})`;
@@ -24,7 +24,7 @@ export function legendItem(mark, color, label) {
 }
 
 /**
- * A text in which long names may break between their parts.
+ * Returns a text in which long names may break between their parts.
  * @param {string} text
  */
 export function breakable(text) {
@@ -41,7 +41,7 @@ export function fillSelect(select, options, chosen) {
   select.value = chosen ?? "";
 }
 
-// Makes the whole list one tab stop. Arrow keys move between its rows.
+// Makes a whole list one tab stop. Arrow keys move between the rows of the list.
 export function walkRows(list, selector) {
   const rowsOf = () => [...list.querySelectorAll(selector)];
   list.addEventListener("keydown", (event) => {
@@ -88,7 +88,7 @@ export function revealIn(scroller, row, margin = 0) {
   if (inner.top < outer.top + margin) {
     scroller.scrollTop -= outer.top + margin - inner.top;
   } else if (inner.bottom > outer.top + scroller.clientHeight) {
-    // If a row is taller than the list, its start stays in view.
+    // Keep the start of a row in view if the row is taller than the list.
     const below = inner.bottom - outer.top - scroller.clientHeight;
     scroller.scrollTop += Math.min(below, inner.top - outer.top - margin);
   }

@@ -10,7 +10,7 @@ import { labelOfRun } from "./names.js";
 
 const PAGE = 100;
 
-// Shared by all rows, because one for each row would take 50 ms per page.
+// All rows share one time format, because a format for each row would take 50 ms per page.
 const clock = new Intl.DateTimeFormat(undefined, {
   year: "numeric", month: "numeric", day: "numeric",
   hour: "numeric", minute: "numeric", second: "numeric",
@@ -30,7 +30,7 @@ export function createEvents(store) {
   const scroller = element("div", { class: "event-scroll" }, earlier, list, later);
   walkRows(list, "li");
   const root = card("events", "Events", [onlyLabel], chips, scroller);
-  // The document has only some pages of rows, because thousands would make each layout slow.
+  // The document has only some pages of rows, because thousands of rows would slow each layout.
   let first = 0;
   let last = PAGE;
   let shown = [];
@@ -46,7 +46,7 @@ export function createEvents(store) {
 
   const runsOf = ({ runData, compareData }) => [runData, compareData].filter(Boolean);
 
-  // In a comparison, names the run of an event.
+  // Returns the name of an event's run in a comparison.
   function runLabel(event) {
     const { runData, compareData } = store.state;
     if (!compareData) return null;
@@ -88,13 +88,13 @@ export function createEvents(store) {
     },
     element("span", { class: "when" }, formatInteger(moment)),
     element("span", {}, badge, runLabel(event)),
-    // Fixes come first, because there may be more numbers than fit.
+    // Fixes come before the numbers, because there may be more numbers than fit.
     element("span", { class: "what" }, ...breakable(readable(event.text)),
       ...chosen ? fixesOf(event) : [],
       ...details.map((line) => element("span", { class: "detail" }, ...breakable(readable(line))))));
   }
 
-  // Code that repairs the fault of an event. It stays open when the run gets new data.
+  // Returns the code that repairs the fault of an event. The code stays open when new data arrives.
   function fixesOf({ fixes }) {
     return Object.entries(fixes).map(([title, code]) => element("div", { class: "fix" },
       copyButton("Copy code", () => code),
@@ -155,7 +155,7 @@ export function createEvents(store) {
     first = Math.max(0, Math.min(first, shown.length - 1));
     list.replaceChildren(...shown.slice(first, last).map((event) => row(event, paths)));
     if (list.firstChild) list.firstChild.tabIndex = 0;
-    // Few rows need less room, unless the details of one are shown.
+    // Make a short list lower, unless the details of an event are shown.
     root.style.setProperty("--rows", String(store.state.event === null ? shown.length : PAGE));
     const after = Math.max(0, shown.length - last);
     earlier.hidden = first === 0;
@@ -166,7 +166,7 @@ export function createEvents(store) {
     if (focused >= 0) list.children[focused]?.focus({ preventScroll: true });
   }
 
-  // Marks the rows about the chosen layer without drawing them again.
+  // Marks the rows about the chosen layer without drawing the list again.
   function markAbout() {
     const paths = pathsOf();
     [...list.children].forEach((node, place) => {

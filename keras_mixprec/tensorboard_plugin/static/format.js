@@ -43,7 +43,7 @@ export function formatShare(share) {
   if (!Number.isFinite(share)) return "–";
   if (share === 0) return "0%";
   if (share < 0.0001) return "<0.01%";
-  // 99.99% must not be rounded to 100%.
+  // Round down near 100%, because 99.99% must not become 100%.
   return `${share > 0.99 ? Math.floor(share * 1e4) / 100 : Number((share * 100).toPrecision(2))}%`;
 }
 

@@ -1,14 +1,14 @@
-// Parts out of view are drawn after this many milliseconds without a user action.
+// The number of milliseconds without a user action after which parts out of view are drawn.
 const READER_FIRST = 150;
 
 const queue = new Set();
-// The functions that this frame has called.
+// The functions that were called in the current frame.
 let drawn = null;
 const later = new Set();
 let timer = 0;
 
 /**
- * Calls `draw` in the next frame, once even if it is requested several times. Requests that
+ * Calls `draw` in the next frame, only once even after several requests. Requests that
  * come while a frame is drawn join that frame, so a card and its chart need only one frame.
  * @param {() => void} draw
  */
@@ -33,7 +33,7 @@ function drawFrame() {
   }
 }
 
-// Calls one function at a time, so that a user action waits for one at most.
+// Calls one waiting function at a time, so that a user action waits for one function at most.
 function drawNext() {
   const [next] = later;
   later.delete(next);
@@ -43,7 +43,7 @@ function drawNext() {
 }
 
 /**
- * Calls `draw` after the visible parts are drawn, once even if it is requested several times.
+ * Calls `draw` after the visible parts are drawn, only once even after several requests.
  * @param {() => void} draw
  */
 export function drawLater(draw) {

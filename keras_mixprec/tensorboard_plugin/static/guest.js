@@ -1,6 +1,6 @@
 const PATIENCE = 2000;
 
-// The plugin's side of the messages between TensorBoard and the frame of a plugin.
+// Connects the page to TensorBoard by messages, as TensorBoard's plugins do.
 export function connectHost() {
   const listeners = new Map();
   const waiting = new Map();

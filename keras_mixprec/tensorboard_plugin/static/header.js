@@ -29,7 +29,7 @@ export function createHeader(store, { offline, copyLink }) {
     });
     const options = [["", "nothing"], ...others.map((entry) => [entry.run, entry.run])];
     fillSelect(compare, options, store.state.compare);
-    // The field may cut a long name, so its title has the whole name.
+    // The field may cut off a long run name, so put the whole name into its title.
     run.title = store.state.run ?? "";
     compare.title = store.state.compare ?? "";
     compare.disabled = !others.length;

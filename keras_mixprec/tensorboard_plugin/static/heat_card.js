@@ -10,10 +10,11 @@ import { BAD_INPUT, valueInWords } from "./metrics.js";
 import { everWider, isAsIf, isWider } from "./precision.js";
 import { metricOf } from "./wanted.js";
 
-// The card says that readings are missing if the last one is before this share of the steps.
+// If the last reading is before this share of the steps, the card says that readings are missing.
 const LATE = 0.9;
 
-// The shorter list stops at its end, which must not scroll the longer list back.
+// Scrolls two lists together. The shorter list stops at its end, and must not scroll the longer
+// list back.
 function scrollTogether(one, other) {
   let moved = null;
   const follow = (leader, follower) => leader.addEventListener("scroll", () => {
@@ -94,7 +95,7 @@ export function createHeatCard(store) {
     return ` Each column is one reading: ${formatInteger(heat.from.length)} of ${formatInteger(runData.last_step)} steps.`;
   }
 
-  // A run that goes on between two readings has not stopped measuring.
+  // Says when the measurements ended. A run that is between two readings has not stopped measuring.
   function endOfMeasuring() {
     const { runData, heat } = store.state;
     const last = lastMeasured(heat);
@@ -123,7 +124,7 @@ export function createHeatCard(store) {
     other.hidden = !compareHeat;
   }
 
-  // A table of the rows, because a screen reader cannot read a chart.
+  // Updates the table of the heatmap's rows, because a screen reader cannot read a chart.
   function updateTable() {
     const { runData, heat } = store.state;
     const metric = metricOf(runData, heat?.metric);

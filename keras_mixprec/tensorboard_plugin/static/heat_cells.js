@@ -6,7 +6,7 @@ import { changedAt } from "./precision.js";
 
 const BAD_WIDTH = 3;
 const HARMLESS = ["beyond", "zero"];
-// The share of a row's height that marks an overflow inside the layer.
+// The height of the mark for an overflow inside a layer, as a share of the row's height.
 const STRIP = 0.4;
 
 /**

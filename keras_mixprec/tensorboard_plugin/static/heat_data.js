@@ -6,7 +6,7 @@ import { clamp, countAtMost, linearScale } from "./scales.js";
  * @typedef {{long: string, short: string}} Origin
  */
 
-// The mark of a reading on a non-finite batch.
+// The mark of a cell whose reading is on a non-finite batch.
 export const LEFT_OUT = 65535;
 
 export function decodeHeat(buffer) {
@@ -14,7 +14,7 @@ export function decodeHeat(buffer) {
   const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));
   const head = JSON.parse(text);
   const count = head.layers.length * head.from.length;
-  // The data is little-endian, like all machines that run browsers.
+  // The data is little-endian, as are all machines that run browsers.
   const values = new Float32Array(buffer, 4 + length, count);
   return { ...head, values, marks: head.marked ? new Uint16Array(buffer, 4 + length + 4 * count, count) : null };
 }
@@ -33,7 +33,8 @@ export function originAt({ marks, origins, from }, row, column) {
   return (marks && origins[marks[row * from.length + column] - 1]) ?? null;
 }
 
-// The previous run's heat stays until the chosen run's heat is loaded.
+// Returns whether heat belongs to a run. The previous run's heat stays until the chosen run's
+// heat is loaded.
 export function isOfRun(heat, data) {
   return Boolean(heat && data && heat.run === data.run);
 }
@@ -61,7 +62,7 @@ export function columnScale({ from, until }, domain, range) {
     const column = clamp(Math.floor(place), 0, last);
     return from[column] - 0.5 + (place - column) * (until[column] - from[column] + 1);
   };
-  // Returns the centres of some columns, with their steps.
+  // Returns the centers of some columns, with their steps.
   scale.ticks = (count) => {
     const [first, final] = range.map(inner.invert);
     const stride = Math.max(1, Math.ceil((final - first) / count));
@@ -125,7 +126,7 @@ export function lastMeasured(heat) {
   return null;
 }
 
-// A layer used twice has rows "path" and "path#1"; both belong to the layer `path`.
+// Returns the layer of a call. The calls "path" and "path#1" belong to the layer `path`.
 export function pathOfCall(call, paths) {
   return paths.has(call) ? call : call.replace(/#\d+$/, "");
 }

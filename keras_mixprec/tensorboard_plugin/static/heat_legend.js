@@ -9,11 +9,12 @@ function swatch(level, label) {
 
 /**
  * @param {HTMLElement} parent
- * @param {HTMLElement} others The parent of the entries that are not on the colour scale.
+ * @param {HTMLElement} others The parent of the entries that are not on the color scale.
  * @param {{kind: () => string | undefined, format: () => string, isAsIf: () => boolean, hasBadInput: () => boolean,
  *   hasPassed: () => boolean, hasRoomy: () => boolean}} of The heatmap. `kind` is the kind of its metric, and `format` the
- *   format that headroom refers to. `isAsIf` is true if no layer ever computed in that format. The rest says if any reading
- *   is on a non-finite batch, is non-finite or zero because of another layer, or has a dtype of larger range.
+ *   format that headroom refers to. `isAsIf` is true if no layer ever computed in that format. `hasBadInput`
+ *   is true if any reading is on a non-finite batch, `hasPassed` if any is non-finite or zero because of another layer, and
+ *   `hasRoomy` if any has a dtype of larger range.
  */
 export function createHeatLegend(parent, others, of) {
   function redraw() {

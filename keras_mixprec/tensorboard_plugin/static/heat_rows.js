@@ -3,7 +3,8 @@ import { foldedBlockOf } from "./layer_blocks.js";
 import { alarmLevel } from "./palette.js";
 import { ownHeadroom, widerAt } from "./precision.js";
 
-// The heatmap may have a row that the table of layers lacks. A search finds it by name only.
+// Returns a layer for a row of the heatmap that the table of layers lacks. A search finds such a
+// row only by name.
 function unknown(path) {
   return { path, class: "", compute_dtype: null, verdicts: [] };
 }
@@ -37,9 +38,9 @@ export const GRAVEST = ["bad", "passed", "warning", "input", "quiet", "roomy", "
 const [BAD, PASSED, INPUT, ZERO] = ["bad", "passed", "input", "zero"].map((level) => GRAVEST.indexOf(level));
 
 /**
- * Returns, for each pixel, the worst value of several layers, its layer, and its rank in
- * `GRAVEST`. The rank is that of `"input"` for a non-finite batch. It is that of `"passed"` if
- * another layer caused non-finite numbers or zeros. Otherwise `alarmLevel` decides.
+ * Returns, for each pixel, the worst value of several layers, its layer, and the rank of its level
+ * in `GRAVEST`. The level is `"input"` for a non-finite batch, and `"passed"` if another layer
+ * caused non-finite numbers or zeros. In all other cases, `alarmLevel` returns the level.
  * @param {any} heat
  * @param {number[]} calls
  * @param {(call: number, column: number) => boolean} isWider
@@ -77,8 +78,8 @@ export function isBadSince({ ranks, columns }, { until }, step) {
 
 /**
  * Returns the worst value of each row and the first step with that value. `wider` is the dtype
- * of larger range that computed it, if any. `isBad` is true if a reading was left out. `origin`
- * is a cause outside the layer.
+ * of larger range that computed the value, if any. `isBad` is true if a reading was left out.
+ * `origin` is a cause outside the layer.
  * @param {string} formatName The format that headroom refers to.
  * @returns {{name: string, value: number, step: number | null, wider: string | null,
  *   isBad: boolean, origin: import("./heat_data.js").Origin | null}[]}

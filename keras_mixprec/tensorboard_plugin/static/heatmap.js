@@ -23,11 +23,11 @@ const LABEL_WIDTHS = [208, 380];
 const LABEL_SHARE = 0.25;
 const CHARACTER = 5.8;
 const VIEW_HEIGHT = 440;
-// The minimum and the maximum height of a row.
+// The minimum and the maximum height of a row in the heatmap.
 const ROW_HEIGHTS = [12, 36];
 const AXIS_HEIGHT = 24;
 
-// Only the rows in view are drawn: a canvas cannot be as tall as 1,000 layers.
+// Draws only the rows in view, because a canvas cannot be as tall as 1,000 rows.
 export function createHeatmap(store, heatSlot, dataSlot) {
   const spacer = element("div", { class: "heat-spacer" });
   const scroller = element("div", { class: "heat-scroll" }, spacer);
@@ -72,7 +72,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     asIf = isAsIf(rows, formatName());
   }
 
-  // Returns an overflow inside the layer, which the headroom of its outputs does not show.
+  // Returns an overflow inside a layer, which the headroom of its outputs does not show.
   function insideOf(layer) {
     const { metric } = heatOf();
     return metric === "activation_headroom_bits" ? layer?.inside ?? null : null;
@@ -95,7 +95,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     const ever = new Set(calls.filter((call) => {
       return everWider(layerOf(heat.layers[call]), formatName());
     }));
-    // A run in float32 is shown as if it were float16, unless float16 cannot hold it.
+    // Show values of a float32 run as if they were float16, unless float16 cannot hold them.
     const isHeld = (call, column) => !asIf || heat.values[call * heat.from.length + column] <= 0;
     const isWider = (call, column) => ever.has(call) && isHeld(call, column) &&
       Boolean(widerAt(layerOf(heat.layers[call]), heat.until[column], formatName()));
@@ -106,7 +106,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return { ...found, layer, wider };
   }
 
-  // Pools again only if other columns are under the pixels.
+  // Keeps the pooled rows until different columns are under the pixels.
   function keepPooled(size) {
     const ends = [plot.left, plot.right].map(plot.scale.invert);
     const of = [...ends, size].join();
@@ -137,7 +137,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     return heat && visible && row < rows.length ? row : -1;
   }
 
-  // Returns the worst cell under the pixel, because the colour shows that cell.
+  // Returns the worst cell under a pixel, because the color of the pixel shows that cell.
   function cellAt({ x, y }) {
     const heat = heatOf();
     const row = rowAt(y);
@@ -211,7 +211,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
 
   function drawCells(context, seen, kind) {
     if (!seen.length) return;
-    // The picture is reused until other rows or steps are in view.
+    // Reuse the picture until different rows or steps are in view.
     const view = `${seen[0].row} ${seen.length}`;
     if (pooled.view !== view) Object.assign(pooled, { view, picture: pictureOfCells(seen, kind) });
     const { picture } = pooled;
@@ -297,7 +297,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
     if (row < 0) return;
     context.strokeStyle = themeColor("--cursor");
     context.lineWidth = 2;
-    // In a thin row, the frame leaves out the label, which it would cross out.
+    // In a thin row, the frame must leave out the label, because its lines would cross the label.
     const left = rowHeight < 12 ? plot.left : 2;
     context.strokeRect(left, topOf(row) + 0.5, plot.right - left + 1, rowHeight);
   }
@@ -331,7 +331,7 @@ export function createHeatmap(store, heatSlot, dataSlot) {
   });
   scroller.addEventListener("scroll", surface.redraw);
 
-  // The picture of the previous run stays until the new data is loaded.
+  // Keeps the picture of the previous run until the new data is loaded.
   const unlessOld = (act) => () => {
     if (!heatOf() || isOfRun(heatOf(), store.state[dataSlot])) act();
   };

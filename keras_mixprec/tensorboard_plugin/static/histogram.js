@@ -152,7 +152,7 @@ export function createHistogram(store) {
       .join(" · ") + `, zeros not counted${insideOfOutputs()}`;
   }
 
-  // A layer may overflow inside although its outputs look healthy.
+  // Returns words for an overflow inside the layer, although its outputs may look healthy.
   function insideOfOutputs() {
     const inside = shown.part === "activation" && shown.layer?.inside;
     return inside ? `. The histogram shows only the outputs: ${inside.long}` : "";
@@ -163,7 +163,7 @@ export function createHistogram(store) {
     for (const button of buttons) {
       button.setAttribute("aria-pressed", button.dataset.part === part);
     }
-    // The previous histogram stays until the new one is loaded.
+    // Keep the previous histogram until the new histogram is loaded.
     if (awaited.histogram) return;
     shown = current();
     const name = histogramLayer(store.state);

@@ -1,6 +1,6 @@
 import { countAtMost } from "./scales.js";
 
-// The exponent that counts infinities and NaNs.
+// The exponent under which histograms count infinities and NaNs.
 const NONFINITE = 128;
 
 export function histogramAt(data, step) {
@@ -22,7 +22,7 @@ export function zoneOf(exponent, format) {
   return exponent >= format.subnormal_exponent ? "subnormal" : "vanishes";
 }
 
-// Shares of the finite elements.
+// Returns the share of the finite elements in each zone of a format.
 export function shareByZone(bars, format) {
   const shares = { overflow: 0, normal: 0, subnormal: 0, vanishes: 0 };
   const total = bars.reduce((sum, bar) => sum + bar.count, 0);

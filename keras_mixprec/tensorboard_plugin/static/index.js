@@ -39,8 +39,8 @@ const INITIAL = {
 
 const hashOfPage = () => readHash(window.location.hash);
 
-// TensorBoard reports its hash only after a change. The hash of a link that was just opened
-// must be read from the address.
+// Reads the hash from TensorBoard's address. TensorBoard reports its hash only after a change, and
+// so not the hash of a link that was just opened.
 function hashOfHost() {
   try {
     return readHash(window.parent.location.hash, HOST_PREFIX);
@@ -65,7 +65,7 @@ function linkInHost(store) {
 }
 
 function keepHash(store) {
-  // Not on every change, because a browser takes up to 10 ms to set an address.
+  // Do not set the address on every change, because a browser takes up to 10 ms for that.
   const keep = () => {
     try {
       window.history.replaceState(null, "", `#${writeHash(store.state)}`);
@@ -92,7 +92,7 @@ function keepFresh(store, loader, host) {
   let waited = 0;
   setInterval(() => {
     waited += POLL_EMPTY;
-    // TensorBoard announces new data. The page has to ask our own server.
+    // In TensorBoard, ask the server less often, because TensorBoard announces new data.
     const early = host && store.state.runs?.length && waited < POLL;
     if (document.hidden || early) return;
     waited = 0;
@@ -129,7 +129,7 @@ export async function render() {
   store.on(["runs", "runData"], ({ runs, runData }) => {
     empty.hidden = runs === null || runs.length > 0;
     main.hidden = !runData;
-    // Rows can be scrolled to only once they are laid out.
+    // Wait for the layout of the rows before scrolling to a row.
     if (runData) drawSoon(() => store.set({ shown: runData.run }));
   });
   store.on(["compareData"], ({ compareData }) => {

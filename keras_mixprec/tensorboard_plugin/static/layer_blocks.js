@@ -1,7 +1,7 @@
 import { matchesFilter, sortLayers } from "./layer_columns.js";
 import { foldersOf, shortNames } from "./names.js";
 
-// Groups layers into blocks by the folders of their paths. A folder with one layer is no block.
+// Groups layers into blocks by the folders of their paths. A folder with one layer is not a block.
 export function layerTree(layers) {
   const root = { path: "", nodes: new Map(), layers: [] };
   for (const layer of layers) {
@@ -23,7 +23,7 @@ export function layerTree(layers) {
 function childrenOf(node) {
   return [...node.nodes.values()].map((child) => {
     let inner = child;
-    // A folder that contains only one folder shares a row with it.
+    // A folder that contains only one folder shares a row with the inner folder.
     while (inner.nodes.size === 1 && inner.layers.length > 1) {
       const [only] = inner.nodes.values();
       if (only.layers.length < inner.layers.length) break;
@@ -44,7 +44,7 @@ export function allBlocks(tree) {
   });
 }
 
-// Returns the outermost blocks, but none that has most of the model's layers.
+// Returns the outermost blocks that do not contain most of the model's layers.
 export function blocksToFold(tree, count) {
   return tree.flatMap((node) => {
     if (node.block === undefined) return [];
@@ -59,7 +59,7 @@ export function foldedBlockOf(path, folded) {
   return folded.size ? foldersOf(path).find((folder) => folded.has(folder)) ?? null : null;
 }
 
-// Returns the layers that table and heatmap show. A search opens all blocks.
+// Returns the layers that the table and the heatmap show. A search opens all blocks.
 export function layerChoice({ filter, onlyProblems, folded }) {
   const known = new Map();
   const isKept = (layer) => matchesFilter(layer, filter) && (!onlyProblems || layer.is_problem);

@@ -33,7 +33,7 @@ function typeBadges(layers) {
   }));
 }
 
-// Findings with the same text share a badge, which has their number.
+// Returns the badges of layers. Findings with the same text share a badge with their number.
 function verdictBadges(layers) {
   const found = layers.flatMap(({ marks }) => marks);
   const counts = countBy(found, ({ text }) => text);
@@ -50,7 +50,7 @@ function headroomBar({ headroom }) {
   if (!headroom) return "–";
   const { level, text, title } = headroom;
   const fill = element("span", { class: `fill ${level}` });
-  // A full bar would look healthy, but zeros are a fault.
+  // Outputs that are all zero are a fault, and a full bar would look healthy.
   const share = level === "zero" ? 0 : clamp(toNumber(headroom.bits) / FULL_HEADROOM, 0.04, 1);
   fill.style.width = `${100 * (level === "passed" ? 1 : share)}%`;
   return element("span", { class: `headroom ${level}`, title },

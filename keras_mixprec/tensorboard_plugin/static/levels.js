@@ -1,4 +1,4 @@
-// Shapes repeat the colours for readers who cannot distinguish colours.
+// The levels of events. Each has a shape for readers who cannot distinguish colors.
 export const LEVELS = {
   bad: { shape: "triangle", glyph: "▲", color: "--bad", label: "severe verdict" },
   warning: { shape: "diamond", glyph: "◆", color: "--warning", label: "warning" },
@@ -8,7 +8,7 @@ export const LEVELS = {
   skip: { shape: "tick", glyph: "❙", color: "--skip", label: "skipped step" },
 };
 
-// Each state of a run has a word and a shape, for readers who cannot distinguish colours.
+// Each state of a run has a word and a shape, for readers who cannot distinguish colors.
 export const STATES = {
   healthy: { glyph: "✓", word: "Healthy", level: "fine" },
   repaired: { glyph: "✓", word: "Repaired", level: "fine" },

@@ -5,7 +5,7 @@ const TRIGGERS = [
   "runs", "run", "compare", "metric", "layer", "part", "runData", "compareData", "wantsWhatIf",
 ];
 
-// Milliseconds between two background requests, so that requests of the user come first.
+// The pause between two background requests in milliseconds. Requests of the user come first.
 const PAUSE = 300;
 
 export function createLoader(store) {
@@ -41,7 +41,7 @@ export function createLoader(store) {
       if (slot === "summaries") askAgain(answer, path);
       answered[slot] = request;
       const isNew = Boolean(store.state.awaited[slot]);
-      // Unchanged data must not redraw a part that the user works with.
+      // Unchanged data must not redraw a part of the page that the user works with.
       const text = isNew || answer?.values ? null : JSON.stringify(answer);
       if (text && text === JSON.stringify(store.state[slot])) return;
       store.set({ [slot]: answer, ...isNew ? awaiting(slot, null) : {} });
@@ -94,7 +94,7 @@ export function createLoader(store) {
       if (asked[slot] === request || (!path && isOld(slot, state))) continue;
       const samePath = asked[slot]?.split(" ")[0] === path;
       asked[slot] = request;
-      // If another slot has the same data, no request is needed.
+      // If another slot has the same data, copy the data instead of requesting it.
       const holder = path && Object.keys(known).find((other) => known[other] === request);
       if (path && !holder) {
         if (!samePath) store.set(awaiting(slot, path));

@@ -3,9 +3,9 @@ import { formatInteger, formatNumber, toNumber } from "./format.js";
 import { linearScale, niceTicks, valueAtStep } from "./scales.js";
 import { themeColor } from "./theme.js";
 
-// The width of the axis on the right.
+// The width of the loss axis, on the right of the plot.
 export const LOSS_AXIS = 58;
-// The axis spans at least this share of the loss. Otherwise a change of 1% would look like a
+// The loss axis spans at least this share of the loss. Otherwise a change of 1% would look like a
 // large fall.
 const LEAST_SPAN = 0.1;
 const TICKS = 4;
@@ -21,7 +21,8 @@ export const WHY_READINGS = "The monitor reads the loss with the counters, at mo
   "where the loss was NaN or infinite.";
 
 /**
- * Returns the ranges of steps in which a loss is not finite. A range begins at the reading before.
+ * Returns the ranges of steps in which a loss is not finite. A range begins at the reading
+ * before the first non-finite reading.
  * @param {{steps: number[], values: (number | string | null)[]} | null | undefined} loss
  * @returns {[number, number][]}
  */
@@ -90,8 +91,8 @@ function lossAxis([low, high]) {
   return [low - more, high + more];
 }
 
-// Returns the loss curves of the runs in a plot, with an axis that fits all of them if any loss
-// is finite. Returns null without a loss.
+// Returns the loss curves of the runs in a plot. If any loss is finite, they share an axis that
+// fits all losses. Returns null if no run has a loss.
 export function placeLosses(runs, { scale, left, right, top, bottom }) {
   const known = runs.map((data) => data.loss);
   if (!known.some(Boolean)) return null;
@@ -123,7 +124,7 @@ export function drawLosses(context, losses) {
       const points = stretch.map(([step, value]) => [scale(step), y(value)]);
       const { color, width, dash } = lossStyle(place);
       drawLine(context, points, themeColor(color), width, dash);
-      // A single reading cannot be drawn as a line.
+      // Draw a single reading as a circle, because a line needs two readings.
       if (points.length === 1) drawMarker(context, "circle", ...points[0], themeColor(color));
     }
   });

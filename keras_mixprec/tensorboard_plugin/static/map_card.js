@@ -15,11 +15,12 @@ import { clamp } from "./scales.js";
 import { metricOf } from "./wanted.js";
 
 const NODE = { width: 300, height: 26, right: 24, margin: 10 };
-// The space between two nodes. Deep graphs use less space, so that more nodes fit into the view.
+// The minimum and maximum space between two nodes. In deep graphs the space is smaller, so that
+// more nodes fit into the view.
 const BELOW = [6, 16];
 const VIEW_OF_MAP = 500;
-// Blocks are folded at first if a model has more layers than OPEN_AT_MOST. Nodes after
-// DRAWN_AT_MOST are not drawn.
+// Blocks are folded at first if a model has more layers than OPEN_AT_MOST. The map shows at most
+// DRAWN_AT_MOST nodes.
 const OPEN_AT_MOST = 60;
 const DRAWN_AT_MOST = 400;
 const SVG = "http://www.w3.org/2000/svg";
@@ -72,7 +73,7 @@ export function createMap(store) {
     fold.textContent = open.size ? "Fold blocks" : "Unfold blocks";
     const nodes = graph.nodes.slice(0, DRAWN_AT_MOST);
     const shape = JSON.stringify([nodes, graph.edges]);
-    // Runs of the same model differ only in colours, so the map need not be drawn again.
+    // Runs of the same model differ only in colors, so do not draw the map again.
     const isOther = shape !== drawnShape;
     if (isOther) drawNodes(nodes, graph.edges);
     drawnShape = shape;
@@ -81,7 +82,7 @@ export function createMap(store) {
     mark();
   }
 
-  // Colours show only readings after the last change of dtypes.
+  // Says since when the readings count. Colors show only readings after the last change of dtypes.
   function sinceWhen(layers) {
     const last = Math.max(...layers.map(changedAt));
     return last < 0 ? "" : ` since dtypes last changed, at step ${formatInteger(last)}`;
@@ -94,8 +95,8 @@ export function createMap(store) {
     const fits = shown && isOfRun(heat, runData) && heat.metric === metric;
     worst = fits ? worstByLayer(heat, byPath, pathOfCall, shown.kind) : new Map();
     caption.textContent = !layers.length ? NO_LAYERS : [
-      shown ? `Colour: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
-        "No colours, because MixPrecMonitor did not measure the layers (probe_every).",
+      shown ? `Color: ${shown.title}, the worst of all readings${sinceWhen(layers)}.` :
+        "No colors, because MixPrecMonitor did not measure the layers (probe_every).",
       heat && isLeftOut(heat) ? runData.left_out : "",
       graph.nestedOnly ? NESTED : "",
       graph.nodes.length > DRAWN_AT_MOST ? `The first ${DRAWN_AT_MOST} of ${
@@ -105,7 +106,7 @@ export function createMap(store) {
       return [GRAVEST.indexOf(colourNode(node, shown)), node];
     });
     const of = fits ? `${runData.run} ${metric}` : null;
-    // Scroll only once, because new data must not undo the user's scrolling.
+    // Scroll to the worst node only once, because new data must not undo the user's scrolling.
     if (of && of !== broughtOf) bringGravest(ranks);
     broughtOf = of ?? broughtOf;
     table.fill(!layers.length ? null : () => [["Layer", "Receives from", shown?.title ?? "Value"], graph.nodes.map((node) => {
@@ -214,7 +215,7 @@ export function createMap(store) {
     button.setAttribute("aria-label", name);
     label.data = (MARKS[level] ?? "") + text;
     words.textContent = shown ? short.replace("▲ ", "") : "";
-    // The style sheet draws the hatching of a level by its class.
+    // The style sheet draws the hatching of a level, by the class of the swatch.
     swatch.className = level;
     swatch.style.background = ["zero", "passed"].includes(level) ? "" :
       color ? cssColor(color) : "transparent";

@@ -30,7 +30,8 @@ export const WORDS = {
   magnitude: (value) => value === Infinity ? "not finite" : `at most ${formatNumber(value)}`,
 };
 
-// `wider` is the dtype that computed the value, if it has a larger range than the format.
+// Returns a value in words. `wider` is the dtype that computed the value, if its range is larger
+// than that of the format.
 export function valueInWords(kind, value, wider = null, formatName = "16 bits") {
   return Number.isNaN(value) ? "not measured" : WORDS[kind](value, wider, formatName);
 }

@@ -37,7 +37,7 @@ export function foldedGraph(layers, open) {
   const paths = new Set(layers.map(({ path }) => path));
   const holders = new Map(layers.map(({ path }) => [path, holderOf(path, paths)]));
   const shownAs = new Map();
-  // A block comes before the layers in it.
+  // Add each block before its layers.
   for (const { path } of layers) {
     const holder = holders.get(path);
     const hidden = holder !== null && !(shownAs.get(holder) === holder && open.has(holder));
@@ -77,7 +77,7 @@ function placed(names, edges, inside) {
   const ready = names.filter((name) => !waiting.get(name));
   const left = new Set(names);
   while (left.size) {
-    // A layer that is used twice can be part of a cycle. Then take any node that is left.
+    // A layer that is used twice can be part of a cycle. In a cycle, take any node that is left.
     const name = ready.shift() ?? left.values().next().value;
     if (!left.delete(name)) continue;
     for (const next of after.get(name).filter((one) => left.has(one))) {
@@ -97,7 +97,7 @@ function placed(names, edges, inside) {
 
 /**
  * Returns the worst reading of each layer, over all its calls. Readings before the last change
- * of dtypes count only if there is none since.
+ * of dtypes count only if there is no reading after that change.
  * @param {any} heat
  * @param {Map<string, any>} layers The table of layers, by path.
  * @param {(call: string, paths: any) => string} pathOf
@@ -142,14 +142,14 @@ function worseOf(one, other, pool) {
   return (pool === "min" ? other.value < one.value : other.value > one.value) ? other : one;
 }
 
-// Names the change of dtype that came after a reading.
+// Returns words for the change of dtype that came after a reading.
 function beforeInWords(layer, step) {
   return step <= changedAt(layer) ? `before it was in ${layer.compute_dtype}` :
     "before dtypes last changed";
 }
 
 /**
- * Returns a reading in words, with its colour and its level.
+ * Returns a reading in words, with its color and its level.
  * @param {any} reading
  * @param {any} layer The row of the table of layers.
  * @param {{name: string, kind: string}} metric
@@ -181,7 +181,7 @@ export function describeReading({ value, step, isBefore, isBad, origin }, layer,
   }
   const isWide = Boolean(wider) && !(asIf && value > 0);
   return {
-    // The short text leaves out the headroom in another format. The tooltip has it.
+    // The short text leaves out the headroom in a different format, which the tooltip has.
     words, short: wider && kind === "headroom" ? words.split(", ")[0] : words,
     level: alarmLevel(kind, value, isWide), color: valueColor(kind, value, isWide),
   };

@@ -40,7 +40,7 @@ export function shortNames(paths, length) {
   return labels;
 }
 
-// Returns the name of a run without the folders at its end that the other run also has.
+// Returns the name of a run without the folders at its end that the other run's name also has.
 export function shortRun(run, other) {
   const [parts, others] = [run.split("/"), (other ?? "").split("/")];
   while (parts.length > 1 && others.length > 1 && parts.at(-1) === others.at(-1)) {
@@ -59,7 +59,7 @@ export function labelOfRun(run, other) {
   return shortNames([name, shortRun(other ?? "", run)], LABEL).get(name);
 }
 
-// A layer that is used twice has the rows "path" and "path#1", its second call.
+// Returns the name of a call. The second call to the layer "path" is "path#1".
 export function callName(call, paths) {
   const [whole, path, number] = call.match(/^(.*)#(\d+)$/s) ?? [];
   return whole && !paths.has(call) ? `${path}, call ${Number(number) + 1}` : call;

@@ -1,7 +1,7 @@
 import { clamp } from "./scales.js";
 import { COLORS } from "./colors.js";
 
-// Okabe and Ito's colours, which people with any common colour vision can distinguish.
+// Okabe and Ito's colors, which people with any common form of color vision can distinguish.
 const CATEGORY = COLORS.category;
 
 // Samples of a ramp from navy over teal to yellow. Lightness and hue change evenly, so that a
@@ -27,7 +27,8 @@ const SHARE_FLOOR = -5;
 const ERROR_FLOOR = -4;
 const MAGNITUDE_TOP = 5;
 
-// `wider` is true if the value was computed in a dtype with a larger range than the format.
+// Returns the level of headroom. `wider` is true if the value was computed in a dtype with a larger
+// range than the format.
 function headroomLevel(value, wider) {
   if (value === Infinity) return "zero";
   if (value === -Infinity) return "bad";
@@ -39,7 +40,7 @@ function headroomLevel(value, wider) {
 export function alarmLevel(kind, value, wider = false) {
   if (Number.isNaN(value)) return "none";
   if (kind === "headroom") return headroomLevel(value, wider);
-  // Shares ignore zeros, so a tensor of zeros has a level of its own.
+  // The share of a tensor that is all zeros is infinite, and has a level of its own.
   if (kind === "share" && value === Infinity) return "zero";
   if (kind === "count") return value > 0 ? "bad" : "quiet";
   if (kind === "error") {
@@ -50,7 +51,7 @@ export function alarmLevel(kind, value, wider = false) {
   return "quiet";
 }
 
-// Layers in wider dtypes have colours outside the scale.
+// The colors of levels outside the color scale, such as layers in wider dtypes.
 const LEVEL_COLORS = { beyond: COLORS.beyond, passed: COLORS.passed, roomy: COLORS.roomy };
 for (const [level, name] of Object.entries(COLORS.levels)) LEVEL_COLORS[level] = CATEGORY[name];
 
@@ -77,7 +78,7 @@ export function valueColor(kind, value, wider = false) {
   return COLORS.quiet;
 }
 
-// Samples of each colour scale, from the top of the legend to the bottom.
+// Samples of each color scale, from the top of the legend to the bottom.
 export const LEGENDS = {
   headroom: {
     unit: "bits left",

@@ -6,7 +6,7 @@ import { seenFirst } from "./frames.js";
 const errorInWords = (error) => (Number.isNaN(error) ? "not evaluated" :
   error === Infinity ? "not finite" : formatNumber(error));
 
-// A card with the trials of a search for the layers that need float32.
+// Returns a card with the trials of a search for the layers that need float32.
 export function createPareto(store) {
   const caption = element("p", { class: "hint" });
   const table = dataTable("Trials");

@@ -2,7 +2,7 @@ import { card, element } from "./dom.js";
 import { formatNumber, readable } from "./format.js";
 import { labelOfRun } from "./names.js";
 
-/** A card with the speed of a run, and of the run that it is compared with. */
+/** Returns a card with the speed of a run, or of two compared runs. */
 export function createPerformance(store) {
   const about = element("p", { class: "hint about-speed" });
   const rows = element("tbody");

@@ -1,4 +1,4 @@
-// The exponent bits of each format, which determine its range.
+// The number of exponent bits of each format, which determines the range of the format.
 const EXPONENT_BITS = { float16: 5, bfloat16: 8, float32: 8, float64: 11 };
 
 export function isWider(dtype, formatName) {
@@ -13,7 +13,7 @@ export function isWider(dtype, formatName) {
  */
 export function ownHeadroom(bits, dtype, formatName) {
   if (!isWider(dtype, formatName)) return bits;
-  // The maximum of a format is just below this power of two.
+  // The maximum of a format is just below 2 to the power of 2 ** (exponent bits - 1).
   const [own, other] = [dtype, formatName].map((name) => 2 ** (EXPONENT_BITS[name] - 1));
   return bits + own - other;
 }

@@ -2,7 +2,7 @@ import { element } from "./dom.js";
 import { drawLater } from "./frames.js";
 import { clamp } from "./scales.js";
 
-// The most rows in the document, because thousands of rows would make each layout slow.
+// The maximum number of table rows in the document. Thousands of rows would slow each layout.
 const KEPT_ROWS = 110;
 const NEAR_END = 20;
 const IN_VIEW = 5;
@@ -16,12 +16,12 @@ export function createRowWindow(table, body, makeRow) {
   const below = element("div", { "aria-hidden": "true" });
   const scroller = element("div", { class: "table-scroll" }, above, table, below);
   let items = [];
-  // Rows by item, so that a row in the document is reused.
+  // The made rows by item, so that rows in the document are reused.
   let made = new Map();
   let first = 0;
   let last = 0;
   let height = 26;
-  // All rows are one tab stop. Arrow keys move between rows.
+  // The index of the row that is the table's only tab stop. Arrow keys move between rows.
   let stop = 0;
 
   const rowAt = (index) => body.children[index - first] ?? null;
@@ -58,7 +58,7 @@ export function createRowWindow(table, body, makeRow) {
     (target ?? row)?.focus({ preventScroll: true });
   }
 
-  // Rows that stay in place need no new layout.
+  // Replaces the rows in the document. Rows that stay in place need no new layout.
   function keepOnly(rows) {
     const stay = new Set(rows);
     for (const row of [...body.children]) if (!stay.has(row)) row.remove();
@@ -67,7 +67,7 @@ export function createRowWindow(table, body, makeRow) {
     });
   }
 
-  // The rows that stay must not move on the screen.
+  // Draws the rows from an index on. Rows that stay must not move on the screen.
   function shift(from) {
     const top = () => scroller.getBoundingClientRect().top;
     const anchor = [...body.children].find((row) => {
@@ -80,7 +80,7 @@ export function createRowWindow(table, body, makeRow) {
     if (same) scroller.scrollTop += same.getBoundingClientRect().top - before;
   }
 
-  // Makes new rows if fewer than `least` are left outside the view.
+  // Makes new rows if fewer than `least` rows are left above or below the view.
   function follow(least = NEAR_END) {
     const seen = Math.floor(scroller.scrollTop / height);
     const until = seen + Math.ceil(scroller.clientHeight / height);
@@ -89,7 +89,7 @@ export function createRowWindow(table, body, makeRow) {
     if (near) shift(seen - Math.floor((KEPT_ROWS - (until - seen)) / 2));
   }
 
-  // Rows in or near the view are made at once, and all others later.
+  // Makes rows in or near the view at once, and all other rows later.
   function followSoon() {
     follow(IN_VIEW);
     drawLater(follow);

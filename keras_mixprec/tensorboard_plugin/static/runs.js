@@ -35,7 +35,7 @@ const RUN_COLUMNS = [
 ];
 
 /**
- * The table of runs, with one row per run, in which the user chooses and compares runs.
+ * Returns the table of runs, in which the user chooses and compares runs. Each run has a row.
  */
 export function createRuns(store) {
   const head = element("thead");
@@ -119,7 +119,7 @@ export function createRuns(store) {
   function reveal(run) {
     const row = body.querySelector("tr.chosen");
     if (revealed === run || !row?.offsetParent) return;
-    // Rows that the server reads later may still move this row.
+    // The row of the run may still move while the server reads more rows.
     if (!store.state.summaries.some((one) => one.unread)) revealed = run;
     revealIn(scroller, row, head.offsetHeight);
   }

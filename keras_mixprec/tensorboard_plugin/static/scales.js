@@ -17,7 +17,7 @@ export function niceTicks(from, until, count, least = 1) {
   const raw = span / count;
   const power = 10 ** Math.floor(Math.log10(raw));
   const unit = [1, 2, 5, 10].find((factor) => factor * power >= raw) * power;
-  // Fractional steps do not exist, so the distance of ticks is at least 1.
+  // Ticks on a step axis are at least 1 apart, because fractional steps do not exist.
   const size = Math.max(least, unit);
   const first = Math.ceil(from / size);
   const ticks = [];

@@ -4,7 +4,7 @@ import { labelOfRun } from "./names.js";
 // Cards that show only one of two compared runs. All other cards show both.
 const OF_ONE_RUN = ["histogram", "map", "course", "what-if"];
 
-// In a comparison, the cards that show only one run name that run.
+// In a comparison, adds the name of the run to cards that show only one run.
 export function nameShownRun(main, store) {
   const names = OF_ONE_RUN.map((id) => {
     const name = element("span", { class: "of-run", hidden: true });

@@ -23,7 +23,8 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 const LEFT = 66;
 const RIGHT = 14;
 const TOP = 10;
-// The minimum and maximum height of the curves, which depends on the card next to this one.
+// The minimum and maximum height of the curves. Between them, the timeline fills the height of the
+// card next to it.
 const PLOT_HEIGHTS = [128, 480];
 const LANE_HEIGHT = 20;
 const LANES = ["skipped", "verdicts", "changes"];
@@ -250,12 +251,12 @@ export function createTimeline(store) {
     const steps = data.told.flatMap((row) => row.steps.map((step) => ({ row, step })));
     for (const { row, step } of steps) {
       const lane = LANES.indexOf(row.lane);
-      // `drawBlocks` has already drawn these.
+      // `drawBlocks` has already drawn the skipped steps that the log does not list.
       if (lane < 0 || row.kind === "skipped_steps_not_kept") continue;
       if (step < domain[0] || step > domain[1]) continue;
       const x = plot.scale(step);
       const { shape, color } = LEVELS[row.level];
-      // Thousands of skips share a few hundred pixels, so draw only one mark per pixel.
+      // Thousands of skipped steps share a few hundred pixels, so draw only one mark per pixel.
       const spot = `${lane} ${Math.round(x)} ${shape}`;
       if (taken.has(spot)) continue;
       taken.add(spot);

@@ -29,7 +29,7 @@ function beside(at, gap, size, last) {
  * @param {HTMLElement} root
  */
 export function showTitlesOnFocus(root) {
-  // A click also moves the focus, but then the user did not ask for a title.
+  // A click also moves the focus, but does not ask for a title.
   let isByClick = false;
   root.addEventListener("click", () => {
     isByClick = true;

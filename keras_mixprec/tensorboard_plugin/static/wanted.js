@@ -25,7 +25,7 @@ export function metricOf(data, name) {
   return data?.heat?.metrics.find((metric) => metric.name === name) ?? null;
 }
 
-// Returns the layer of the histogram. If no layer is chosen, this is the likeliest culprit.
+// Returns the layer of the histogram. If no layer is chosen, returns the likeliest culprit.
 export function histogramLayer(state) {
   const { layers = [], histograms } = state.runData ?? {};
   const listed = new Set(histograms?.[state.part] ?? []);
@@ -43,7 +43,7 @@ export function whyShown(state) {
   return name === null ? "" : " (click another one to see it here)";
 }
 
-// Returns the headroom metric of the chosen part, or null if the heatmap loads it anyway.
+// Returns the headroom metric of the chosen part, or null if the heatmap loads that metric.
 function partMetric({ runData, part, metric }) {
   const name = `${part}_headroom_bits`;
   return metric !== null && name !== metric && metricOf(runData, name) ? name : null;
@@ -61,11 +61,11 @@ export function wantedPaths(state) {
   const layer = runData?.run === run ? histogramLayer(state) : null;
   return {
     runData: runPath(run),
-    // The second run loads after the first, so that there is a run to compare with.
+    // The compared run loads after the first run, because a comparison needs both.
     compareData: runData ? runPath(compare) : null,
     heat: heatPath(run, runData),
     compareHeat: heatPath(compare, compareData),
-    // The table loads after the shown run, because the server must read all runs for it.
+    // The table loads after the shown run, because the server must read all runs for the table.
     summaries: runData && runs?.length > 1 ? dataUrl("summaries") : null,
     partHeat: run && runData?.run === run && partMetric(state) ?
       dataUrl("heat", { run, metric: partMetric(state) }) : null,

@@ -6,7 +6,7 @@ import { layerChoice } from "./layer_blocks.js";
 import { LEVELS } from "./levels.js";
 
 const ROWS_SHOWN = 200;
-// Not `plan.json`, the file that the code of fixes saves.
+// The name must differ from `plan.json`, the file that the code of fixes saves.
 const PLAN_FILE = "what_if_plan.json";
 const HEADS = ["Layer", "Activations", "Gradients fit loss scales (2 bits to spare)", "Weights"];
 const CANNOT = "Ranges describe only the outputs of layers. A layer may still overflow inside, or lose " +
