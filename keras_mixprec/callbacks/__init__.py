@@ -13,7 +13,7 @@ once and each batch is diagnosed once. The hooks of `fit` do this work:
   no task is due.
 - `on_epoch_end`: reads the counters and logs dtypes.
 - `on_train_end`: reads the counters a last time and writes the summary. The
-  model is restored, except for the dtypes that the tuner has changed.
+  model keeps the tuner's dtypes and the `LossScaleOptimizer`.
 
 There is no `on_train_batch_end`, because Keras would fetch the logs of every
 step from the device for this hook.
