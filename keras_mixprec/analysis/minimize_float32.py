@@ -87,8 +87,9 @@ def minimize_float32(
     enough, the layer with more multiply-adds stays in 16 bits.
 
     The model's own `train_step` runs many times without updates, and the model
-    does not change. Each batch takes dozens of steps, and a step takes some
-    seconds in a large model. Pass a few batches that include extreme samples.
+    does not change. Each batch takes dozens of steps, and a step takes a
+    few seconds in a large model. Pass a few batches that include extreme
+    samples.
 
     Args:
         model: A compiled `keras.Model`. If some of its layers compute in 16
@@ -97,10 +98,10 @@ def minimize_float32(
         y: Targets, as `fit` takes them. Defaults to `None`.
         sample_weight: Sample weights. Defaults to `None`.
         policy: String. `"mixed_float16"` or `"mixed_bfloat16"`.
-        tolerance: Float. The largest error of the loss, as a share of the loss
-            in float32.
-        gradient_tolerance: Float. The largest error of any layer's gradient, as
-            a share of the gradient in float32.
+        tolerance: Float. The largest allowed error of the loss, as a share of
+            the float32 loss.
+        gradient_tolerance: Float. The largest allowed error of any layer's
+            gradient, as a share of the float32 gradient.
         rules: Iterable of `PrecisionRule`, as for `apply_policy`. Layers that
             match a rule always follow it. `[]` leaves all layers to the search.
         batch_size: Int. Samples per batch.

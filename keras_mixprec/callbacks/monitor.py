@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class MixPrecMonitor(CopiedCallback):
     """Shows the loss scale, skipped steps and layer dtypes of a training run.
 
-    Writes to `<log_dir>/mixprec`, for TensorBoard and as `events.jsonl`:
+    Writes to `<log_dir>/mixprec`, both as TensorBoard logs and as
+    `events.jsonl`:
 
     | tag | value | when |
     |---|---|---|
@@ -139,9 +140,9 @@ class MixPrecMonitor(CopiedCallback):
             are kept, the monitor checks every step, so every step waits for the
             device. Defaults to `0`.
         stop_after: Int. Training stops after this many skipped steps in a row,
-            at any loss scale; one more step may be taken. The counters are read
-            at least once in this many steps. Defaults to `None`, which never
-            stops.
+            whatever the loss scale; one more step may run before it stops. The
+            counters are read at least once in this many steps. Defaults to
+            `None`, which never stops.
         verbose: `0` or `1`, whether to print the summary at the end. Defaults
             to `1`.
         on_stop: `"stop"` to end `fit` as `model.stop_training` does, or

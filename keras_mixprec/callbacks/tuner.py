@@ -51,10 +51,10 @@ class PrecisionTuner(CopiedCallback):
 
     If gradients vanish because the loss scale is too low, the tuner raises the
     scale. It sets a fixed scale to a value that suits all layers. If it cannot
-    set the scale, the history advises a value once. The tuner demotes no layer
-    because of bad data, divergence, or a loss scale that is still falling. If
-    only bad data lowered the loss scale, the tuner restores it, unless several
-    workers train together.
+    set the scale, it recommends a value once, in the history. The tuner demotes
+    no layer because of bad data, divergence, or a loss scale that is still
+    falling. If only bad data lowered the loss scale, the tuner restores it,
+    unless several workers train together.
 
     The tuner undoes a demotion if training diverges within the next 500 steps.
     Training has diverged if the float32 loss of one batch is 1000x larger, or
@@ -65,8 +65,8 @@ class PrecisionTuner(CopiedCallback):
 
     After `cooldown` steps without trouble, layers that do not need their
     demotion return to 16 bits. After `promote_after` steps, the tuner diagnoses
-    all demoted layers in their former dtypes. Sound layers return to 16 bits.
-    A layer that fails again waits twice as long.
+    all demoted layers in their former dtypes. Layers that no longer show a
+    fault return to 16 bits. A layer that fails again waits twice as long.
 
     With `validate`, a metric on held-back data must also allow a return. The
     same weights are evaluated for inference, in float32 and under the plan.
@@ -175,8 +175,8 @@ class PrecisionTuner(CopiedCallback):
             `seconds` of the recompilation and the next step. Changes that
             depend on a metric have its name as `metric`, its value in `float32`
             and under the `plan`, and the `tolerance`. `"sign_off"` has
-            `within`, whether the metric is within the tolerance, and in
-            `to_blame` the layers that are the cause if it is not.
+            `within` (whether the metric is within the tolerance) and `to_blame`
+            (if it is not, the layers that are the cause).
 
     Raises:
         TypeError: If an argument has the wrong type.

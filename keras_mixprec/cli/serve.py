@@ -43,6 +43,7 @@ COMMAND = Command(
     "show a monitor's log in a browser, live",
     'Serves the page of TensorBoard\'s "Mixed Precision" tab for the runs in a '
     "folder, until Ctrl+C. Only this machine can open the page. To see it on "
-    "another machine, run there: ssh -L 6007:127.0.0.1:6007 HOST.",
+    "another machine, run this command there: "
+    "ssh -L 6007:127.0.0.1:6007 HOST",
     "keras-mixprec serve logs",
 )

@@ -59,7 +59,7 @@ def this_processor() -> Processor:
         return parse_cpuinfo(text)
     if system == "Darwin":
         return parse_sysctl(_sysctl())
-    # Windows does not report instructions to ordinary programs.
+    # Windows has no file that lists the CPU's instruction sets.
     return Processor(platform.processor() or "cpu", None)
 
 

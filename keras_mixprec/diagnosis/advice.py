@@ -146,9 +146,8 @@ _CASES = {
 }
 
 
-# A different loss scale cures the cases on the left of the colons, if one scale
-# suits all layers. If no scale does, the case on the right of the colon gives
-# the advice.
+# The keys are cases that a different loss scale cures, if one scale suits all
+# layers. If no scale does, the advice is that of the case in the value.
 _OTHER_SCALE = {"above": "vanishes", "unscaled": "vanishes", "below": "steep"}
 
 
@@ -196,7 +195,8 @@ _HINTS = {
     "compute the loss from logits.",
     "exp": "Subtract the maximum first, or clip its operand.",
     " / ": "Add a small number to the divisor. The gradient of a square root "
-    "or a norm at 0 divides by 0: keras.ops.sqrt(x + 1e-6).",
+    "or a norm at 0 divides by 0. Add a small number inside, as in "
+    "keras.ops.sqrt(x + 1e-6).",
     "sqrt": "Add a small number inside, as in keras.ops.sqrt(x + 1e-6).",
     "reciprocal": "Add a small number to its operand.",
 }

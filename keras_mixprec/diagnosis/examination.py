@@ -141,7 +141,8 @@ def _is_a_batch(x, model):
     """Returns whether `x` is a tuple although the model takes one input."""
     several = isinstance(x, tuple) and len(x) in (2, 3)
     one = len(getattr(model, "inputs", None) or ()) == 1
-    # The user's own `train_step` may take any tuple, so allow a tuple there.
+    # The user's own `train_step` may take its data as any tuple, so do not
+    # reject tuples if the model has one.
     return several and one and not has_own_step(model)
 
 

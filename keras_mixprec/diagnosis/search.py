@@ -138,8 +138,8 @@ class Run:
         try:
             with computing_in("float32", [*self.demoted, *layers]):
                 return self._is_right(self.take())
-        # TensorFlow and torch raise an error if some dtypes mix. A run that
-        # raises such an error is not right.
+        # TensorFlow and torch raise an error if some dtypes are mixed. A
+        # run that raises such an error counts as failed.
         except active.replay().REFUSALS:
             return False
 

@@ -41,9 +41,9 @@ _BINARY = "binary_crossentropy", "binary_focal_crossentropy"
 # Names of losses that are smallest where the output equals the target.
 _DISTANCES = re.compile("mean_(squared|absolute)|huber|log_cosh|poisson")
 
-# The task is at fault under two conditions. The outputs cannot reach this share
-# of the targets, and even the closest outputs leave this share of the error of
-# a constant output.
+# The task is at fault if both of these hold: the outputs cannot reach at least
+# this share of the targets, and even the closest possible outputs leave at
+# least this share of the squared error of the best constant output.
 _OUT_OF_REACH = 0.25
 
 # The maximum number of elements of an array to check, and the maximum number of
@@ -377,7 +377,8 @@ def _array(leaf):
         return None
     try:
         array = as_numpy(leaf)
-    except Exception:  # For example, a ragged tensor is not an array.
+    # Some targets, such as ragged tensors, cannot be converted to an array.
+    except Exception:
         return None
     return array if array.dtype.kind in "fiub" and array.size else None
 

@@ -282,7 +282,7 @@ def _another_model(model, own, new):
     names = [x.name if x is not None else "no layer" for x in (own, new)]
     return (
         f"The config of {model.name!r} rebuilds a different model. It lacks "
-        "layers that were added or replaced outside the model's own code. "
+        "layers that were added or swapped in outside the model's own code. "
         f"Received: {names[0]!r}, rebuilt as {names[1]!r}"
     )
 

@@ -90,8 +90,8 @@ class ValidationWatch:
             numbers[f"rows_of_{self._where}"] = rows[:SHOWN]
         verdict = finding.verdict
         numbers |= verdict.numbers
-        # Drop row numbers that count within a batch, because users need row
-        # numbers that count within the whole data.
+        # Drop row numbers that are relative to a batch, because users need row
+        # numbers in the whole dataset.
         numbers.pop("batch_rows", None)
         verdict = dataclasses.replace(verdict, numbers=numbers)
         return finding._replace(verdict=verdict)

@@ -23,12 +23,12 @@ def apply_policy(
     """Sets the compute dtype of every layer of a model, in place.
 
     Keras' own `layer.dtype_policy = ...` reaches neither sublayers nor
-    functions that are already compiled. `apply_policy` reaches both, also in
-    composites, wrappers and nested models. The model may be built, unbuilt or
-    in training. Variables keep their dtype, and the optimizer keeps its state.
-    A sublayer that an unbuilt layer creates later gets its policy at that time.
-    If a rule keeps part of a custom layer in float32, but the layer's code
-    cannot mix dtypes, the whole layer computes in float32.
+    functions that are already compiled. `apply_policy` reaches both, even
+    inside composites, wrappers and nested models. The model may be built,
+    unbuilt or in training. Variables keep their dtype, and the optimizer keeps
+    its state. A sublayer that an unbuilt layer creates later gets its policy at
+    that time. If a rule keeps part of a custom layer in float32, but the
+    layer's code cannot mix dtypes, the whole layer computes in float32.
 
     Args:
         model: A `keras.Model`.

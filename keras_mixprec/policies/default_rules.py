@@ -80,8 +80,8 @@ _REASONS = {
     "and targets above 65504 overflow",
     FEEDS_OPERATION: "feeds an operation (exp, log, pow, sum) that overflows "
     "or cancels in float16 and takes its dtype from this layer",
-    is_user_written_norm: "user-written normalization: x*x overflows above "
-    "255, an epsilon below 3e-8 becomes 0",
+    is_user_written_norm: "user-written normalization: x*x overflows at 256 "
+    "and above; an epsilon below 3e-8 becomes 0",
     has_explosive_activation: "exp(12) and squareplus(256) are above 65504",
     reads_raw_features: "raw features and their statistics can lie outside "
     "float16's range",

@@ -190,7 +190,7 @@ def graph_rewrite(
     # Collect the records first, because the test for support discards them.
     _collect()
     if dtype != "float32" and not active.graph_rewrite().does(dtype):
-        _apply()  # Resumes recording for the rewrite in force.
+        _apply()  # Resumes recording operations for the innermost rewrite.
         device = ", ".join(dict.fromkeys(active.devices()["devices"]))
         raise ValueError(
             f"TensorFlow does not rewrite graphs to {dtype} on this device "

@@ -8,7 +8,8 @@ from keras_mixprec.formats import get_format
 # `diagnose` reserves the same number of bits.
 SPARE_BITS = 2
 
-# The formats for which `what_if` predicts layers, the narrowest last.
+# The formats for which `what_if` predicts which layers fail, the narrowest
+# last.
 CHOICES = (
     "float32",
     "bfloat16",

@@ -202,7 +202,8 @@ def ranked(verdicts: Iterable, is_over: Callable) -> list:
 # nothing more once the cause is known.
 _EFFECT, _SYMPTOM = 2, 3
 
-# Clauses for events that follow from causes, in the order of the headline.
+# Clauses for what the callbacks did and for errors that training raised, in the
+# order of the headline.
 _OUTCOMES = {
     "return": "the tuner returned to the state of step {to} {at} and {then}",
     "undo": "a demotion made training diverge and was undone {at}",

@@ -179,7 +179,7 @@ def encode_event(
     add = event.summary.value.add
     for tag, tensor, metadata in values:
         described = {} if tag in known_tags else {"metadata": metadata}
-        # Escape characters in layer names that UTF-8 cannot encode.
+        # In layer names, escape the characters that UTF-8 cannot encode.
         name = tag.encode(errors="backslashreplace")
         add(tag=name.decode(), tensor=tensor, **described)
     return event.SerializeToString()

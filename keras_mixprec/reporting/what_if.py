@@ -212,7 +212,7 @@ def _part(reading, limits):
         beyond = f"{number} bits beyond {limits['name']}"
         return _Part("overflows", f"overflow: {beyond}{at}", True)
     if low is not None and low < limits["subnormal_exponent"]:
-        small = "small numbers that count become 0"
+        small = "small numbers that matter become 0"
         return _Part("vanishes", f"{number} bits left{at}; {small}", True)
     is_close = bits < SPARE_BITS
     text = f"{number} bits left{at}"
@@ -356,8 +356,8 @@ def _best_scale(windows, costs, ranges, dtype, is_blamed):
 
 
 def _began_wide(layer):
-    # A layer that the tuner demoted before the first step did not begin in
-    # float32.
+    # If the tuner demoted a layer before the first step, the layer was not in
+    # float32 originally.
     return layer["dtypes"][0][1] == "float32" and layer["demoted_at"] is None
 
 

@@ -250,8 +250,8 @@ def _of_scale(event):
         return "optimizer = kmp.LossScaleOptimizer(optimizer)\n"
     if "advised_bits" in numbers:
         return _SCALED.format(f"loss_scale=2.0**{numbers['advised_bits']}")
-    # If skipped steps lowered the loss scale, a new initial scale would fall
-    # again.
+    # If skipped steps have lowered the loss scale, a new initial scale would
+    # fall too.
     low = "needed_bits" in numbers and "fell_from_bits" not in numbers
     if event["verdict"] == "scale_too_low" and low:
         return _SCALED.format(f"initial_scale=2.0**{numbers['needed_bits']}")

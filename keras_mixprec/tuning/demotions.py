@@ -253,7 +253,8 @@ class Repairs:
     def _rebuild(self, work):
         started = _clock.now()
         work()
-        guard_of(self._model).keep()  # Guard the recompiled train function.
+        # Recompiling made a new train function, so guard it too.
+        guard_of(self._model).keep()
         self.rebuilds += 1
         self._rebuilt_at = started
 

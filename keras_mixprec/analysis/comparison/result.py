@@ -94,7 +94,7 @@ class ComparisonResult(HtmlReport):
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "ComparisonResult":
-        """Returns the result in a file.
+        """Loads a result from a file.
 
         Args:
             path: String or path-like. A file that `save` or

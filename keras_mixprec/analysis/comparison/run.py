@@ -92,8 +92,8 @@ def compare_precisions(
             first policy's metric. Defaults to `0.002`.
         seeds: Int, how many times to train with each policy, with new initial
             weights each time; or a list of seeds. Defaults to `3`.
-        steps: Int. Training steps of each policy with each seed. Defaults to
-            `100`.
+        steps: Int. Number of training steps for each policy and seed.
+            Defaults to `100`.
         blocks: Int. Number of blocks into which the steps are divided, at least
             2. `steps` must be a multiple of `blocks`. Defaults to `10`.
         batch_size: Int. Samples per batch of arrays. Defaults to `32`.

@@ -145,7 +145,8 @@ class _Turns:
         """Waits for the next turn, then applies the settings."""
         try:
             answer = self._connection.recv()
-        except EOFError as error:  # The comparison has ended.
+        except EOFError as error:
+            # The comparison has ended, so end this training too.
             raise StoppedError from error
         if answer == "stop":
             raise StoppedError

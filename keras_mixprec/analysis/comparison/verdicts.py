@@ -204,8 +204,8 @@ def _tested(both, record):
             "resolution is unknown"
         )
         return _verdict(UNDECIDED, why, seeds=n)
-    # A few rounded numbers may be equal by chance. So the spread is at least
-    # the spread that rounding alone causes.
+    # A few rounded numbers may be equal by chance, so never take a spread below
+    # the one that rounding alone causes.
     spread = max(stdev(differences), grid / math.sqrt(6))
     interval = mean_interval(differences, spread)
     why = f"{name} {_how_much(interval)}"
