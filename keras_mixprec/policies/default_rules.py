@@ -88,8 +88,8 @@ _REASONS = {
     looks_numbers_up: "TensorFlow's graphs cast its raw input numbers to "
     "float16: 2049 becomes 2048",
     layers.UnitNormalization: "its epsilon of 1e-12 is zero in float16 and "
-    "x*x overflows above 255",
-    is_cosine: "Dot(normalize=True) squares its inputs: above 255 the cosine "
+    "x*x overflows at 256 and above",
+    is_cosine: "Dot(normalize=True) squares its inputs: from 256 on the cosine "
     "is 0",
     is_unscaled_attention: "Attention does not divide by sqrt(dim): scores "
     "above 65504 give NaN",
