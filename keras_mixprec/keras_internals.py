@@ -65,8 +65,6 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.utils.naming import to_snake_case
 
 # Keeps an optimizer from adopting the variables in any list that it holds.
-from keras.src.utils.tracking import no_automatic_dependency_tracking
-
 from keras_mixprec._patched import patched
 
 _CALL_CONTEXT = "current_call_ctx"
@@ -417,11 +415,10 @@ def accumulated_gradients(optimizer) -> list:
     return optimizer._accumulated_gradients
 
 
-def track_variable(optimizer, variable: keras.Variable):
-    """Adds a variable to an optimizer's variables."""
-    # An optimizer saves only tracked variables, not all variables in its
-    # attributes.
-    optimizer._track_variable(variable)
+def has_replicas(model: keras.Model) -> bool:
+    """Returns whether a strategy of TensorFlow trains several replicas."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return strategy is not None and strategy.num_replicas_in_sync > 1
 
 
 def global_seed_generator() -> keras.random.SeedGenerator | None:

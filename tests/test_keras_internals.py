@@ -101,7 +101,7 @@ def examples():
         (
             sgd,
             "_check_variables_are_known _get_variable_index _iterations "
-            "_learning_rate _track_variable _trainable_variables "
+            "_learning_rate _trainable_variables "
             "_trainable_variables_indices _var_key _variables",
         ),
         (window, "_accumulated_gradients"),

@@ -26,12 +26,6 @@ def optimizers_of(model: keras.Model) -> dict:
     return {name: o for name, o in found.items() if first[id(o)] == name}
 
 
-def has_replicas(model: keras.Model) -> bool:
-    """Returns whether a strategy of TensorFlow trains several replicas."""
-    strategy = getattr(model, "distribute_strategy", None)
-    return strategy is not None and strategy.num_replicas_in_sync > 1
-
-
 def all_variables(model: keras.Model) -> list:
     """Returns every variable of a model, its metrics and its optimizers."""
     found = [*model.variables, *model.metrics_variables]
@@ -95,10 +89,8 @@ def naming_exhaustion():
     """
     try:
         yield
-    except OutOfMemoryError:
-        raise
     except Exception as error:
-        if not is_out_of_memory(error):
+        if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
             raise
         raise OutOfMemoryError(
             "The diagnosis ran out of memory, so no layer has a verdict. Pass "

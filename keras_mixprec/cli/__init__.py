@@ -90,19 +90,9 @@ def _demo(arguments):
 _DEMO = Command(
     _demo,
     {
-        "--epochs": {
-            "type": int,
-            "default": 6,
-            "help": "epochs of each training (default: 6)",
-        },
-        "--log-dir": {
-            "default": "logs",
-            "help": "folder for the log (default: logs)",
-        },
-        "--open": {
-            "action": "store_true",
-            "help": "open the report in a browser",
-        },
+        "--epochs": {"type": int, "default": 6, "help": "epochs (default: 6)"},
+        "--log-dir": {"default": "logs", "help": "log folder (default: logs)"},
+        "--open": {"action": "store_true", "help": "open the report"},
     },
     "backend",
     "show how a layer that overflows float16 is found and repaired",

@@ -34,10 +34,7 @@ _OPTIONS: dict[str, Any] = {
         "help": "how much worse the metric may be, as a share of the first "
         "policy's metric (default: 0.002)",
     },
-    "--seeds": {
-        "type": int,
-        "help": "how many times to train with each policy (default: 3)",
-    },
+    "--seeds": {"type": int, "help": "trainings per policy (default: 3)"},
     "--steps": {"type": int, "help": "steps per training (default: 100)"},
     "--blocks": {
         "type": int,

@@ -12,11 +12,11 @@ from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
     all_variables,
-    has_replicas,
     optimizers_of,
 )
 from keras_mixprec.formats import Format, get_format
 from keras_mixprec.keras_internals import (
+    has_replicas,
     holding,
     innermost,
     learning_rate_object,

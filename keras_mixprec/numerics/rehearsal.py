@@ -14,12 +14,12 @@ from keras_mixprec.backend import active
 from keras_mixprec.backend.common import (
     all_variables,
     build_optimizer,
-    has_replicas,
     optimizers_of,
 )
 from keras_mixprec.formats import SIXTEEN_BITS
 from keras_mixprec.keras_internals import (
     at_learning_rate,
+    has_replicas,
     holding,
     innermost,
     parts_of,

@@ -16,9 +16,8 @@ export function lossStyle(place) {
     { color: "--loss", glyph: "━", width: 1.25, dash: [] };
 }
 
-export const WHY_READINGS = "The monitor reads the loss with the counters, at most every update_freq " +
-  "steps. A value is the mean over the steps since the previous reading. Marks along the top show " +
-  "where the loss was NaN or infinite.";
+export const WHY_READINGS = "The monitor reads the loss at most every update_freq steps. A value is " +
+  "the mean since the previous reading. Marks along the top show where it was NaN or infinite.";
 
 /**
  * Returns the ranges of steps in which a loss is not finite. A range begins at the reading
