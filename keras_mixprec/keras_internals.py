@@ -275,6 +275,11 @@ def evaluated_batches(model: keras.Model):
     return iter(found.data_adapter.get_numpy_iterator()) if found else iter(())
 
 
+def is_in_fit(model: keras.Model) -> bool:
+    """Returns whether the caller runs inside `model.fit`."""
+    return _epochs_in("fit", model) is not None
+
+
 def _epochs_in(method, model):
     """Returns the `epoch_iterator` in the frame of a running method."""
     frame: types.FrameType | None = sys._getframe(2)

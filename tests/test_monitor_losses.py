@@ -313,3 +313,18 @@ def test_losses_of_several_outputs(jit, tmp_path):
     a, b = 5 / 128, 3 / 16
     shown = [logs[n][0] for n in ("loss", "a_loss", "b_loss", "a_mse", "b_mae")]
     np.testing.assert_allclose(shown, [a + b, a, b, a, b], rtol=1e-6)
+
+
+@every_backend
+def test_a_bad_last_batch_does_not_lose_the_weights(tmp_path):
+    of = keras.layers
+    parts = [of.Dense(8), of.BatchNormalization(), of.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    kmp.apply_policy(model, "mixed_float16")
+    sgd = kmp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), 8.0)
+    model.compile(sgd, "mse", jit_compile=False)
+    x = np.ones((32, 4), "float32")
+    x[-1] = np.nan
+    callback = kmp.MixPrecMonitor(tmp_path, verbose=0)
+    found = model.fit(x, x[:, :1] * 0, 8, 2, 0, [callback], shuffle=False)
+    assert np.isfinite(found.history["loss"]).all()

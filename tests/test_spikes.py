@@ -189,3 +189,19 @@ def test_data_that_change_for_good_are_trained_on(rate, tmp_path):
     kinds = [event["kind"] for event in repaired.history]
     assert kinds == ["spikes"] * (rate == "at once")
     assert int(model.optimizer.iterations) > STEPS - 30
+
+
+def test_a_plan_of_float16_gets_a_scale_that_adapts(tmp_path):
+    file = tmp_path / "plan.json"
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(4), layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    kmp.apply_policy(keras.models.clone_model(model), "mixed_float16").save(
+        file
+    )
+    tuner = kmp.PrecisionTuner(plan=file, recover=True, verbose=0)
+    model.evaluate(X[:8], Y[:8], verbose=0, callbacks=[tuner])
+    assert not isinstance(model.optimizer, kmp.LossScaleOptimizer)
+    model.fit(X[:64], Y[:64], verbose=0, callbacks=[tuner])
+    assert isinstance(model.optimizer.rule, kmp.DynamicLossScale)

@@ -14,6 +14,7 @@ from keras_mixprec.callbacks.session import (
     Session,
     Settings,
 )
+from keras_mixprec.keras_internals import is_in_fit
 from keras_mixprec.loss_scaling.ensure import (
     ensure_loss_scaling,
     lacks_loss_scaling,
@@ -249,6 +250,7 @@ class PrecisionTuner(CopiedCallback):
         self._repairs: Any = None
         self._before: list = []
         self._warned = self._keeps_file = self._wraps = False
+        self._fixed: Any = None
 
     def _check_together(self):
         if 0 < self.promote_after < self.cooldown:
@@ -267,23 +269,30 @@ class PrecisionTuner(CopiedCallback):
         """Wraps the optimizer.
 
         The optimizer must be wrapped before `BackupAndRestore` restores its
-        state in `on_train_begin`.
+        state in `on_train_begin`. `evaluate` leaves the optimizer as it is.
         """
         super().set_model(model)
-        self._wraps = False
-        if getattr(model, "optimizer", None) is not None:
+        self._wraps, self._fixed = False, None
+        if is_in_fit(model):
             self._wrap_optimizer(model)
 
     def _wrap_optimizer(self, model):
         # A custom `train_step` may not call `optimizer.scale_loss`, so wrapping
         # its optimizer would not scale the loss.
-        if self.dry_run or has_own_step(model):
+        has_none = getattr(model, "optimizer", None) is None
+        if self.dry_run or has_none or has_own_step(model):
             return
+        if self._fixed is not None and self._fixed is model.optimizer:
+            # Decide again, because the plan may have set layers to float16.
+            model.optimizer = self._fixed.inner_optimizer
         if lacks_loss_scaling(model):
             ensure_loss_scaling(model)
             self._wraps = True
+        before = model.optimizer
         if self.recover:
             skip_nonfinite_steps(model)
+        if model.optimizer is not before:
+            self._fixed = model.optimizer
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Starts from the plan, if there is one."""

@@ -318,8 +318,9 @@ def advice_of_mixed_code(numbers: dict) -> str:
         numbers: Dict from `step_errors.evidence`.
     """
     dtypes = " and ".join(numbers["mixed_dtypes"])
+    place = place_of(numbers) if "code" in numbers else "code outside layers"
     return (
-        f"{dtypes} mix in {place_of(numbers)}, even when all layers compute in "
+        f"{dtypes} mix in {place}, even when all layers compute in "
         "float32. Cast one of the two there, as in keras.ops.cast(b, a.dtype)."
     )
 

@@ -152,8 +152,12 @@ def is_good(model: keras.Model, own) -> bool:
         own: A `KeptState`.
     """
     with own.state.in_place():
-        batches = [of_tensors(own.batch, model)]
-        return not _Search(model, batches, rates_of(model)).fails()
+        batch = of_tensors(own.batch, model)
+        if nonfinite_rows(batch=batch):
+            return False
+        search = _Search(model, [batch], rates_of(model))
+        # If no step can be taken, nothing is known.
+        return not search.fails() and search.knows_loss
 
 
 def _raised(rates, before):
@@ -175,6 +179,10 @@ class _Search:
         self._loss = usual.first[0]
         grows = usual.growth > _FAILED or usual.peak > thresholds.DIVERGED
         return math.isfinite(self._loss) and grows
+
+    @property
+    def knows_loss(self):
+        return math.isfinite(self._loss)
 
     def cause(self):
         """Returns the numbers of the change that lets the loss fall, if any."""

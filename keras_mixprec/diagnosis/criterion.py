@@ -311,7 +311,10 @@ def worst_errors(model: keras.Model, criteria: list, scale: float) -> Errors:
         return Errors(math.nan, math.nan)
     return Errors(
         max(errors[RESULT] for errors in found),
-        max(e for errors in found for k, e in errors.items() if k != RESULT),
+        max(
+            (e for errors in found for k, e in errors.items() if k != RESULT),
+            default=0.0,
+        ),
     )
 
 

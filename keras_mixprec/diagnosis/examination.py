@@ -387,8 +387,8 @@ class _Verdicts:
             )
         try:
             found = origin_of_nonfinite(self._model, self._batch, self._exact)
-        except active.replay().REFUSALS:
-            raise error from None
+        except active.replay().REFUSALS as refusal:
+            raise (error or refusal) from None
         if error and not found:
             raise error
         numbers |= found | large_inputs(self._data[0])

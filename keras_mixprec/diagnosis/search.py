@@ -193,7 +193,8 @@ class Run:
                 return "precision_loss", "forward", rounded
         if cause is not None:
             return cause.kind, "forward", cause.evidence
-        forward = result > thresholds.LOSS_ERROR
+        # Calls without gradients have no other errors.
+        forward = result > thresholds.LOSS_ERROR or [*self.errors] == [RESULT]
         direction = "forward" if forward else "backward"
         overflows = math.inf in self.errors.values()
         kind = f"{direction}_overflow" if overflows else "precision_loss"

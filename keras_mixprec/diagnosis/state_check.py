@@ -102,6 +102,7 @@ def _lost_change(layer, variable, step, exact, second):
         # In 16 bits, a moving average stops when its change per step is half of
         # its last digit.
         epsilon = get_format(layer.compute_dtype).epsilon
-        half = epsilon * 2.0 ** (np.frexp(limit)[1] - 2.0)
+        digit = epsilon * 2.0 ** (np.frexp(limit)[1] - 2.0)
+        half = np.where(limit, digit, 0.0)
         is_lost |= norm(half) > share * thresholds.FORWARD_ERROR * norm(limit)
     return error if is_lost else None

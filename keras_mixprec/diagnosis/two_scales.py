@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from keras_mixprec._patched import patched
+from keras_mixprec.backend import active
 from keras_mixprec.backend.common import optimizers_of
 from keras_mixprec.diagnosis import thresholds
 from keras_mixprec.diagnosis.criterion import (
@@ -28,6 +29,7 @@ from keras_mixprec.keras_internals import micro_batches, stored_value
 from keras_mixprec.loss_scaling.rules import FixedLossScale
 from keras_mixprec.numerics.arrays import (
     count_nonfinite,
+    is_float,
     largest_magnitude,
     to_array,
 )
@@ -35,6 +37,7 @@ from keras_mixprec.numerics.dry_step import (
     DryStep,
     exact_step,
     single_step,
+    step_held_at,
 )
 from keras_mixprec.numerics.held_optimizer import (
     instead_of_optimizers,
@@ -51,6 +54,11 @@ from keras_mixprec.policies.layers import MODEL_PATH, has_own_step
 # this order, code that acts only every second, third or fourth time differs
 # between runs at the same scale too, and is not blamed.
 _ORDER = (0, 1, 1, 0, 0)
+
+# If the largest gradient is this large, float16 at scale 1 rounds only
+# gradients below a 2**14th of it. A few such roundings cannot make a difference
+# of this size.
+_NORMAL, _ROUNDED = 2.0**-10, 0.05
 
 
 class ScaleUse(NamedTuple):
@@ -125,7 +133,7 @@ class _Comparison:
             held = _HeldSteps(self._model, self._data, self._bits)
             if not held.are_finite:
                 return ScaleUse()
-            if self._differs():
+            if self._differs() and held.cannot_be_rounding(off):
                 found = held.fault() if held.off else self._over_steps(off)
                 return ScaleUse(False, *found)
         case, count = self._at_overflow()
@@ -296,6 +304,30 @@ class _HeldSteps:
         self.off = _off(self.first, self._second)
         self._calls = {call.name: call for call in other.calls}
 
+    def cannot_be_rounding(self, off: dict) -> bool:
+        """Returns whether float16 code cannot make these differences.
+
+        Code of the user's own that computes in float16 rounds small gradients
+        at one scale and not at the other.
+
+        Args:
+            off: Dict. The relative differences between the two scales.
+        """
+        off = self.off or off
+        none = np.zeros(1)
+        sizes = [largest_magnitude(self.first.get(key, none)) for key in off]
+        if min(sizes) >= _NORMAL and min(off.values()) > _ROUNDED:
+            return True
+        one, other = [], []
+        for bits, seen in ((0, one), (self._bits, other)):
+            with (
+                in_float32(self._model),
+                step_held_at(self._model, self._data, 2.0**bits) as run,
+            ):
+                visit = functools.partial(_narrow, seen)
+                active.replay().each_operation(run, [], visit)
+        return len(one) == len(other) and all(map(np.array_equal, one, other))
+
     def fault(self):
         """Returns the case and the evidence."""
         bits, first, second = self._bits, self.first, self._second
@@ -381,6 +413,12 @@ def _off(one, other):
         if error > thresholds.SCALE_ERROR:
             errors[key] = min(error, relative_error([exact], [low]))
     return {k: e for k, e in errors.items() if e > thresholds.SCALE_ERROR}
+
+
+def _narrow(seen, inputs, outputs):
+    standard = keras.backend.standardize_dtype
+    floats = filter(is_float, outputs)
+    seen += [to_array(x) for x in floats if standard(x.dtype) == "float16"]
 
 
 def _fits(array, exact):

@@ -111,8 +111,8 @@ class MetricGuard:
             gate.stop()
         if self.on:
             self.on = False
-            self._begin_epoch(_BEGUN)
             self._in_fit.__exit__()
+            self._begin_epoch(_BEGUN)
 
     def _guard(self):
         model, in_steps = self._model, self._in_steps
@@ -139,13 +139,18 @@ class MetricGuard:
 
     def _histories(self):
         """Returns the optimizers' histories; the first one counts losses."""
-        if not self._found:
-            self._found = [
-                optimizer.history
-                for optimizer in optimizers_in_step(self._model)
-                if isinstance(optimizer, LossScaleOptimizer) and optimizer.built
-            ]
-            self._gates = gates_of(self._model)
+        if self._found:
+            return self._found
+        found = [
+            optimizer
+            for optimizer in optimizers_in_step(self._model)
+            if isinstance(optimizer, LossScaleOptimizer)
+        ]
+        records = [each.history for each in found if each.built]
+        self._gates = gates_of(self._model)
+        if len(records) < len(found):
+            return records
+        self._found = records
         return self._found
 
     def _guarded_step(self, train_step):
@@ -234,7 +239,6 @@ class MetricGuard:
         # A custom `train_step` may return values of the current batch instead
         # of running means, so check each value.
         spoilt = {} if self._tracker else self._numbers()
-        lost = self._record(histories, bad, kinds, skips, batch)
         skipped = ops.any(ops.stack(skips))
         of_layers = len(self._layer_state or ())
         for index, variable in enumerate(self._written()):
@@ -248,6 +252,8 @@ class MetricGuard:
                 broken = ops.logical_not(ops.all(ops.isfinite(new)))
                 undo = ops.logical_or(bad, ops.logical_and(skipped, broken))
             variable.assign(ops.where(undo, ops.cast(old, new.dtype), new))
+        # Layer state of a bad batch is undone by now, so it is not lost.
+        lost = self._record(histories, bad, kinds, skips, batch)
         epoch = _read(histories[0].epoch)
         epoch = ops.where(bad, ops.where(lost, _LOST, epoch), _COUNTED)
         histories[0].epoch.assign(epoch)

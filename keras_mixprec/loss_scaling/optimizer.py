@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_mixprec._checks import check_choice, check_type
+from keras_mixprec._patched import patched
 from keras_mixprec.backend import active
 from keras_mixprec.keras_internals import (
     updated_variables,
@@ -200,7 +201,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             check_constants(self.inner_optimizer, var_list)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
-        keras.optimizers.Optimizer.build(self, var_list)
+        # The inner optimizer holds these variables.
+        own = {"use_ema": False, "gradient_accumulation_steps": None}
+        with patched(self, own):
+            keras.optimizers.Optimizer.build(self, var_list)
         state = self.rule.initial_state()
         if shared is not None:
             self.step_counter = shared.step_counter

@@ -178,8 +178,12 @@ def _stable_names(layers):
         layers: The sublayers of one parent, in the order in which Keras tracks
             them.
     """
+    shown = {layer.name for layer in layers}
+    # Keras begins with a name without a number, so `dense_0` is a user's.
     stems = [
-        (layer.name, None) if _is_given(layer) else _split_name(layer)
+        (layer.name, None)
+        if _is_given(layer) or f"{_split_name(layer)[0]}_0" in shown
+        else _split_name(layer)
         for layer in layers
     ]
     given = {stem for stem, count in stems if count is None}

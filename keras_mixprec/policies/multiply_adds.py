@@ -53,7 +53,10 @@ def _own(entry):
 def _einsum_dense(entry):
     layer = entry.layer
     inputs, kernel = layer.equation.partition("->")[0].split(",")
-    sizes = zip(kernel, layer.kernel.shape, strict=True)
+    shape = getattr(layer, "original_kernel_shape", None) or layer.kernel.shape
+    if len(shape) != len(kernel):
+        raise _Unknown  # A quantized kernel may be stored as a matrix.
+    sizes = zip(kernel, shape, strict=True)
     # Each input element is multiplied once for each position along the kernel
     # axes that the input lacks.
     added = [size for label, size in sizes if label not in inputs]

@@ -163,27 +163,35 @@ def _findings(run) -> Iterator[Card]:
     place = run.finding["place"] if run.finding else None
     rows = {id(run.events[n]): row for row in run.told for n in row["events"]}
     verdicts = ranked(run.of_kind("verdict"), is_over)
-    found = [(rows[id(v)], bool(is_over(v))) for v in verdicts]
-    found += [(row, False) for row in run.told if _needs_advice(row)]
+    found = [rows[id(v)] for v in verdicts if not is_over(v)]
+    found += filter(_needs_advice, run.told)
     # Several calls to `fit` may report the same finding. The last one counts.
     known = {
-        (row["title"], *row["layers"], over): row
-        for row, over in found
+        (row["title"], *row["layers"]): row
+        for row in found
         if place not in row["events"]
     }
-    still = [row for (*_, over), row in known.items() if not over]
+    still = [*known.values()]
     for row in still[:_MOST_FINDINGS]:
         when = format_moment(row["steps"][0], "").strip().capitalize()
+        if row["kind"] == "before_training":
+            when = "Before training"
         said = f"{row['title'].capitalize()}. {row['text']}"
         yield Card("finding", when, said)
     if (more := len(still) - _MOST_FINDINGS) > 0:
         yield Card("more", "And", f"{format_count(more, 'more finding')}.")
-    gone = [
-        f"{title} in {format_names(layers, 2, 'layer')}" if layers else title
-        for title, *layers, over in known
-        if over
+    gone: dict = {}
+    for verdict in filter(is_over, verdicts):
+        row = rows[id(verdict)]
+        # The headline names all layers that were repaired with the main one.
+        if place not in row["events"] or not run.finding["repaired"]:
+            of_row = gone.setdefault(row["title"], {})
+            of_row |= {verdict["layer"]: None} if verdict.get("layer") else {}
+    ended = [
+        f"{title} in {format_names([*layers], 2, 'layer')}" if layers else title
+        for title, layers in gone.items()
     ]
-    yield Card("repaired", "Also repaired", _ended("; ".join(gone)))
+    yield Card("repaired", "Also repaired", _ended("; ".join(ended)))
 
 
 def _needs_advice(row):

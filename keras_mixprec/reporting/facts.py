@@ -285,8 +285,20 @@ def _in_a_row(events, last_step):
         return ends[-1]["in_a_row"]
     # The run has no final summary, because it is still going or was killed.
     # Count the skipped steps at its end.
-    skips = (e for e in events if e["kind"] == "skipped_step")
-    skipped, count = {e.get("at_step") for e in skips}, 0
+    skipped, count = _skipped_steps(events), 0
     while last_step - count in skipped:
         count += 1
     return count
+
+
+def _skipped_steps(events):
+    skipped = set()
+    for event in events:
+        if event["kind"] == "skipped_step" and "at_step" in event:
+            skipped.add(event["at_step"])
+        elif event["kind"] == "skipped_steps_not_kept":
+            ends = event.get("first_step", 0), event.get("last_step", -1) + 1
+            # If the numbers differ, some steps in between were applied.
+            if event["count"] == ends[1] - ends[0]:
+                skipped |= {*range(*ends)}
+    return skipped

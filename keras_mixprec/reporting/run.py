@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from keras_mixprec.metrics import AUDITED, describe
 from keras_mixprec.reporting import layers as layer_rows
 from keras_mixprec.reporting import schema
@@ -218,7 +220,8 @@ class Run:
     @functools.cached_property
     def last_step(self) -> int:
         """The last known step."""
-        steps = [event["step"] for event in self.events]
+        events = (e for e in self.events if e["kind"] != schema.TRADE_OFF_EVENT)
+        steps = [event["step"] for event in events]
         steps += [
             course["steps"][-1] for course in self.scale if course["steps"]
         ]
@@ -291,9 +294,16 @@ class Run:
         return self.histograms(json.dumps(layer).encode())[layer, part]
 
     def _tables(self, family):
+        tables = self.files.tables(family)
+        if not tables:
+            return []
+        # Judge all steps together: a gap between rows depends on its neighbors.
+        steps = np.concatenate([table.steps for table in tables])
+        ends = np.cumsum([len(table.steps) for table in tables])[:-1]
+        marks = np.split(spoiled(steps, self.events), ends)
         return [
-            dataclasses.replace(x, spoiled=spoiled(x.steps, self.events))
-            for x in self.files.tables(family)
+            dataclasses.replace(table, spoiled=rows)
+            for table, rows in zip(tables, marks, strict=True)
         ]
 
     def _numbers(self, name):

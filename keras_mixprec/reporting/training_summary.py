@@ -163,7 +163,9 @@ def closing(facts: Facts) -> dict:
         facts: `Facts`.
     """
     found = what_next(main_finding(facts), facts.events, facts.layers)
-    to_do = found["text"] if found else ""
+    scaling = [e for e in facts.events if e["kind"] == "no_loss_scaling"]
+    own = scaling[-1].get("advice", "") if scaling else ""
+    to_do = found["text"] if found else own
     return {"headline": headline(facts), "to_do": to_do}
 
 

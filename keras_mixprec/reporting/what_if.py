@@ -59,13 +59,13 @@ _STATES = {
 }
 _ORDER = [*_STATES]
 
-# Kinds of verdicts on runs that also fail in float32. The ranges of such runs
-# are useless for a plan.
-_NO_MATTER = ("divergence", "weights_lost")
-_NO_PLAN = (
-    "No plan: the run fails in float32 too, so its ranges say nothing about a "
-    "healthy run."
-)
+# Kinds of verdicts on runs whose ranges are useless for a plan.
+_NO_PLAN = {
+    "divergence": "No plan: training diverges in float32 too, so its ranges "
+    "say nothing about a healthy run.",
+    "weights_lost": "No plan: the weights are not finite, so these ranges say "
+    "nothing about a healthy run. Restore a checkpoint first.",
+}
 
 
 class _Part(NamedTuple):
@@ -131,10 +131,10 @@ def what_if(
         }
         rows = [_row(layer, judged[layer["path"]]) for layer in layers]
         rows.sort(key=lambda row: _ORDER.index(row["state"]))
-        plan = {"text": _NO_PLAN, "file": None}
+        plan = {"text": _NO_PLAN.get(verdict, ""), "file": None}
         if dtype not in _PLANNED:
             plan["text"] = f"Plans exist for {' and '.join(_PLANNED)} only."
-        elif verdict not in _NO_MATTER:
+        elif verdict not in _NO_PLAN:
             plan = _plan(layers, judged, ranges, dtype, [*bad_input])
         formats[dtype] = {"layers": rows, "plan": plan}
     return {"measured": bool(ranges["layers"]), "formats": formats}
@@ -287,6 +287,8 @@ def _plan(layers, judged, ranges, dtype, bad_input):
             said.append(
                 f"The run skipped steps at loss scales from {start} up."
             )
+            if scale >= skipped and not is_blamed:
+                said.append("No lower loss scale is known to be enough.")
     if unmeasured:
         said.append(f"No finite reading: {format_names(unmeasured, 4)}.")
     text = " ".join(filter(None, [*said, left_out(bad_input)]))

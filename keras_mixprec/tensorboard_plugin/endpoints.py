@@ -108,15 +108,16 @@ class Endpoints:
 
     def listed(self) -> list[dict]:
         """Returns `RunFiles.listed` of each run."""
-        self._runs = {
+        # TensorBoard answers on several threads, which may replace `_runs`.
+        runs = self._runs = {
             f"{name}/{run}" if name else run: path
             for name, folder in self._folders.items()
             for run, path in find_runs(folder).items()
         }
         found = []
-        for run in self._runs:
+        for run, path in runs.items():
             with contextlib.suppress(OSError):  # Skip a log that was removed.
-                found.append(RunFiles(self._runs[run]).listed(run))
+                found.append(RunFiles(path).listed(run))
         return found
 
     def data(self, name: str, query: Mapping[str, str]) -> Answer:
@@ -145,9 +146,10 @@ class Endpoints:
     def _open(self, run):
         if run not in self._runs:
             self.listed()
-        if run not in self._runs:
+        path = self._runs.get(run)
+        if path is None:
             raise RefusedError(404, f"No such run. Received: run={run!r}")
-        log = RunFiles(self._runs[run])
+        log = RunFiles(path)
         if log.listed(run)["newer_schema"]:
             raise RefusedError(
                 400,

@@ -61,7 +61,7 @@ def import_from(name: str, value: str) -> Any:
         last = traceback.extract_tb(error.__traceback__)[-1]
         # Name the file of the error only if the file exists. Python's
         # frozen modules, such as `importlib`, have no files.
-        own = os.path.exists(last.filename)
+        own = os.path.exists(last.filename) and last.filename != __file__
         where = f" ({last.filename}, line {last.lineno})" if own else ""
         raise ValueError(
             f"`{name}` cannot be imported: {one_line(error)}{where}. "

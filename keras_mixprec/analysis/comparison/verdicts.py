@@ -95,7 +95,7 @@ def seeds_needed(distance: float, spread: float) -> int | None:
     Returns:
         Int. With this number of seeds, four of five comparisons reach a
         verdict, provided that `distance` and `spread` are the true values.
-        `None` if the distance is 0.
+        `None` if the distance is 0, or if nobody would train so often.
 
     References:
         - Guenther, Sample Size Formulas for Normal Theory T Tests, The
@@ -104,8 +104,11 @@ def seeds_needed(distance: float, spread: float) -> int | None:
     if not distance:
         return None
     tail, power = map(NormalDist().inv_cdf, ((1 + CONFIDENCE) / 2, _POWER))
-    return math.ceil(((tail + power) * spread / distance) ** 2 + tail**2 / 2)
+    found = math.ceil(((tail + power) * spread / distance) ** 2 + tail**2 / 2)
+    return found if found <= _MOST_SEEDS else None
 
+
+_MOST_SEEDS = 1000
 
 # Quantiles of Student's t, with `P(|T| <= t) = 0.95`, for 1 to 9 degrees of
 # freedom.
