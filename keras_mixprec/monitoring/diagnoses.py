@@ -59,14 +59,16 @@ class Diagnoses:
         batch, kept = watch.ranges.batch, self._examiner.states.held
         if batch is None and kept:
             batch = kept[-1].batch
+        is_lost = self._examiner.has_lost_weights()
         if batch is not None and (
             self._visit
             or self._has_new_reason()
-            or self._examiner.has_lost_weights()
+            or is_lost
             or watch.progress.wants_comparison()
         ):
             self._examine(batch)
-        self._examiner.report_lost_weights()
+        if is_lost:
+            self._examiner.report_lost_weights()
 
     def _has_news(self):
         return self._watch.counter_log.step != self._asked_at or (
